@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+# The libraries we stand on, all from the distribution.
+find_package(Threads REQUIRED)
+find_package(fmt REQUIRED)
+find_package(Eigen3 3.3 REQUIRED NO_MODULE)
+find_package(nlohmann_json REQUIRED)
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(MPFR REQUIRED IMPORTED_TARGET mpfr)
+find_package(HDF5 REQUIRED COMPONENTS C HL)
+if(FAULTLINE_BUILD_TESTS)
+  find_package(GTest REQUIRED)
+endif()
+if(FAULTLINE_BUILD_BENCHMARKS)
+  find_package(benchmark REQUIRED)
+endif()
