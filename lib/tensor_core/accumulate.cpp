@@ -18,7 +18,7 @@ void multiply_accumulate(const Accumulation& accumulation, MatrixView<const doub
         throw RequestError("multiply_accumulate: A " + shape(a.rows, a.cols) + " times B " + shape(b.rows, b.cols) +
                            " does not give C " + shape(c.rows, c.cols) + ": expected [m, k], [k, n] and [m, n]");
     }
-    reference::multiply_accumulate(accumulation, a, b, c);
+    reference::multiply_accumulate(accumulation, a, b, {c.data, c.rows, c.cols, c.stride});
 }
 
 }  // namespace faultline
