@@ -21,7 +21,9 @@ struct MatrixView {
     MatrixView(T* first, std::ptrdiff_t row_count, std::ptrdiff_t col_count, std::ptrdiff_t row_stride)
         : data(first), rows(row_count), cols(col_count), stride(row_stride) {}
     /// A view of non-const elements reads as a view of const ones.
-    MatrixView(const MatrixView<std::remove_const_t<T>>& other) requires std::is_const_v<T>
+    template <class U>
+        requires std::is_same_v<const U, T>
+    MatrixView(const MatrixView<U>& other)
         : data(other.data), rows(other.rows), cols(other.cols), stride(other.stride) {}
 
     [[nodiscard]] T* row(std::ptrdiff_t i) const { return data + i * stride; }

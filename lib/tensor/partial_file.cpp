@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/tensor/partial_file.hpp>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <faultline/base/error.hpp>
+#include <faultline/tensor/text.hpp>
+
+namespace faultline {
+namespace {
+
+namespace fs = std::filesystem;
+
+[[noreturn]] void fail(const std::string& name, int error) {
+    throw WorkError(fmt::format("{}: cannot be written ({}): expected a writable folder with room for it", name,
+                                std::strerror(error)));
+}
+
+[[noreturn]] void fail_locked(const std::string& name) {
+    throw WorkError(fmt::format("{}: is being written by another process: expected to be its only writer", name));
+}
+
+/// False when another process holds the lock; a file system without locks counts as ours.
+bool lock(int descriptor) { return ::flock(descriptor, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK; }
+
+}  // namespace
+
+PartialName::PartialName(const std::string& path) : given_(escaped(path, path.size())), final_(path) {
+    std::error_code error;
+    const fs::file_status status = fs::status(path, error);
+    if (path.empty() || (fs::exists(status) && !fs::is_regular_file(status))) {
+        throw RequestError(fmt::format("{}: exists and is not a regular file: expected the name of a file to write",
+                                       path.empty() ? "\"\"" : given_));
+    }
+    if (fs::exists(status)) final_ = fs::canonical(path, error).string();
+    if (error || final_.empty()) final_ = path;
+    const fs::path folder = fs::path(final_).parent_path();
+    if (!folder.empty() && !fs::is_directory(folder, error)) {
+        throw RequestError(fmt::format("{}: folder {} does not exist: expected an existing folder", given_,
+                                       in_quotes(folder.string())));
+    }
+    partial_ = final_ + ".partial";
+    const int existing = ::open(partial_.c_str(), O_WRONLY | O_CLOEXEC | O_NONBLOCK);
+    if (existing >= 0) {
+        const bool ours = lock(existing);
+        ::close(existing);
+        if (!ours) fail_locked(given_);
+    }
+    pending_ = true;
+}
+
+PartialName::~PartialName() {
+    if (pending_) ::unlink(partial_.c_str());
+}
+
+PartialName::PartialName(PartialName&& other) noexcept { *this = std::move(other); }
+
+PartialName& PartialName::operator=(PartialName&& other) noexcept {
+    std::swap(given_, other.given_);
+    std::swap(final_, other.final_);
+    std::swap(partial_, other.partial_);
+    std::swap(pending_, other.pending_);
+    return *this;
+}
+
+void PartialName::commit(bool durable) {
+    if (durable) {
+        const int descriptor = ::open(partial_.c_str(), O_RDONLY | O_CLOEXEC);
+        if (descriptor < 0) fail(given_, errno);
+        const int synced = ::fsync(descriptor);
+        const int error = errno;
+        ::close(descriptor);
+        if (synced != 0) fail(given_, error);
+    }
+    if (std::rename(partial_.c_str(), final_.c_str()) != 0) fail(given_, errno);
+    pending_ = false;
+}
+
+PartialFile::PartialFile(const std::string& path) : name_(path) {
+    descriptor_ = ::open(name_.partial().c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    if (descriptor_ < 0) fail(name_.given(), errno);
+    // Truncated only once the lock is ours: another process may be writing the same result.
+    if (!lock(descriptor_)) {
+        ::close(descriptor_);
+        name_.abandon();
+        fail_locked(name_.given());
+    }
+    if (::ftruncate(descriptor_, 0) != 0) {
+        const int error = errno;
+        ::close(descriptor_);
+        fail(name_.given(), error);
+    }
+}
+
+PartialFile::~PartialFile() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+void PartialFile::write(std::span<const std::byte> bytes) {
+    while (!bytes.empty()) {
+        const ssize_t put = ::write(descriptor_, bytes.data(), bytes.size());
+        if (put < 0 && errno == EINTR) continue;
+        if (put < 0) fail(name_.given(), errno);
+        bytes = bytes.subspan(static_cast<std::size_t>(put));
+    }
+}
+
+void PartialFile::commit() {
+    const int closed = ::close(std::exchange(descriptor_, -1));
+    if (closed != 0) fail(name_.given(), errno);
+    name_.commit();
+}
+
+}  // namespace faultline

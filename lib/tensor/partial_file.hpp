@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// A file appears under its name whole or not at all: it is written as NAME.partial in the same folder and renamed.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+
+namespace faultline {
+
+/// The two names of a file that is being written. Destroyed before commit(), it removes the partial file.
+class PartialName {
+  public:
+    /// RequestError when `path` exists and is not a regular file (renaming over a device would remove it) or its folder
+    /// does not exist; WorkError when another process holds NAME.partial locked, that is, is writing it. A symbolic link
+    /// is followed: what it points to is replaced, not the link.
+    explicit PartialName(const std::string& path);
+    ~PartialName();
+    PartialName(PartialName&&) noexcept;
+    PartialName& operator=(PartialName&&) noexcept;
+
+    [[nodiscard]] const std::string& given() const { return given_; }      ///< as given, for messages (escaped)
+    [[nodiscard]] const std::string& partial() const { return partial_; }  ///< where to write
+    [[nodiscard]] const std::string& final_name() const { return final_; } ///< where commit() puts it
+    /// Renames. With `durable`, the bytes are on the disk before the name is. WorkError.
+    void commit(bool durable = true);
+    /// Leaves the partial file where it is: it is somebody else's.
+    void abandon() { pending_ = false; }
+
+  private:
+    std::string given_, final_, partial_;
+    bool pending_ = false;
+};
+
+/// A plain file written front to back. WorkError "out.npy: cannot be written (No space left on device): …".
+class PartialFile {
+  public:
+    /// WorkError when another process is writing the same file.
+    explicit PartialFile(const std::string& path);
+    ~PartialFile();
+    PartialFile(const PartialFile&) = delete;
+    PartialFile& operator=(const PartialFile&) = delete;
+    void write(std::span<const std::byte> bytes);
+    void commit();
+
+  private:
+    PartialName name_;
+    int descriptor_ = -1;
+};
+
+}  // namespace faultline
