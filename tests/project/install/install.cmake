@@ -4,11 +4,11 @@
 # nothing but that prefix. The build itself is not touched.
 function(run)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output)
+  message(NOTICE "${output}")
   if(NOT status EQUAL 0)
     list(JOIN ARGN " " command)
-    message(FATAL_ERROR "${command}\n${output}\nstatus ${status}")
+    message(FATAL_ERROR "status ${status}: ${command}")
   endif()
-  message("${output}")
 endfunction()
 
 file(REMOVE_RECURSE ${WORK})
