@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/cpu/attention.hpp>
+
+#include <stdexcept>
+
+#include <faultline/cpu/backward.hpp>
+#include <faultline/cpu/forward.hpp>
+
+namespace faultline {
+namespace {
+
+using namespace cpu;
+
+void require(bool condition, const char* what) {
+    if (!condition) throw std::invalid_argument(what);
+}
+
+void check_shapes(const HeadGroup& in, bool backward) {
+    require(!in.q.empty(), "attention: a head group needs at least one query head");
+    require(in.k.rows == in.v.rows, "attention: k and v must have the same number of keys");
+    for (const auto& q : in.q) require(q.cols == in.k.cols && q.rows == in.q[0].rows, "attention: q must be [n_q, head_dim of k]");
+    require(in.bias.empty() || in.bias.size() == in.q.size(), "attention: bias must be given for every query head or none");
+    for (const auto& b : in.bias)
+        require(b.rows == in.q[0].rows && b.cols == in.k.rows, "attention: bias must be [n_q, n_k]");
+    if (!backward) return;
+    require(in.dout.size() == in.q.size(), "attention: dout must be given for every query head");
+    for (const auto& d : in.dout) require(d.rows == in.q[0].rows && d.cols == in.v.cols, "attention: dout must be [n_q, head_dim of v]");
+}
+
+Mask mask_of(const HeadGroup& in, std::size_t head) {
+    return {in.causal, in.q[head].rows, in.k.rows, in.bias.empty() ? MatrixView<const double>{} : in.bias[head]};
+}
+
+/// An input after its cast; q and k also carry sqrt(scale) where the plan scales inputs.
+template <class I>
+Matrix cast_input(Stage<I>& stage, Site site, int head, MatrixView<const double> x, double factor) {
+    Matrix cast(x);
+    if (factor != 1.0)
+        for (double& value : cast.values) value *= factor;
+    stage.pass(site, TileAt{0, head, 0, 0, 0, 0}, cast.view());
+    return cast;
+}
+
+Matrix transposed(MatrixView<const double> x) {
+    Matrix t(x.cols, x.rows);
+    transpose(x, t.view());
+    return t;
+}
+
+template <class I>
+void show_scale(Stage<I>& stage, const HeadGroup& in, const Scales& scales, const Schedule& schedule) {
+    if (!stage.watches(Site::scale)) return;
+    const double in_log2 = schedule.exp_base == ExpBase::two && schedule.scale_at == ScaleAt::exponent ? std::numbers::log2e : 1.0;
+    double value = schedule.scale_at == ScaleAt::exponent ? scales.exponent : scales.natural;
+    const double exact = in.scale * in_log2;
+    stage.show(Site::scale, TileAt{0, in.first_head, 0, 0, 0, 0}, {&value, 1, 1}, {&exact, 1, 1});
+}
+
+template <class I>
+GroupForward forward_group(const HeadGroup& in, const RoundingPlan& plan, I* instrument) {
+    check_shapes(in, false);
+    Stage<I> stage(plan, instrument, in.seed, in.layer);
+    const Scales scales(plan, in.scale);
+    show_scale(stage, in, scales, plan.schedule);
+    const Matrix k_t = transposed(cast_input(stage, Site::k_cast, in.first_head, in.k, scales.inputs).view());
+    const Matrix v = cast_input(stage, Site::v_cast, in.first_head, in.v, 1.0);
+    GroupForward out;
+    for (std::size_t h = 0; h < in.q.size(); ++h) {
+        const int head = in.first_head + static_cast<int>(h);
+        const Matrix q = cast_input(stage, Site::q_cast, head, in.q[h], scales.inputs);
+        const Mask mask = mask_of(in, h);
+        out.heads.push_back(ForwardHead<I>(stage, plan, scales, mask, head, q.view(), k_t.view(), v.view()).run());
+    }
+    return out;
+}
+
+/// k for dq: k itself, or with key centering k - mean k, cast as k is; sum_j ds_ij = 0 makes the two the same.
+Matrix centered_keys(const RoundingPlan& plan, const Matrix& k) {
+    if (!plan.schedule.key_centering) return k;
+    Matrix centered = k;
+    const Rule& cast = plan[Site::k_cast];
+    for (std::ptrdiff_t c = 0; c < k.cols; ++c) {
+        double mean = 0;
+        for (std::ptrdiff_t j = 0; j < k.rows; ++j) mean += k(j, c);
+        mean /= static_cast<double>(k.rows);
+        for (std::ptrdiff_t j = 0; j < k.rows; ++j)
+            centered(j, c) = faultline::round(k(j, c) - mean, cast.format, Rounding::nearest_even);
+    }
+    return centered;
+}
+
+/// Scaled where the plan scales after the sum, rounded to fp32 in between as the kernels do, then cast.
+template <class I>
+void finish_gradient(Stage<I>& stage, Site site, int head, double factor, Matrix& gradient) {
+    const auto scaled = [&](MatrixView<double> t) { for_each(t, [&](double x, auto, auto) { return x * factor; }); };
+    stage.pass(
+        site, TileAt{0, head, 0, 0, 0, 0}, gradient.view(),
+        [&](MatrixView<double> t) { for_each(t, [&](double x, auto, auto) { return static_cast<double>(static_cast<float>(x * factor)); }); },
+        scaled);
+}
+
+/// The sum over the query heads of a group.
+template <class I>
+Matrix reduce_group(Stage<I>& stage, Site cast, int head, double factor, GroupReduce when, std::vector<Matrix> parts) {
+    if (when == GroupReduce::after_cast)
+        for (Matrix& part : parts) finish_gradient(stage, cast, head, factor, part);
+    Matrix sum = std::move(parts.front());
+    if (parts.size() > 1) {
+        for (std::size_t h = 1; h < parts.size(); ++h)
+            for (std::size_t i = 0; i < sum.values.size(); ++i) sum.values[i] += parts[h].values[i];
+        stage.pass(Site::kv_group_reduce, TileAt{0, head, 0, 0, 0, 0}, sum.view());
+    }
+    if (when == GroupReduce::before_cast) finish_gradient(stage, cast, head, factor, sum);
+    return sum;
+}
+
+template <class I>
+GroupBackward backward_group(const HeadGroup& in, const GroupForward& fwd, const RoundingPlan& plan, I* instrument) {
+    check_shapes(in, true);
+    Stage<I> stage(plan, instrument, in.seed, in.layer);
+    const Scales scales(plan, in.scale);
+    // The casts of q, k, v were shown in the forward.
+    NoInstrument none;
+    Stage<NoInstrument> unseen(plan, &none, in.seed, in.layer);
+    const Matrix k = cast_input(unseen, Site::k_cast, in.first_head, in.k, scales.inputs);
+    const Matrix k_t = transposed(k.view());
+    const Matrix k_for_dq = centered_keys(plan, k);
+    const Matrix v_t = transposed(cast_input(unseen, Site::v_cast, in.first_head, in.v, 1.0).view());
+    const Schedule& schedule = plan.schedule;
+    // With scaled inputs the chain rule leaves sqrt(scale) for dq and dk; where ds was scaled before its cast, nothing.
+    const double factor = schedule.scale_at == ScaleAt::inputs ? scales.inputs : (schedule.ds_scale == DsScale::before ? 1.0 : scales.natural);
+    GroupBackward out;
+    std::vector<Matrix> dk, dv;
+    for (std::size_t h = 0; h < in.q.size(); ++h) {
+        const int head = in.first_head + static_cast<int>(h);
+        const Matrix q = cast_input(unseen, Site::q_cast, head, in.q[h], scales.inputs);
+        const Matrix dout = cast_input(stage, Site::do_cast, head, in.dout[h], 1.0);
+        const Mask mask = mask_of(in, h);
+        BackwardHead<I> backward(stage, plan, scales, mask, head, {q.view(), dout.view(), k_t.view(), v_t.view(), k_for_dq.view()},
+                                 fwd.heads.at(h));
+        backward.run(out.dq.emplace_back(), dk.emplace_back(), dv.emplace_back());
+        finish_gradient(stage, Site::dq_cast, head, factor, out.dq.back());
+    }
+    out.dk = reduce_group(stage, Site::dk_cast, in.first_head, factor, schedule.group_reduce, std::move(dk));
+    out.dv = reduce_group(stage, Site::dv_cast, in.first_head, 1.0, schedule.group_reduce, std::move(dv));
+    return out;
+}
+
+}  // namespace
+
+GroupForward attention_forward(const HeadGroup& in, const RoundingPlan& plan, Instrument* instrument) {
+    if (instrument != nullptr) return forward_group(in, plan, instrument);
+    NoInstrument none;
+    return forward_group(in, plan, &none);
+}
+
+GroupBackward attention_backward(const HeadGroup& in, const GroupForward& fwd, const RoundingPlan& plan, Instrument* instrument) {
+    if (instrument != nullptr) return backward_group(in, fwd, plan, instrument);
+    NoInstrument none;
+    return backward_group(in, fwd, plan, &none);
+}
+
+}  // namespace faultline

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention as a schedule of sites, emulated on the CPU: forward and backward of one key head and the query heads that
+// share it, under any rounding plan. Values are binary64 numbers that hold exactly what the kernel's formats hold; a
+// site whose rule is exact keeps binary64, so the exact plan is accurate to some 2^-50 and not better (lib/truth is).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <faultline/cpu/instrument.hpp>
+#include <faultline/plan/plan.hpp>
+#include <faultline/tensor/matrix.hpp>
+
+namespace faultline {
+
+/// One key head with the query heads that share it (several in grouped-query attention).
+struct HeadGroup {
+    std::vector<MatrixView<const double>> q;     ///< per query head: [n_q, d]
+    std::vector<MatrixView<const double>> dout;  ///< per query head: [n_q, d_v]; may be empty for a forward alone
+    MatrixView<const double> k;                  ///< [n_k, d]
+    MatrixView<const double> v;                  ///< [n_k, d_v]
+    double scale = 0;                            ///< 1/sqrt(d), or what the model uses
+    bool causal = true;                          ///< key j is visible to query i when j <= i + n_k - n_q
+    std::vector<MatrixView<const double>> bias;  ///< empty, or per query head [n_q, n_k], added to the scaled score; -inf masks
+    int first_head = 0;                          ///< index of q[0] in the layer: names tiles, and seeds stochastic rounding
+    int layer = 0;
+    std::uint64_t seed = 0;
+};
+
+/// What the forward of one query head leaves.
+struct HeadForward {
+    Matrix o;                 ///< [n_q, d_v], as stored
+    Matrix o_unrounded;       ///< [n_q, d_v], before o_cast
+    std::vector<double> lse;  ///< [n_q], natural units, as stored; +inf where every key is masked, as FlashAttention-2
+    Matrix p;                 ///< [n_q, n_k] normalised and cast, only if the plan saves it
+};
+
+struct GroupForward {
+    std::vector<HeadForward> heads;
+};
+
+struct GroupBackward {
+    std::vector<Matrix> dq;  ///< per query head [n_q, d]
+    Matrix dk;               ///< [n_k, d], summed over the query heads
+    Matrix dv;               ///< [n_k, d_v]
+};
+
+/// Shapes must agree (asserted by the caller that reads files); throws std::invalid_argument where they do not.
+/// `instrument` may be null. Deterministic: the result depends on the arguments alone.
+[[nodiscard]] GroupForward attention_forward(const HeadGroup& in, const RoundingPlan& plan, Instrument* instrument = nullptr);
+[[nodiscard]] GroupBackward attention_backward(const HeadGroup& in, const GroupForward& fwd, const RoundingPlan& plan,
+                                               Instrument* instrument = nullptr);
+
+}  // namespace faultline

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+// The backward of one query head: delta, then key tile by key tile p, dp, ds, and the three products dv, dk, dq.
+#pragma once
+
+#include <cmath>
+
+#include <faultline/cpu/row_state.hpp>
+#include <faultline/cpu/zero_sum.hpp>
+
+namespace faultline::cpu {
+
+/// The operands of one query head after their casts, and transposes of those that are multiplied from the right.
+struct BackwardOperands {
+    MatrixView<const double> q, dout;       ///< [n_q, d], [n_q, d_v]
+    MatrixView<const double> k_t, v_t;      ///< [d, n_k], [d_v, n_k]
+    MatrixView<const double> k_for_dq;      ///< [n_k, d]: k, or k - mean k
+};
+
+template <class I>
+class BackwardHead {
+  public:
+    BackwardHead(Stage<I>& stage, const RoundingPlan& plan, const Scales& scales, const Mask& mask, int head,
+                 const BackwardOperands& operands, const HeadForward& forward)
+        : stage_(stage), plan_(plan), schedule_(plan.schedule), scales_(scales), mask_(mask), head_(head), x_(operands), forward_(forward) {}
+
+    /// dq, dk, dv before they are scaled and cast: dk and dv of this query head alone.
+    void run(Matrix& dq, Matrix& dk, Matrix& dv) {
+        dq = Matrix(mask_.n_q, x_.q.cols);
+        dk = Matrix(mask_.n_k, x_.q.cols);
+        dv = Matrix(mask_.n_k, x_.dout.cols);
+        reference_ = scaled_lse();
+        if (schedule_.delta_from != DeltaFrom::p_dp) delta_ = delta_from_output();
+        const bool needs_row_sums = schedule_.delta_from == DeltaFrom::p_dp || schedule_.zero_sum != ZeroSum::none;
+        if (schedule_.delta_from == DeltaFrom::p_dp) delta_ = delta_from_probabilities();
+        if (needs_row_sums && schedule_.zero_sum != ZeroSum::none) collect_row_sums();
+        walk([&](const TileAt& where, const TileRange& rows, const TileRange& keys) {
+            score_gradient(where, rows, keys, true);
+            products(where, rows, keys, dq, dk, dv);
+        });
+        if (projection_.active()) projection_.apply_rank_one(x_.q, dq, dk);
+    }
+
+  private:
+    /// Key tiles outside, query tiles inside, as FlashAttention-2 does; tiles without a visible element are not visited.
+    template <class F>
+    void walk(F&& visit) {
+        const TileAxis rows(mask_.n_q, schedule_.bwd_block_q);
+        const TileAxis keys(mask_.n_k, schedule_.bwd_block_k);
+        for (int a = 0; a < keys.count(); ++a) {
+            const TileRange key_range = keys.walk(a, keys.count(), schedule_.bwd_key_order);
+            for (int b = 0; b < rows.count(); ++b) {
+                const TileRange row_range = rows.walk(b, rows.count(), schedule_.bwd_query_order);
+                const std::ptrdiff_t last = visible_keys(row_range.first + row_range.count - 1, mask_.n_q, mask_.n_k, mask_.causal);
+                if (last <= key_range.first) continue;
+                visit(TileAt{0, head_, row_range.first, key_range.first, row_range.index, key_range.index}, row_range, key_range);
+            }
+        }
+    }
+
+    std::vector<double> scaled_lse() {
+        std::vector<double> reference = forward_.lse;
+        if (schedule_.p_saved) return reference;
+        const bool in_log2 = schedule_.exp_base == ExpBase::two && schedule_.scale_at == ScaleAt::exponent;
+        if (!in_log2) return reference;
+        constexpr double log2e_fp32 = 1.44269502162933349609375;  // float(M_LOG2E), as the kernels hold it
+        stage_.pass(
+            Site::lse_scale, row_place(), column(reference),
+            [&](MatrixView<double> t) { for_each(t, [&](double x, auto, auto) { return x * log2e_fp32; }); },
+            [&](MatrixView<double> t) { for_each(t, [&](double x, auto, auto) { return x * std::numbers::log2e; }); });
+        return reference;
+    }
+
+    /// The sum of row[0..count) in the order of the schedule, every addition rounded to float; products of two bf16 are
+    /// exact in float, so fma or multiply-and-add is the same.
+    double dot_in_order(const double* a, const double* b, std::ptrdiff_t count) const {
+        const auto f = [](double x) { return static_cast<double>(static_cast<float>(x)); };
+        if (schedule_.delta_order == DeltaOrder::sequential) {
+            double sum = 0;
+            for (std::ptrdiff_t j = 0; j < count; ++j) sum = f(sum + f(a[j] * b[j]));
+            return sum;
+        }
+        std::array<double, 8> lane{};
+        for (std::ptrdiff_t j = 0; j < count; ++j) {
+            double& sum = lane[static_cast<std::size_t>((j / 8) % 8)];
+            sum = f(sum + f(a[j] * b[j]));
+        }
+        for (std::size_t half : {4U, 2U, 1U})
+            for (std::size_t t = 0; t < half; ++t) lane[t] = f(lane[t] + lane[t + half]);
+        return lane[0];
+    }
+
+    void settle_delta(std::vector<double>& delta, const std::vector<double>& exact) {
+        if (!stage_.watches(Site::delta)) {
+            stage_.round(Site::delta, row_place(), column(delta));
+            return;
+        }
+        std::vector<double> wanted = exact;
+        stage_.round(Site::delta, row_place(), column(delta));
+        stage_.show(Site::delta, row_place(), column(delta), column(wanted));
+    }
+
+    std::vector<double> delta_from_output() {
+        const Matrix& o = schedule_.delta_from == DeltaFrom::o_unrounded ? forward_.o_unrounded : forward_.o;
+        std::vector<double> exact(static_cast<std::size_t>(mask_.n_q));
+        std::vector<double> delta(exact.size());
+        const bool is_exact = stage_.rule(Site::delta).is_exact();
+        for (std::ptrdiff_t i = 0; i < mask_.n_q; ++i) {
+            double sum = 0;
+            const double* a = x_.dout.row(i);
+            const double* b = o.view().row(i);
+            for (std::ptrdiff_t j = 0; j < o.cols; ++j) sum += a[j] * b[j];
+            exact[static_cast<std::size_t>(i)] = sum;
+            delta[static_cast<std::size_t>(i)] = is_exact ? sum : dot_in_order(a, b, o.cols);
+        }
+        settle_delta(delta, exact);
+        return delta;
+    }
+
+    /// rowsum(P o dP), P before its cast. Two passes over the tiles: what a kernel that has no O to read must do.
+    std::vector<double> delta_from_probabilities() {
+        std::vector<double> exact(static_cast<std::size_t>(mask_.n_q), 0.0);
+        std::vector<double> delta(exact.size(), 0.0);
+        const bool is_exact = stage_.rule(Site::delta).is_exact();
+        const auto f = [&](double x) { return is_exact ? x : static_cast<double>(static_cast<float>(x)); };
+        walk([&](const TileAt& where, const TileRange& rows, const TileRange& keys) {
+            recompute(where, rows, keys, false);
+            for (std::ptrdiff_t i = 0; i < rows.count; ++i) {
+                const auto row = static_cast<std::size_t>(rows.first + i);
+                for (std::ptrdiff_t j = 0; j < keys.count; ++j) {
+                    delta[row] = f(delta[row] + f(p_(i, j) * dp_(i, j)));
+                    exact[row] += p_(i, j) * dp_(i, j);
+                }
+            }
+        });
+        settle_delta(delta, exact);
+        return delta;
+    }
+
+    /// p_ and dp_ of a tile. Sweeps that only prepare a correction pass every site again, but unseen.
+    void recompute(const TileAt& where, const TileRange& rows, const TileRange& keys, bool shown) {
+        if (shown) return recompute_with(stage_, where, rows, keys);
+        NoInstrument none;
+        Stage<NoInstrument> unseen(plan_, &none, stage_.seed(), stage_.layer());
+        recompute_with(unseen, where, rows, keys);
+    }
+
+    template <class J>
+    void recompute_with(Stage<J>& stage, const TileAt& where, const TileRange& rows, const TileRange& keys) {
+        p_ = p_storage_.shaped(rows.count, keys.count);
+        if (schedule_.p_saved) {
+            copy(columns(forward_.p.view(rows.first, rows.count), keys), p_);
+        } else {
+            scores(stage, backward_sites, where, x_.q.middle_rows(rows.first, rows.count), columns(x_.k_t, keys), scales_, plan_, mask_, p_);
+            probabilities(stage, backward_sites, where, schedule_.bwd_argument, scales_, plan_, reference_.data() + rows.first, true, p_);
+        }
+        dp_ = dp_storage_.shaped(rows.count, keys.count);
+        for_each(dp_, [](double, auto, auto) { return 0.0; });
+        stage.accumulate(Site::dp_accumulate, where, x_.dout.middle_rows(rows.first, rows.count), columns(x_.v_t, keys), dp_);
+        stage.pass(Site::dp_cast, where, dp_);
+    }
+
+    /// dp_ becomes ds, cast.
+    template <class J>
+    void form_score_gradient(Stage<J>& stage, const TileAt& where, const TileRange& rows) {
+        const double scale = schedule_.ds_scale == DsScale::before ? scales_.natural : 1.0;
+        const double* delta = delta_.data() + rows.first;
+        stage.pass(
+            Site::ds, where, dp_,
+            [&](MatrixView<double> t) {
+                for_each(t, [&](double dp, auto i, auto) { return dp - delta[i]; });
+                stage.round_intermediate(Site::ds, t);
+                for_each(t, [&](double x, auto i, auto j) { return p_(i, j) * x; });
+                if (scale != 1.0) {
+                    stage.round_intermediate(Site::ds, t);
+                    for_each(t, [&](double x, auto, auto) { return x * scale; });
+                }
+            },
+            [&](MatrixView<double> t) { for_each(t, [&](double dp, auto i, auto j) { return p_(i, j) * (dp - delta[i]) * scale; }); });
+        stage.pass(Site::ds_cast, where, dp_);
+    }
+
+    void score_gradient(const TileAt& where, const TileRange& rows, const TileRange& keys, bool shown) {
+        recompute(where, rows, keys, shown);
+        if (shown) {
+            form_score_gradient(stage_, where, rows);
+        } else {
+            NoInstrument none;
+            Stage<NoInstrument> unseen(plan_, &none, stage_.seed(), stage_.layer());
+            form_score_gradient(unseen, where, rows);
+        }
+        if (shown && projection_.active()) projection_.adjust_tile(where, p_, dp_);
+    }
+
+    void collect_row_sums() {
+        projection_ = ZeroSumProjection(schedule_.zero_sum, mask_);
+        walk([&](const TileAt& where, const TileRange& rows, const TileRange& keys) {
+            score_gradient(where, rows, keys, false);
+            projection_.collect(where, p_, dp_);
+        });
+        projection_.finish(x_.k_for_dq);
+    }
+
+    void products(const TileAt& where, const TileRange& rows, const TileRange& keys, Matrix& dq, Matrix& dk, Matrix& dv) {
+        const MatrixView<const double> dout = x_.dout.middle_rows(rows.first, rows.count);
+        const MatrixView<const double> q = x_.q.middle_rows(rows.first, rows.count);
+        if (projection_.active()) projection_.accumulate_rank_one(where, p_, x_.k_for_dq.middle_rows(keys.first, keys.count), q);
+        stage_.pass(Site::bwd_p_cast, where, p_);
+        const MatrixView<double> p_t = transposed_.shaped(keys.count, rows.count);
+        transpose(p_, p_t);
+        sum(Site::dv_accumulate, schedule_.dkv_carry, where, p_t, dout, dv.view(keys.first, keys.count));
+        transpose(dp_, p_t);
+        sum(Site::dk_accumulate, schedule_.dkv_carry, where, p_t, q, dk.view(keys.first, keys.count));
+        sum(Site::dq_accumulate, schedule_.dq_carry, where, dp_, x_.k_for_dq.middle_rows(keys.first, keys.count),
+            dq.view(rows.first, rows.count));
+    }
+
+    void sum(Site site, Carry carry, const TileAt& where, MatrixView<const double> a, MatrixView<const double> b, MatrixView<double> c) {
+        if (carry == Carry::chained) return stage_.accumulate(site, where, a, b, c);
+        const MatrixView<double> part = part_.shaped(c.rows, c.cols);
+        for_each(part, [](double, auto, auto) { return 0.0; });
+        multiply_accumulate(stage_.rule(site).accumulation, a, b, part);
+        stage_.round_intermediate(site, part);
+        stage_.pass(
+            site, where, c, [&](MatrixView<double> t) { for_each(t, [&](double x, auto i, auto j) { return x + part(i, j); }); },
+            [&](MatrixView<double> t) { multiply_accumulate(exact_sum, a, b, t); });
+    }
+
+    template <class T>
+    static MatrixView<T> columns(MatrixView<T> m, const TileRange& keys) {
+        return {m.data + keys.first, m.rows, keys.count, m.stride};
+    }
+    [[nodiscard]] TileAt row_place() const { return {0, head_, 0, 0, 0, 0}; }
+    static MatrixView<double> column(std::vector<double>& x) { return {x.data(), static_cast<std::ptrdiff_t>(x.size()), 1}; }
+
+    Stage<I>& stage_;
+    const RoundingPlan& plan_;
+    const Schedule& schedule_;
+    const Scales& scales_;
+    const Mask& mask_;
+    int head_;
+    BackwardOperands x_;
+    const HeadForward& forward_;
+    std::vector<double> reference_, delta_;
+    ZeroSumProjection projection_;
+    MatrixView<double> p_, dp_;
+    Scratch p_storage_, dp_storage_, transposed_, part_;
+};
+
+}  // namespace faultline::cpu

@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+// The forward of one query head, tile by tile, every site visible in the order in which the data flows.
+#pragma once
+
+#include <faultline/cpu/row_state.hpp>
+#include <faultline/cpu/split_merge.hpp>
+
+namespace faultline::cpu {
+
+template <class I>
+class ForwardHead {
+  public:
+    /// q [n_q, d], k_t [d, n_k], v [n_k, d_v]: after their casts.
+    ForwardHead(Stage<I>& stage, const RoundingPlan& plan, const Scales& scales, const Mask& mask, int head,
+                MatrixView<const double> q, MatrixView<const double> k_t, MatrixView<const double> v)
+        : stage_(stage), plan_(plan), schedule_(plan.schedule), scales_(scales), mask_(mask), head_(head), q_(q), k_t_(k_t), v_(v) {}
+
+    HeadForward run() {
+        out_.o = Matrix(mask_.n_q, v_.cols);
+        out_.o_unrounded = Matrix(mask_.n_q, v_.cols);
+        out_.lse.assign(static_cast<std::size_t>(mask_.n_q), infinity);
+        if (schedule_.p_saved) out_.p = Matrix(mask_.n_q, mask_.n_k);
+        const TileAxis rows(mask_.n_q, schedule_.block_q);
+        for (int t = 0; t < rows.count(); ++t) query_tile(rows[t]);
+        return std::move(out_);
+    }
+
+  private:
+    void query_tile(const TileRange& rows) {
+        const std::ptrdiff_t last_visible = visible_keys(rows.first + rows.count - 1, mask_.n_q, mask_.n_k, mask_.causal);
+        const TileAxis keys(mask_.n_k, schedule_.block_k);
+        const int visited = static_cast<int>((last_visible + keys.block() - 1) / keys.block());
+        if (schedule_.key_splits == 1) {
+            stream(rows, keys, 0, visited);
+            store(rows);
+            return;
+        }
+        const int per_split = (keys.count() + schedule_.key_splits - 1) / schedule_.key_splits;
+        SplitMerge merge(schedule_.key_splits, rows.count, v_.cols);
+        for (int split = 0; split < schedule_.key_splits; ++split) {
+            stream(rows, keys, std::min(split * per_split, visited), std::min((split + 1) * per_split, visited));
+            store_split(rows, split, merge);
+        }
+        store_merged(rows, merge);
+    }
+
+    /// The streaming softmax of these rows over key tiles [begin, end).
+    void stream(const TileRange& rows, const TileAxis& keys, int begin, int end) {
+        maximum_.assign(static_cast<std::size_t>(rows.count), -infinity);
+        sums_ = RowSums(rows.count, schedule_.row_sum_order);
+        rounded_sums_ = RowSums(rows.count, schedule_.row_sum_order);
+        o_ = Matrix(rows.count, v_.cols);
+        for (int step = 0; step < end - begin; ++step)
+            key_tile(rows, keys[schedule_.key_order == Order::ascending ? begin + step : end - 1 - step], step == 0);
+    }
+
+    void key_tile(const TileRange& rows, const TileRange& keys, bool first) {
+        const TileAt where{0, head_, rows.first, keys.first, rows.index, keys.index};
+        const MatrixView<double> p = s_.shaped(rows.count, keys.count);
+        scores(stage_, forward_sites, where, q_.middle_rows(rows.first, rows.count), columns(k_t_, keys), scales_, plan_, mask_, p);
+        const std::vector<double> old_maximum = maximum_;
+        update_maximum(where, p);
+        const std::vector<double> alpha = rescale_factors(where, old_maximum, first);
+        probabilities(stage_, forward_sites, where, schedule_.argument, scales_, plan_, maximum_.data(), false, p);
+        update_sums(where, p, alpha);
+        if (schedule_.normalize == Normalize::before_pv) normalize_probabilities(where, p);
+        if (schedule_.normalize == Normalize::each_tile) to_normalized_scale(where, p);
+        stage_.pass(Site::p_cast, where, p);
+        if (schedule_.p_saved) copy(p, columns(out_.p.view(rows.first, rows.count), keys));
+        add_output(where, p, alpha, keys, first);
+        if (schedule_.normalize == Normalize::each_tile) previous_sums_ = joined_sums(output_sums());
+    }
+
+    template <class T>
+    static MatrixView<T> columns(MatrixView<T> m, const TileRange& keys) {
+        return {m.data + keys.first, m.rows, keys.count, m.stride};
+    }
+
+    void update_maximum(const TileAt& where, MatrixView<const double> s) {
+        for (std::ptrdiff_t i = 0; i < s.rows; ++i) {
+            double& m = maximum_[static_cast<std::size_t>(i)];
+            m = next_maximum(s.row(i), s.cols, m, schedule_, scales_.exponent);
+        }
+        stage_.pass(Site::row_max, row_place(where), column(maximum_));
+    }
+
+    /// alpha = exp(m_old - m_new): subtract, scale, exp, in every kernel read.
+    std::vector<double> rescale_factors(const TileAt& where, const std::vector<double>& old_maximum, bool first) {
+        std::vector<double> alpha(old_maximum.size(), 0.0);
+        if (first) return alpha;
+        for (std::size_t i = 0; i < alpha.size(); ++i) alpha[i] = old_maximum[i] - (maximum_[i] == -infinity ? 0.0 : maximum_[i]);
+        const double c = scales_.exponent;
+        const auto exact = [&](MatrixView<double> t) {
+            for_each(t, [&](double x, auto, auto) { return x * c; });
+            exponential(t, schedule_.exp_base);
+        };
+        stage_.pass(
+            Site::rescale_factor, row_place(where), column(alpha),
+            [&](MatrixView<double> t) {
+                stage_.round_intermediate(Site::rescale_factor, t);
+                for_each(t, [&](double x, auto, auto) { return x * c; });
+                stage_.round_intermediate(Site::rescale_factor, t);
+                exponential(t, schedule_.exp_base);
+            },
+            exact);
+        return alpha;
+    }
+
+    void update_sums(const TileAt& where, MatrixView<const double> p, const std::vector<double>& alpha) {
+        add_tile(sums_, where, p, alpha, schedule_.row_sum_adds == RowSumAdds::rounded, schedule_.row_sum_adds != RowSumAdds::two_sums);
+        if (schedule_.row_sum_adds == RowSumAdds::two_sums) add_tile(rounded_sums_, where, p, alpha, true, true);
+    }
+
+    /// The sum that divides the output; lse is made of sums_.
+    [[nodiscard]] RowSums& output_sums() { return schedule_.row_sum_adds == RowSumAdds::two_sums ? rounded_sums_ : sums_; }
+
+    void add_tile(RowSums& sums, const TileAt& where, MatrixView<const double> p, const std::vector<double>& alpha,
+                  bool rounded_p, bool shown) {
+        const Rule& rule = stage_.rule(Site::row_sum);
+        const bool exact = rule.accumulation == exact_sum;
+        // Additions happen in fp32; the running sum may be held in something narrower between tiles.
+        const auto add = [&](double x) { return exact ? x : static_cast<double>(static_cast<float>(x)); };
+        std::vector<double> after(static_cast<std::size_t>(p.rows));
+        std::vector<double> wanted(static_cast<std::size_t>(p.rows));
+        std::vector<double> row(static_cast<std::size_t>(p.cols));
+        for (std::ptrdiff_t i = 0; i < p.rows; ++i) {
+            const auto at = static_cast<std::size_t>(i);
+            std::copy(p.row(i), p.row(i) + p.cols, row.begin());
+            if (rounded_p)
+                stage_.round(Site::p_cast, {where.layer, where.head, where.query0 + i, where.key0, where.q_tile, where.k_tile},
+                             {row.data(), 1, p.cols});
+            double* lanes = sums.row(i);
+            if (stage_.watches(Site::row_sum) && shown) {
+                wanted[at] = sums.joined(i, [](double x) { return x; }) * alpha[at];
+                for (const double x : row) wanted[at] += x;
+            }
+            add_row(row.data(), p.cols, schedule_.row_sum_order, alpha[at], lanes, add);
+            for (int t = 0; t < sums.lanes(); ++t) lanes[t] = stage_.round_intermediate(Site::row_sum, lanes[t]);
+            after[at] = sums.joined(i, add);
+        }
+        if (!stage_.watches(Site::row_sum) || !shown) return;
+        const std::vector<double> before = after;
+        stage_.show(Site::row_sum, row_place(where), column(after), column(wanted));
+        for (std::ptrdiff_t i = 0; i < p.rows; ++i)  // an injector's change goes into the first lane
+            sums.row(i)[0] += after[static_cast<std::size_t>(i)] - before[static_cast<std::size_t>(i)];
+    }
+
+    std::vector<double> joined_sums(RowSums& sums) {
+        const bool exact = stage_.rule(Site::row_sum).accumulation == exact_sum;
+        std::vector<double> joined(maximum_.size());
+        for (std::size_t i = 0; i < joined.size(); ++i)
+            joined[i] = sums.joined(static_cast<std::ptrdiff_t>(i), [&](double x) { return exact ? x : static_cast<double>(static_cast<float>(x)); });
+        return joined;
+    }
+
+    void normalize_probabilities(const TileAt& where, MatrixView<double> p) {
+        const std::vector<double> sum = joined_sums(output_sums());
+        divide(Site::p_normalize, where, sum, p);
+    }
+
+    /// FlashAttention-1 keeps the output normalised: o <- (o l_old alpha + P V) / l_new, with P scaled by 1/l_new here and
+    /// o by l_old alpha / l_new in add_output.
+    void to_normalized_scale(const TileAt& where, MatrixView<double> p) {
+        (void)where;
+        (void)p;
+    }
+
+    /// x <- x / sum, as the kernel divides; rows without a visible key stay 0.
+    void divide(Site site, const TileAt& where, const std::vector<double>& sum, MatrixView<double> x) {
+        const auto safe = [&](std::ptrdiff_t i) {
+            const double l = sum[static_cast<std::size_t>(i)];
+            return l == 0 || std::isnan(l) ? 1.0 : l;  // softmax.h: inv_sum = 1 where the sum is 0 or NaN
+        };
+        stage_.pass(
+            site, where, x,
+            [&](MatrixView<double> t) {
+                for (std::ptrdiff_t i = 0; i < t.rows; ++i) {
+                    const double inverse = stage_.round_intermediate(site, 1.0 / safe(i));
+                    for (std::ptrdiff_t j = 0; j < t.cols; ++j)
+                        t(i, j) = schedule_.division == Division::reciprocal ? t(i, j) * inverse : t(i, j) / safe(i);
+                }
+            },
+            [&](MatrixView<double> t) { for_each(t, [&](double o, auto i, auto) { return o / safe(i); }); });
+    }
+
+    void add_output(const TileAt& where, MatrixView<const double> p, const std::vector<double>& alpha, const TileRange& keys, bool first) {
+        const TileAt place{0, head_, where.query0, where.key0, where.q_tile, where.k_tile};
+        const MatrixView<double> o = o_.view();
+        if (!first) {
+            for_each(o, [&](double x, auto i, auto) { return x * alpha[static_cast<std::size_t>(i)]; });
+            stage_.pass(Site::o_rescale, place, o);
+        }
+        const MatrixView<const double> v = v_.middle_rows(keys.first, keys.count);
+        if (schedule_.pv_carry == Carry::chained || first) {
+            stage_.accumulate(Site::pv_accumulate, place, p, v, o);
+            return;
+        }
+        const MatrixView<double> part = part_.shaped(o.rows, o.cols);
+        for_each(part, [](double, auto, auto) { return 0.0; });
+        const Rule& rule = stage_.rule(Site::pv_accumulate);
+        multiply_accumulate(rule.accumulation, p, v, part);
+        stage_.pass(
+            Site::pv_accumulate, place, o,
+            [&](MatrixView<double> t) {
+                stage_.round_intermediate(Site::pv_accumulate, part);
+                for_each(t, [&](double x, auto i, auto j) { return x + part(i, j); });
+            },
+            [&](MatrixView<double> t) { multiply_accumulate(exact_sum, p, v, t); });
+    }
+
+    void store(const TileRange& rows) {
+        const TileAt where{0, head_, rows.first, 0, rows.index, 0};
+        const MatrixView<double> o = o_.view();
+        if (schedule_.normalize == Normalize::after_pv) divide(Site::o_normalize, where, joined_sums(output_sums()), o);
+        copy(o, out_.o_unrounded.view(rows.first, rows.count));
+        stage_.pass(Site::o_cast, where, o);
+        copy(o, out_.o.view(rows.first, rows.count));
+        store_lse(where, rows);
+    }
+
+    void store_lse(const TileAt& where, const TileRange& rows) {
+        const std::vector<double> lse = lse_of_rows(where, infinity);
+        std::copy(lse.begin(), lse.end(), out_.lse.begin() + rows.first);
+    }
+
+    /// `empty`: what a row without a visible key stores.
+    std::vector<double> lse_of_rows(const TileAt& where, double empty) {
+        const std::vector<double> sum = joined_sums(sums_);
+        std::vector<double> lse(maximum_);
+        // The maximum is in units of the raw score where the scale stands in the exponent.
+        const double unit = schedule_.scale_at == ScaleAt::exponent ? scales_.natural : 1.0;
+        const double offset = schedule_.max_offset * std::numbers::ln2;
+        const auto log_sum = [&](std::ptrdiff_t i) { return std::log(sum[static_cast<std::size_t>(i)]); };
+        stage_.pass(
+            Site::lse, where, column(lse),
+            [&](MatrixView<double> t) {
+                for_each(t, [&](double m, auto i, auto) {
+                    const double log_part = stage_.round_intermediate(Site::lse, log_sum(i) - offset);
+                    return std::fma(m, unit, log_part);  // max * scale + logf(sum) is contracted to one fma
+                });
+            },
+            [&](MatrixView<double> t) { for_each(t, [&](double m, auto i, auto) { return m * unit + (log_sum(i) - offset); }); });
+        for (std::size_t i = 0; i < lse.size(); ++i)
+            if (sum[i] == 0 || std::isnan(sum[i])) lse[i] = empty;
+        return lse;
+    }
+
+    void store_split(const TileRange& rows, int split, SplitMerge& merge) {
+        const TileAt where{0, head_, rows.first, 0, rows.index, split};
+        divide(Site::o_normalize, where, joined_sums(output_sums()), o_.view());
+        stage_.pass(Site::partial_o_cast, where, o_.view());
+        merge.o[static_cast<std::size_t>(split)] = o_;
+        merge.lse[static_cast<std::size_t>(split)] = lse_of_rows(where, -infinity);
+    }
+
+    void store_merged(const TileRange& rows, SplitMerge& merge) {
+        const TileAt where{0, head_, rows.first, 0, rows.index, 0};
+        const auto rounded = [&](double x) { return stage_.round_intermediate(Site::merge, x); };
+        std::vector<double> lse = merge.merged_lse(rounded);
+        o_ = Matrix(rows.count, v_.cols);
+        stage_.pass(
+            Site::merge, where, o_.view(), [&](MatrixView<double> t) { merge.merged_output(lse, rounded, t); },
+            [&](MatrixView<double> t) { merge.exact_output(t); });
+        for (std::size_t i = 0; i < lse.size(); ++i)
+            out_.lse[static_cast<std::size_t>(rows.first) + i] = lse[i] == -infinity ? infinity : lse[i];
+        copy(o_.view(), out_.o_unrounded.view(rows.first, rows.count));
+        stage_.pass(Site::o_cast, where, o_.view());
+        copy(o_.view(), out_.o.view(rows.first, rows.count));
+    }
+
+    static TileAt row_place(TileAt where) { return where; }
+    static MatrixView<double> column(std::vector<double>& x) { return {x.data(), static_cast<std::ptrdiff_t>(x.size()), 1}; }
+
+    Stage<I>& stage_;
+    const RoundingPlan& plan_;
+    const Schedule& schedule_;
+    const Scales& scales_;
+    const Mask& mask_;
+    int head_;
+    MatrixView<const double> q_, k_t_, v_;
+    HeadForward out_;
+    std::vector<double> maximum_;
+    std::vector<double> previous_sums_;
+    RowSums sums_{0, RowSumOrder::sequential};
+    RowSums rounded_sums_{0, RowSumOrder::sequential};
+    Matrix o_;
+    Scratch s_, part_;
+};
+
+}  // namespace faultline::cpu

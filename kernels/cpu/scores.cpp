@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/cpu/scores.hpp>
+
+namespace faultline::cpu {
+
+FAULTLINE_CLONES
+bool all_floats(MatrixView<const double> tile) {
+    for (std::ptrdiff_t i = 0; i < tile.rows; ++i) {
+        const double* row = tile.row(i);
+        int wider = 0;
+        for (std::ptrdiff_t j = 0; j < tile.cols; ++j) wider |= static_cast<double>(static_cast<float>(row[j])) != row[j];
+        if (wider != 0) return false;
+    }
+    return true;
+}
+
+FAULTLINE_CLONES
+void fused_argument_fp32(MatrixView<double> tile, double c, const double* shift) {
+    const auto factor = static_cast<float>(c);
+    for (std::ptrdiff_t i = 0; i < tile.rows; ++i) {
+        double* row = tile.row(i);
+        const auto minus_shift = static_cast<float>(-shift[i]);
+        for (std::ptrdiff_t j = 0; j < tile.cols; ++j) row[j] = std::fmaf(static_cast<float>(row[j]), factor, minus_shift);
+    }
+}
+
+void exponential(MatrixView<double> tile, ExpBase base) {
+    // libm's exp and exp2 are within one binary64 ulp, so their rounding to float is the correctly rounded value but for
+    // arguments within 2^-29 of a tie.
+    if (base == ExpBase::two)
+        for_each(tile, [](double x, auto, auto) { return std::exp2(x); });
+    else
+        for_each(tile, [](double x, auto, auto) { return std::exp(x); });
+}
+
+}  // namespace faultline::cpu

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+// The logits and their exponentials, used by both passes: scaled scores with mask and bias, scale (s - reference) in the
+// form that the kernel uses, and exp.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numbers>
+
+#include <faultline/base/clones.hpp>
+#include <faultline/cpu/attention.hpp>
+#include <faultline/cpu/stage.hpp>
+#include <faultline/cpu/tiles.hpp>
+
+namespace faultline::cpu {
+
+inline constexpr double infinity = std::numeric_limits<double>::infinity();
+
+/// The sites of one pass: the forward and the recomputation in the backward go the same way.
+struct ScoreSites {
+    Site accumulate, cast, scale, argument, exp;
+};
+inline constexpr ScoreSites forward_sites{Site::s_accumulate, Site::s_cast, Site::s_scale, Site::exp_argument, Site::exp};
+inline constexpr ScoreSites backward_sites{Site::bwd_s_accumulate, Site::bwd_s_cast, Site::bwd_s_scale, Site::bwd_exp_argument,
+                                           Site::bwd_exp};
+
+/// The scale as the kernel holds it.
+struct Scales {
+    double exponent;  ///< c of exp2(s c - m c); 1 where the scores are scaled before
+    double natural;   ///< scale, for lse, dq, dk
+    double inputs;    ///< sqrt(scale) where q and k are scaled, else 1
+
+    Scales(const RoundingPlan& plan, double scale) {
+        const Rule& rule = plan[Site::scale];
+        const auto rounded = [&](double x) { return faultline::round(x, rule.format, rule.rounding); };
+        const double in_log2 = plan.schedule.exp_base == ExpBase::two ? std::numbers::log2e : 1.0;
+        // The host computes scale*log2(e) from the float scale in double and rounds once (flash_api.cpp).
+        natural = rounded(scale);
+        exponent = plan.schedule.scale_at == ScaleAt::exponent ? rounded(natural * in_log2) : 1.0;
+        inputs = plan.schedule.scale_at == ScaleAt::inputs ? rounded(std::sqrt(scale)) : 1.0;
+    }
+};
+
+/// True if every element is a float: then a real fmaf is the kernel's operation.
+bool all_floats(MatrixView<const double> tile);
+/// x <- fma(x, c, -shift[i]) rounded once to float.
+void fused_argument_fp32(MatrixView<double> tile, double c, const double* shift);
+/// exp2 or exp, element by element, of any argument including -inf.
+void exponential(MatrixView<double> tile, ExpBase base);
+
+/// The additive bias of a tile, if there is one.
+struct Mask {
+    bool causal;
+    std::ptrdiff_t n_q, n_k;
+    MatrixView<const double> bias;  ///< data == nullptr: none
+};
+
+/// s_tile <- q k^T, cast, and where the plan scales scores: scaled, biased. Masked elements become -inf.
+template <class I>
+void scores(Stage<I>& stage, const ScoreSites& at, const TileAt& where, MatrixView<const double> q, MatrixView<const double> k_t,
+            const Scales& scales, const RoundingPlan& plan, const Mask& mask, MatrixView<double> s) {
+    for_each(s, [](double, auto, auto) { return 0.0; });
+    stage.accumulate(at.accumulate, where, q, k_t, s);
+    stage.pass(at.cast, where, s);
+    const bool scale_here = plan.schedule.scale_at == ScaleAt::scores;
+    if (scale_here) {
+        const auto scaled = [&](MatrixView<double> t) { for_each(t, [&](double x, auto, auto) { return x * scales.natural; }); };
+        const auto biased = [&](MatrixView<double> t) {
+            if (mask.bias.data == nullptr) return;
+            for_each(t, [&](double x, auto i, auto j) { return x + mask.bias(where.query0 + i, where.key0 + j); });
+        };
+        stage.pass(
+            at.scale, where, s,
+            [&](MatrixView<double> t) {
+                scaled(t);
+                if (mask.bias.data != nullptr) stage.round_intermediate(at.scale, t);
+                biased(t);
+            },
+            [&](MatrixView<double> t) {
+                scaled(t);
+                biased(t);
+            });
+    } else if (mask.bias.data != nullptr) {
+        // Kernels that scale in the exponent add bias/scale to the raw score (FlashAttention-2 does so with ALiBi).
+        const double unscale = plan.schedule.scale_at == ScaleAt::inputs ? 1.0 : 1.0 / scales.natural;
+        stage.pass(
+            at.scale, where, s,
+            [&](MatrixView<double> t) {
+                for_each(t, [&](double x, auto i, auto j) {
+                    return x + stage.round_intermediate(at.scale, mask.bias(where.query0 + i, where.key0 + j) * unscale);
+                });
+            },
+            [&](MatrixView<double> t) {
+                for_each(t, [&](double x, auto i, auto j) { return x + mask.bias(where.query0 + i, where.key0 + j) * unscale; });
+            });
+    }
+    if (mask.causal) {
+        for (std::ptrdiff_t i = 0; i < s.rows; ++i) {
+            const std::ptrdiff_t visible = visible_keys(where.query0 + i, mask.n_q, mask.n_k, true) - where.key0;
+            for (std::ptrdiff_t j = std::max<std::ptrdiff_t>(0, visible); j < s.cols; ++j) s(i, j) = -infinity;
+        }
+    }
+}
+
+/// x <- exp(scale (s - reference[i])), reference per row in the units of s (row max) or already scaled (lse): the form
+/// says how. `scaled_reference`, where given, is what the backward subtracts (lse in log2 units).
+template <class I>
+void probabilities(Stage<I>& stage, const ScoreSites& at, const TileAt& where, ArgumentForm form, const Scales& scales,
+                   const RoundingPlan& plan, const double* reference, bool reference_is_scaled, MatrixView<double> x) {
+    const double c = scales.exponent;
+    const double offset = reference_is_scaled ? 0.0 : plan.schedule.max_offset;
+    const auto shift_of = [&](std::ptrdiff_t i) {  // what is subtracted from s c, as the kernel holds it
+        if (reference_is_scaled) return reference[i];
+        const double scaled = reference[i] == -infinity ? 0.0 : stage.round_intermediate(at.argument, reference[i] * c);
+        return offset == 0 ? scaled : stage.round_intermediate(at.argument, scaled - offset);
+    };
+    const auto exactly = [&](MatrixView<double> t) {
+        for (std::ptrdiff_t i = 0; i < t.rows; ++i) {
+            double* row = t.row(i);
+            const double r = reference[i] == -infinity ? 0.0 : reference[i];
+            if (reference_is_scaled)
+                for (std::ptrdiff_t j = 0; j < t.cols; ++j) row[j] = row[j] * c - r;
+            else
+                for (std::ptrdiff_t j = 0; j < t.cols; ++j) row[j] = (row[j] - r) * c + offset;
+        }
+    };
+    const auto in_kernel = [&](MatrixView<double> t) {
+        std::vector<double> shift(static_cast<std::size_t>(t.rows));
+        for (std::ptrdiff_t i = 0; i < t.rows; ++i) shift[static_cast<std::size_t>(i)] = shift_of(i);
+        const bool scaled_before = plan.schedule.scale_at != ScaleAt::exponent;  // c = 1: nothing to fuse
+        if (form == ArgumentForm::subtract_then_scale && !reference_is_scaled) {
+            for_each(t, [&](double s, auto i, auto) { return s - (reference[i] == -infinity ? 0.0 : reference[i]); });
+            if (!scaled_before) {
+                stage.round_intermediate(at.argument, t);
+                for_each(t, [&](double s, auto, auto) { return s * c; });
+            }
+            if (offset != 0) {
+                stage.round_intermediate(at.argument, t);
+                for_each(t, [&](double s, auto, auto) { return s + offset; });
+            }
+        } else if (form == ArgumentForm::fused && !scaled_before) {
+            if (stage.rule(at.argument).format == fp32 && all_floats(t))
+                fused_argument_fp32(t, c, shift.data());
+            else  // wider operands (a counterfactual): the product is rounded to binary64, 2^-53 relative
+                for_each(t, [&](double s, auto i, auto) { return std::fma(s, c, -shift[static_cast<std::size_t>(i)]); });
+        } else {
+            if (!scaled_before) {
+                for_each(t, [&](double s, auto, auto) { return s * c; });
+                stage.round_intermediate(at.argument, t);
+            }
+            for_each(t, [&](double s, auto i, auto) { return s - shift[static_cast<std::size_t>(i)]; });
+        }
+    };
+    stage.pass(at.argument, where, x, in_kernel, exactly);
+    exponential(x, plan.schedule.exp_base);
+    stage.pass(at.exp, where, x);
+}
+
+}  // namespace faultline::cpu

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// Outputs of several runs over parts of the keys, merged by their log-sum-exp: the combine kernel of FlashAttention-2's
+// split-KV path (csrc/flash_attn/src/flash_fwd_kernel.h, combine_attn_seqk_parallel), and ring attention.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include <faultline/cpu/stage.hpp>
+
+namespace faultline::cpu {
+
+struct SplitMerge {
+    std::vector<Matrix> o;                 ///< per split [rows, d_v], normalised
+    std::vector<std::vector<double>> lse;  ///< per split, per row; -inf where the split sees no key
+
+    SplitMerge(int splits, std::ptrdiff_t rows, std::ptrdiff_t cols)
+        : o(static_cast<std::size_t>(splits), Matrix(rows, cols)),
+          lse(static_cast<std::size_t>(splits), std::vector<double>(static_cast<std::size_t>(rows))) {}
+
+    /// log sum_i exp(lse_i), every operation rounded; the sum as a tree over i xor half, …, 1 as the combine kernel's
+    /// allreduce does it.
+    template <class Round>
+    [[nodiscard]] std::vector<double> merged_lse(Round&& rounded) const {
+        std::vector<double> merged(lse.front().size());
+        std::size_t lanes = 1;
+        while (lanes < lse.size()) lanes *= 2;
+        for (std::size_t row = 0; row < merged.size(); ++row) {
+            const double top = largest(row);
+            if (std::isinf(top)) {
+                merged[row] = top;
+                continue;
+            }
+            std::vector<double> part(lanes, 0.0);
+            for (std::size_t i = 0; i < lse.size(); ++i) part[i] = rounded(std::exp(rounded(lse[i][row] - top)));
+            for (std::size_t half = lanes / 2; half > 0; half /= 2)
+                for (std::size_t i = 0; i < half; ++i) part[i] = rounded(part[i] + part[i + half]);
+            merged[row] = rounded(rounded(std::log(part[0])) + top);
+        }
+        return merged;
+    }
+
+    /// out <- sum_i exp(lse_i - lse) o_i, in the order of i, product and sum in one rounding.
+    template <class Round>
+    void merged_output(const std::vector<double>& total, Round&& rounded, MatrixView<double> out) const {
+        for (std::ptrdiff_t r = 0; r < out.rows; ++r) {
+            const auto row = static_cast<std::size_t>(r);
+            for (std::ptrdiff_t c = 0; c < out.cols; ++c) out(r, c) = 0;
+            if (std::isinf(total[row])) continue;
+            for (std::size_t i = 0; i < o.size(); ++i) {
+                const double weight = rounded(std::exp(rounded(lse[i][row] - total[row])));
+                for (std::ptrdiff_t c = 0; c < out.cols; ++c) out(r, c) = rounded(std::fma(weight, o[i](r, c), out(r, c)));
+            }
+        }
+    }
+
+    /// The same in binary64 from the same parts.
+    void exact_output(MatrixView<double> out) const {
+        const auto same = [](double x) { return x; };
+        merged_output(merged_lse(same), same, out);
+    }
+
+  private:
+    [[nodiscard]] double largest(std::size_t row) const {
+        double top = lse.front()[row];
+        for (const auto& split : lse) top = std::max(top, split[row]);
+        return top;
+    }
+};
+
+}  // namespace faultline::cpu

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/plan/plan.hpp>
+
+namespace faultline {
+
+RoundingPlan RoundingPlan::with(Site site, const Rule& rule) const {
+    RoundingPlan changed = *this;
+    changed.set(site, rule);
+    return changed;
+}
+
+RoundingPlan RoundingPlan::exact_except(Site site) const {
+    RoundingPlan alone = *this;
+    alone.rules_.fill(Rule{});
+    alone.set(site, (*this)[site]);
+    return alone;
+}
+
+std::vector<Site> RoundingPlan::rounding_sites() const {
+    std::vector<Site> found;
+    for (const SiteInfo& s : sites())
+        if (!(*this)[s.site].is_exact()) found.push_back(s.site);
+    return found;
+}
+
+std::string problem_with(const RoundingPlan& plan) {
+    const Schedule& s = plan.schedule;
+    for (const int block : {s.block_q, s.block_k, s.bwd_block_q, s.bwd_block_k})
+        if (block < 0) return "schedule: a block size is negative: expected 0 (whole sequence) or more";
+    if (s.normalize == Normalize::before_pv && s.block_k != 0)
+        return "schedule: normalize = \"before_pv\" needs block_k = 0: the row sum is known only after the last key";
+    if (s.key_splits < 1) return "schedule: key_splits must be 1 or more";
+    if (s.key_splits > 1 && s.normalize != Normalize::after_pv)
+        return "schedule: key_splits above 1 needs normalize = \"after_pv\": each split has its own row sum";
+    if (s.p_saved && s.normalize != Normalize::before_pv)
+        return "schedule: p_saved needs normalize = \"before_pv\": only a normalised p can be used again in the backward";
+    if (s.max_policy == MaxPolicy::stable && s.stable_beta <= 1)
+        return "schedule: stable_beta must be above 1: a repeated maximum is to be moved off the scores";
+    if (s.max_policy == MaxPolicy::lazy && s.scale_at != ScaleAt::exponent)
+        return "schedule: max_policy = \"lazy\" needs scale_at = \"exponent\": its threshold is in log2 units of the exponent";
+    for (const SiteInfo& site : sites())
+        if (!site.accumulates && plan[site.site].accumulation != exact_sum)
+            return "sites." + std::string(site.name) + ": has an accumulation, but the site does not sum";
+    return {};
+}
+
+}  // namespace faultline

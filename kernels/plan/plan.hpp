@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// RoundingPlan: one kernel's numerics as data. Compare, print, read from TOML, change one rule.
+#pragma once
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include <faultline/plan/rule.hpp>
+#include <faultline/plan/schedule.hpp>
+#include <faultline/plan/site.hpp>
+
+namespace faultline {
+
+class RoundingPlan {
+  public:
+    std::string name = "exact";
+    std::string description;
+    std::string source;  ///< where the kernel's code stands: file and lines
+    Schedule schedule;
+
+    /// Every site exact: the mathematical function in binary64.
+    RoundingPlan() = default;
+
+    [[nodiscard]] const Rule& operator[](Site site) const { return rules_[index(site)]; }
+    void set(Site site, const Rule& rule) { rules_[index(site)] = rule; }
+
+    /// This plan with one rule changed.
+    [[nodiscard]] RoundingPlan with(Site site, const Rule& rule) const;
+    /// This plan with one site exact: the counterfactual `repaired`.
+    [[nodiscard]] RoundingPlan repaired(Site site) const { return with(site, Rule{}); }
+    /// This plan with every other site exact: the counterfactual `alone`.
+    [[nodiscard]] RoundingPlan exact_except(Site site) const;
+    /// The sites whose rule is not exact, in schedule order.
+    [[nodiscard]] std::vector<Site> rounding_sites() const;
+
+    /// Same rules and schedule; names do not count.
+    [[nodiscard]] bool same_numerics(const RoundingPlan& other) const {
+        return rules_ == other.rules_ && schedule == other.schedule;
+    }
+
+  private:
+    std::array<Rule, site_count> rules_{};
+};
+
+/// What is wrong with a plan, in a sentence, or empty. E.g. p normalised before P V needs a single key tile.
+[[nodiscard]] std::string problem_with(const RoundingPlan& plan);
+
+}  // namespace faultline
