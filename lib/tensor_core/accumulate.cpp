@@ -4,7 +4,8 @@
 #include <string>
 
 #include <faultline/base/error.hpp>
-#include <faultline/tensor_core/reference.hpp>
+#include <faultline/tensor_core/fused_fast.hpp>
+#include <faultline/tensor_core/ordered.hpp>
 
 namespace faultline {
 
@@ -18,7 +19,11 @@ void multiply_accumulate(const Accumulation& accumulation, MatrixView<const doub
         throw RequestError("multiply_accumulate: A " + shape(a.rows, a.cols) + " times B " + shape(b.rows, b.cols) +
                            " does not give C " + shape(c.rows, c.cols) + ": expected [m, k], [k, n] and [m, n]");
     }
-    reference::multiply_accumulate(accumulation, a, b, {c.data, c.rows, c.cols, c.stride});
+    if (c.rows == 0 || c.cols == 0 || a.cols == 0) return;
+    if (accumulation.kind == Accumulation::Kind::fused)
+        fused::multiply_accumulate(accumulation.unit, a, b, c);
+    else
+        ordered::multiply_accumulate(accumulation.kind, a, b, c);
 }
 
 }  // namespace faultline

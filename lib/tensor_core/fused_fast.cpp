@@ -1,0 +1,348 @@
+// SPDX-License-Identifier: Apache-2.0
+// Alignment by floating-point arithmetic. With E the largest exponent of a fused add, every product is scaled by 2^(F-E)
+// and converted to an integer by truncation; the sum of the integers is exact. Two widths:
+//
+// narrow, fp32 lanes: operands of at most 12 significant bits, so that a product is exact in fp32. E must lie within
+//   [narrow_lowest, narrow_highest]: a product that underflows fp32 is then below one unit after scaling and is truncated
+//   to zero either way, and nothing overflows. Groups of products outside that window take the wide path.
+// wide, binary64 lanes, any operands: the rounding mode is toward zero, so the rounded product truncates to the same
+//   integer as the exact one (no multiple of the unit lies between them: the unit is at least 2^(E-40), the spacing of
+//   binary64 at the product at most 2^(E-51)). E is never below -126, so underflow in a product is below one unit too.
+//
+// Infinities, NaN and exponents past `huge_exponent` in A or B take the reference. An accumulator that is infinite or NaN
+// needs no care: it passes through the wide path's arithmetic as it does through the unit.
+#include <faultline/tensor_core/fused_fast.hpp>
+
+#include <cfenv>
+#include <cmath>
+
+#include <faultline/base/clones.hpp>
+#include <faultline/tensor_core/fused_add.hpp>
+#include <faultline/tensor_core/lanes.hpp>
+#include <faultline/tensor_core/reference.hpp>
+
+namespace faultline::fused {
+namespace {
+
+using lanes::Double8;
+using lanes::Float16;
+using lanes::Int16;
+using lanes::load;
+using lanes::Short16;
+using lanes::store;
+using lanes::width;
+
+// Stands in for the exponent of a zero factor that takes no part. Two of them, or one and the largest exponent (500),
+// stay below any exponent that takes part, and within 16 bits.
+constexpr std::int16_t no_exponent = -8000;
+constexpr int no_product = -4000;
+
+// Past this exponent a product could leave binary64's range.
+constexpr int huge_exponent = 500;
+
+// An accumulator past this exponent (no fp32 number is) exceeds any sum of products and gives infinity whatever the
+// alignment; the cap keeps the scale a normal number.
+constexpr std::int64_t exponent_cap = 1015;
+
+constexpr int narrow_significant_bits = 12;
+constexpr int narrow_fraction_bits = 25;              // products below 2^27, so that 15 of them fit an int32
+constexpr int narrow_lowest = narrow_fraction_bits - 125;
+constexpr int narrow_highest = 100;                   // the sum is below 2^(100 + 2 + 10), so no overflow either
+
+/// A or B with inputs truncated, exponents as the unit aligns them, and what is known of all its elements.
+struct Operands {
+    lanes::Packed<double> wide;
+    lanes::Packed<float> narrow;
+    lanes::Packed<std::int16_t> exponents;
+    bool is_narrow = false;
+    bool is_ordinary = false;  // finite and not huge
+
+    void assign(MatrixView<const double> m, const MatrixUnit& unit, int min_exponent);
+};
+
+struct Scan {
+    std::uint64_t fractions;    // OR of all stored significands
+    std::uint64_t not_float;    // nonzero when an element is not an fp32 number
+    std::int32_t largest;       // of the exponent fields
+};
+
+FAULTLINE_CLONES Scan scan(const double* x, std::ptrdiff_t n, int min_exponent, std::int16_t zero, std::int16_t* exponents,
+                           float* narrow) {
+    Scan r{0, 0, 0};
+    for (std::ptrdiff_t j = 0; j < n; ++j) {
+        std::uint64_t bits;
+        std::memcpy(&bits, x + j, sizeof bits);
+        const std::int32_t field = static_cast<std::int32_t>(bits >> 52 & 0x7FF);
+        const std::int32_t e = std::max(field - 1023, min_exponent);
+        r.fractions |= bits << 12;
+        r.largest = std::max(r.largest, field);
+        exponents[j] = static_cast<std::int16_t>((bits << 1) == 0 ? zero : e);
+        narrow[j] = static_cast<float>(x[j]);
+        const double back = static_cast<double>(narrow[j]);
+        std::uint64_t back_bits;
+        std::memcpy(&back_bits, &back, sizeof back_bits);
+        r.not_float |= back_bits ^ bits;
+    }
+    return r;
+}
+
+void Operands::assign(MatrixView<const double> m, const MatrixUnit& unit, int min_exponent) {
+    const auto zero = unit.zero == ZeroOperand::ignored ? no_exponent : static_cast<std::int16_t>(min_exponent);
+    wide.assign(m);
+    narrow.stride = exponents.stride = wide.stride;
+    narrow.values.resize(wide.values.size());
+    exponents.values.resize(wide.values.size());
+    if (unit.input_fraction_bits > 0)
+        for (double& x : wide.values) x = truncate_input(x, unit.input_fraction_bits, min_exponent);
+    const Scan all = scan(wide.values.data(), static_cast<std::ptrdiff_t>(wide.values.size()), min_exponent, zero,
+                          exponents.values.data(), narrow.values.data());
+    is_ordinary = all.largest <= huge_exponent + 1023;
+    is_narrow = all.not_float == 0 && (all.fractions << (narrow_significant_bits - 1)) == 0;
+}
+
+/// The products of one fused add, for one row of A and one block of columns.
+struct Group {
+    const double* a;
+    const float* a_narrow;
+    const std::int16_t* a_exponents;
+    const double* b;
+    const float* b_narrow;
+    const std::int16_t* b_exponents;
+    std::ptrdiff_t stride;  // of all three of B
+    int count;
+};
+
+/// Largest exponent of each column's products.
+[[gnu::always_inline]] inline void largest_exponents(const Group& g, std::int16_t* largest) {
+    lanes::Short32 e = lanes::Short32{} + static_cast<std::int16_t>(2 * no_exponent);
+    for (int t = 0; t < g.count; ++t) {
+        lanes::Short32 y;
+        load(y, g.b_exponents + t * g.stride);
+        y += g.a_exponents[t];
+        e = y > e ? y : e;
+    }
+    store(largest, e);
+}
+
+/// One fused add in binary64 lanes; c holds `width` doubles. Rounding mode: toward zero.
+FAULTLINE_CLONES void wide_add(const MatrixUnit& unit, const Group& g, double* c) {
+    alignas(64) std::int16_t product_exponent[width];
+    alignas(64) double scale[width], back[width], sum[width];
+    largest_exponents(g, product_exponent);
+    const int c_min = accumulator_min_exponent(unit.output);
+    for (int j = 0; j < width; ++j) {
+        std::int64_t bits;
+        std::memcpy(&bits, c + j, sizeof bits);
+        std::int64_t e = std::max<std::int64_t>((bits >> 52 & 0x7FF) - 1023, c_min);
+        e = (bits & 0x7FFFFFFFFFFFFFFF) == 0 ? zero_accumulator_exponent : e;
+        e = std::min(std::max<std::int64_t>(e, product_exponent[j]), exponent_cap);
+        const std::int64_t up = (unit.fraction_bits - e + 1023) << 52, down = (e - unit.fraction_bits + 1023) << 52;
+        std::memcpy(scale + j, &up, sizeof up);
+        std::memcpy(back + j, &down, sizeof down);
+    }
+    for (int j = 0; j < width; ++j) sum[j] = std::trunc(c[j] * scale[j]);
+    for (int t = 0; t < g.count; ++t) {
+        const double x = g.a[t];
+        const double* y = g.b + t * g.stride;
+        for (int j = 0; j < width; ++j) sum[j] += std::trunc(x * y[j] * scale[j]);
+    }
+    if (unit.output == OutputFormat::f16_rne) {
+        for (int j = 0; j < width; ++j) {
+            const int e = static_cast<int>(bits_of(back[j]) >> 52) - 1023;
+            c[j] = sum[j] != sum[j]    ? canonical_nan()
+                   : is_finite(sum[j]) ? write_output(static_cast<std::int64_t>(sum[j]), e, unit.output)
+                                       : sum[j];
+        }
+        return;
+    }
+    // Truncation by clearing the bits past the last one, in binary64 for normal results, in units of the smallest
+    // subnormal number below them.
+    const int fraction_bits = unit.output == OutputFormat::e8m13_rz ? 13 : 23;
+    const std::uint64_t keep = ~std::uint64_t{0} << (52 - fraction_bits);
+    const double up = power_of_two(126 + fraction_bits), down = power_of_two(-126 - fraction_bits);
+    const double smallest_normal = power_of_two(-126), overflow = 0x1p128, infinity = HUGE_VAL, nan = canonical_nan();
+    for (int j = 0; j < width; ++j) {
+        const double v = sum[j] * back[j], magnitude = std::fabs(v);
+        std::uint64_t bits;
+        std::memcpy(&bits, &v, sizeof bits);
+        bits &= keep;
+        double r;
+        std::memcpy(&r, &bits, sizeof r);
+        r = magnitude < smallest_normal ? std::trunc(v * up) * down : r;
+        r = magnitude >= overflow ? std::copysign(infinity, v) : r;
+        r = r + 0.0;  // -0 becomes +0
+        c[j] = v != v ? nan : r;
+    }
+}
+
+[[gnu::always_inline]] inline bool any(const Int16& lanes_set) {
+    std::uint64_t words[8], all = 0;
+    std::memcpy(words, &lanes_set, sizeof words);
+    for (const std::uint64_t w : words) all |= w;
+    return all != 0;
+}
+
+// The exponents of one vector of accumulators and products, and the two powers of two that follow from them. False when
+// a lane lies outside the window.
+struct Scaling {
+    Float16 up;
+    Double8 down[2];
+};
+
+[[gnu::always_inline]] inline bool scaling(const MatrixUnit& unit, const Float16& c, const std::int16_t* product_exponent,
+                                           Scaling& s) {
+    Short16 narrow_exponent;
+    load(narrow_exponent, product_exponent);
+    const Int16 p = __builtin_convertvector(narrow_exponent, Int16);
+    Int16 bits;
+    std::memcpy(&bits, &c, sizeof bits);
+    bits &= 0x7FFFFFFF;
+    const int c_min = accumulator_min_exponent(unit.output);
+    Int16 e = (bits >> 23) - 127;
+    e = e > c_min ? e : Int16{} + c_min;
+    e = bits == 0 ? Int16{} + zero_accumulator_exponent : e;
+    e = p > e ? p : e;
+    e = ((bits == 0) & (p < no_product)) != 0 ? Int16{} : e;  // all zero: any exponent serves
+    if (any((e < narrow_lowest) | (e > narrow_highest))) return false;
+    const Int16 up = (unit.fraction_bits + 127 - e) << 23;
+    std::memcpy(&s.up, &up, sizeof up);
+    for (int h = 0; h < 2; ++h) {
+        using Int8 [[gnu::vector_size(32)]] = std::int32_t;
+        using Long8 [[gnu::vector_size(64)]] = std::int64_t;
+        Int8 half;
+        std::memcpy(&half, reinterpret_cast<const char*>(&e) + h * sizeof half, sizeof half);
+        const Long8 down = (__builtin_convertvector(half, Long8) + (1023 - unit.fraction_bits)) << 52;
+        std::memcpy(&s.down[h], &down, sizeof down);
+    }
+    return true;
+}
+
+/// The sum, exact in binary64, to fp32; the rounding mode is toward zero, so the conversion truncates. Results are
+/// normal fp32 numbers or zero: a unit is at least 2^(narrow_lowest - 25) = 2^-125.
+[[gnu::always_inline]] inline void write_narrow(const MatrixUnit& unit, const Double8 (&sum)[2], const Scaling& s,
+                                                Float16& c) {
+    if (unit.output == OutputFormat::f16_rne) {
+        alignas(64) double value[16], down[16];
+        alignas(64) float result[16];
+        store(value, sum);
+        store(down, s.down);
+        for (int j = 0; j < 16; ++j)
+            result[j] = static_cast<float>(write_output(static_cast<std::int64_t>(value[j]),
+                                                        static_cast<int>(bits_of(down[j]) >> 52) - 1023, unit.output));
+        load(c, result);
+        return;
+    }
+    using Float8 [[gnu::vector_size(32)]] = float;
+    for (int h = 0; h < 2; ++h) {
+        const Float8 half = __builtin_convertvector(sum[h] * s.down[h] + 0.0, Float8);
+        std::memcpy(reinterpret_cast<char*>(&c) + h * sizeof half, &half, sizeof half);
+    }
+    if (unit.output == OutputFormat::e8m13_rz) {
+        Int16 bits;
+        std::memcpy(&bits, &c, sizeof bits);
+        bits &= ~0x3FF;
+        std::memcpy(&c, &bits, sizeof c);
+    }
+}
+
+/// One fused add in fp32 lanes; c holds `width` floats. False, with c untouched, when it is a case for wide_add.
+FAULTLINE_CLONES bool narrow_add(const MatrixUnit& unit, const Group& g, float* c) {
+    alignas(64) std::int16_t product_exponent[width];
+    largest_exponents(g, product_exponent);
+    Float16 c0, c1;
+    load(c0, c);
+    load(c1, c + 16);
+    Scaling s0, s1;
+    if (!scaling(unit, c0, product_exponent, s0) || !scaling(unit, c1, product_exponent + 16, s1)) return false;
+    // At most so many products, and the accumulator, before an int32 could overflow.
+    const int chunk = static_cast<int>(((std::int64_t{1} << 31) - 1) >> (unit.fraction_bits + 2)) - 1;
+    Int16 i0 = __builtin_convertvector(c0 * s0.up, Int16), i1 = __builtin_convertvector(c1 * s1.up, Int16);
+    Double8 sum0[2]{}, sum1[2]{};
+    const auto drain = [](const Int16& from, Double8(&to)[2]) __attribute__((always_inline)) {
+        using Int8 [[gnu::vector_size(32)]] = std::int32_t;
+        for (int h = 0; h < 2; ++h) {
+            Int8 half;
+            std::memcpy(&half, reinterpret_cast<const char*>(&from) + h * sizeof half, sizeof half);
+            to[h] += __builtin_convertvector(half, Double8);
+        }
+    };
+    for (int t = 0; t < g.count;) {
+        const int end = std::min(g.count, t + chunk);
+        for (; t < end; ++t) {
+            Float16 y0, y1;
+            load(y0, g.b_narrow + t * g.stride);
+            load(y1, g.b_narrow + t * g.stride + 16);
+            i0 += __builtin_convertvector(g.a_narrow[t] * y0 * s0.up, Int16);
+            i1 += __builtin_convertvector(g.a_narrow[t] * y1 * s1.up, Int16);
+        }
+        drain(i0, sum0);
+        drain(i1, sum1);
+        i0 = i1 = Int16{};
+    }
+    write_narrow(unit, sum0, s0, c0);
+    write_narrow(unit, sum1, s1, c1);
+    store(c, c0);
+    store(c + 16, c1);
+    return true;
+}
+
+/// Rounding toward zero while it lives.
+class TowardZero {
+    int before_ = std::fegetround();
+
+  public:
+    TowardZero() { std::fesetround(FE_TOWARDZERO); }
+    ~TowardZero() { std::fesetround(before_); }
+    TowardZero(const TowardZero&) = delete;
+    TowardZero& operator=(const TowardZero&) = delete;
+};
+
+/// One row of A against one block of columns: all its fused adds in the order of k. c: `width` doubles.
+void row_block(const MatrixUnit& unit, const Operands& a, const Operands& b, std::ptrdiff_t i, std::ptrdiff_t j,
+               std::ptrdiff_t k, double* c) {
+    alignas(64) float c_narrow[width];
+    bool narrow = a.is_narrow && b.is_narrow && unit.fraction_bits <= narrow_fraction_bits;
+    for (int v = 0; v < width && narrow; ++v) {
+        c_narrow[v] = static_cast<float>(c[v]);
+        narrow = static_cast<double>(c_narrow[v]) == c[v];
+    }
+    for (std::ptrdiff_t t = 0; t < k; t += unit.terms) {
+        const Group g{a.wide.row(i) + t, a.narrow.row(i) + t, a.exponents.row(i) + t, b.wide.row(t) + j,
+                      b.narrow.row(t) + j, b.exponents.row(t) + j, b.wide.stride,
+                      static_cast<int>(std::min<std::ptrdiff_t>(unit.terms, k - t))};
+        if (!narrow) {
+            wide_add(unit, g, c);
+        } else if (!narrow_add(unit, g, c_narrow)) {
+            for (int v = 0; v < width; ++v) c[v] = static_cast<double>(c_narrow[v]);
+            wide_add(unit, g, c);
+            for (int v = 0; v < width; ++v) c_narrow[v] = static_cast<float>(c[v]);
+        }
+    }
+    if (narrow)
+        for (int v = 0; v < width; ++v) c[v] = static_cast<double>(c_narrow[v]);
+}
+
+}  // namespace
+
+void multiply_accumulate(const MatrixUnit& unit, MatrixView<const double> a, MatrixView<const double> b,
+                         const MatrixView<double>& c) {
+    thread_local Operands operands_a, operands_b;
+    operands_a.assign(a, unit, unit.a_min_exponent);
+    operands_b.assign(b, unit, unit.b_min_exponent);
+    if (!operands_a.is_ordinary || !operands_b.is_ordinary) {
+        reference::multiply_accumulate({Accumulation::Kind::fused, unit}, a, b, {c.data, c.rows, c.cols, c.stride});
+        return;
+    }
+    const TowardZero rounding;
+    alignas(64) double sums[width];
+    for (std::ptrdiff_t i = 0; i < c.rows; ++i) {
+        for (std::ptrdiff_t j = 0; j < c.cols; j += width) {
+            const int cols = static_cast<int>(std::min<std::ptrdiff_t>(width, c.cols - j));
+            for (int v = 0; v < width; ++v) sums[v] = v < cols ? c(i, j + v) : 0.0;
+            row_block(unit, operands_a, operands_b, i, j, a.cols, sums);
+            for (int v = 0; v < cols; ++v) c(i, j + v) = sums[v];
+        }
+    }
+}
+
+}  // namespace faultline::fused
