@@ -20,7 +20,9 @@ set(FAULTLINE_FINDS
   "PkgConfig::MPFR|faultline_find_with_pkg_config(MPFR mpfr)"
   "PkgConfig::XXHASH|faultline_find_with_pkg_config(XXHASH libxxhash)"
   "PkgConfig::TOMLPLUSPLUS|faultline_find_with_pkg_config(TOMLPLUSPLUS tomlplusplus)"
-  "hdf5::hdf5|faultline_find_hdf5()")
+  "hdf5::hdf5|faultline_find_hdf5()"
+  "HDF5::HDF5|faultline_find_hdf5()"
+  "ZLIB::ZLIB|find_dependency(ZLIB)")
 
 # The libraries that the folders below `directory` declared.
 function(faultline_collect_libraries directory result)
