@@ -34,14 +34,14 @@ enum class NanKind : unsigned char {
 /// A binary floating-point format, described by independent fields. Finite values are k * 2^q with |k| < 2^precision.
 /// A structural type: usable as a template argument. validate() in names.hpp says whether the fields make a format.
 struct Format {
-    int precision;            ///< significant bits, the hidden one included: 2 to 53
-    int emin;                 ///< exponent of the smallest normal number, 2^emin
-    int emax;                 ///< exponent of the largest binade that holds finite numbers
-    bool subnormals = true;   ///< false: nothing lies between 0 and 2^emin, and rounding there chooses one of the two
-    bool infinities = true;   ///< only with NanKind::ieee
+    int precision;           ///< significant bits, the hidden one included: 2 to 53
+    int emin;                ///< exponent of the smallest normal number, 2^emin
+    int emax;                ///< exponent of the largest binade that holds finite numbers
+    bool subnormals = true;  ///< false: nothing lies between 0 and 2^emin, and rounding there chooses one of the two
+    bool infinities = true;  ///< only with NanKind::ieee
     NanKind nans = NanKind::ieee;
-    bool saturates = false;   ///< overflow and infinities become the largest finite number (cvt.satfinite)
-    bool rounds = true;       ///< false: a binary64 container in which nothing is rounded, see `exact`
+    bool saturates = false;  ///< overflow and infinities become the largest finite number (cvt.satfinite)
+    bool rounds = true;      ///< false: a binary64 container in which nothing is rounded, see `exact`
 
     friend constexpr bool operator==(const Format&, const Format&) = default;
 };
@@ -54,14 +54,14 @@ inline constexpr Format fp16{.precision = 11, .emin = -14, .emax = 15};
 /// The two OCP 8-bit formats saturate by default, as the only fp32 conversion of NVIDIA hardware does (PTX
 /// cvt.rn.satfinite); OCP also defines the non-saturating conversion: with_saturation(e4m3, false).
 inline constexpr Format e5m2{.precision = 3, .emin = -14, .emax = 15, .saturates = true};
-inline constexpr Format e4m3{.precision = 4, .emin = -6, .emax = 8, .infinities = false,
-                             .nans = NanKind::single_code, .saturates = true};
-inline constexpr Format e3m2{.precision = 3, .emin = -2, .emax = 4, .infinities = false,
-                             .nans = NanKind::none, .saturates = true};
-inline constexpr Format e2m3{.precision = 4, .emin = 0, .emax = 2, .infinities = false,
-                             .nans = NanKind::none, .saturates = true};
-inline constexpr Format e2m1{.precision = 2, .emin = 0, .emax = 2, .infinities = false,
-                             .nans = NanKind::none, .saturates = true};
+inline constexpr Format e4m3{
+    .precision = 4, .emin = -6, .emax = 8, .infinities = false, .nans = NanKind::single_code, .saturates = true};
+inline constexpr Format e3m2{
+    .precision = 3, .emin = -2, .emax = 4, .infinities = false, .nans = NanKind::none, .saturates = true};
+inline constexpr Format e2m3{
+    .precision = 4, .emin = 0, .emax = 2, .infinities = false, .nans = NanKind::none, .saturates = true};
+inline constexpr Format e2m1{
+    .precision = 2, .emin = 0, .emax = 2, .infinities = false, .nans = NanKind::none, .saturates = true};
 /// No rounding: round() is the identity on every binary64, NaN payloads included.
 inline constexpr Format exact{.precision = 53, .emin = -1022, .emax = 1023, .rounds = false};
 
@@ -130,8 +130,7 @@ FAULTLINE_HD constexpr double with_sign(double magnitude, std::uint64_t sign) {
 /// The largest finite number: all significand bits set in the top binade, less one unit where the all-ones code is the
 /// NaN (this alone makes e4m3 end at 448).
 [[nodiscard]] FAULTLINE_HD constexpr double max_finite(Format f) {
-    const bool top_code_is_nan =
-        f.nans == NanKind::single_code && f.emax - f.emin + 1 == (1 << exponent_bits(f)) - 1;
+    const bool top_code_is_nan = f.nans == NanKind::single_code && f.emax - f.emin + 1 == (1 << exponent_bits(f)) - 1;
     const std::uint64_t k = (std::uint64_t{1} << f.precision) - 1 - (top_code_is_nan ? 1 : 0);
     return static_cast<double>(k) * detail::power_of_two(f.emax - (f.precision - 1));
 }
@@ -188,13 +187,20 @@ FAULTLINE_HD constexpr bool rounds_away(std::uint64_t kept, std::uint64_t discar
                                         Rounding mode, std::uint64_t random_bits) {
     const std::uint64_t half = std::uint64_t{1} << ((shift < 55 ? shift : 55) - 1);
     switch (mode) {
-        case Rounding::nearest_even: return discarded > half || (discarded == half && (kept & 1) != 0);
-        case Rounding::nearest_away: return discarded >= half;
-        case Rounding::toward_zero: return false;
-        case Rounding::upward: return !negative;
-        case Rounding::downward: return negative;
-        case Rounding::to_odd: return (kept & 1) == 0;
-        case Rounding::stochastic: break;
+        case Rounding::nearest_even:
+            return discarded > half || (discarded == half && (kept & 1) != 0);
+        case Rounding::nearest_away:
+            return discarded >= half;
+        case Rounding::toward_zero:
+            return false;
+        case Rounding::upward:
+            return !negative;
+        case Rounding::downward:
+            return negative;
+        case Rounding::to_odd:
+            return (kept & 1) == 0;
+        case Rounding::stochastic:
+            break;
     }
     std::uint64_t fraction = 0;  // discarded/2^shift in units of 2^-64, truncated
     if (shift <= 64) {

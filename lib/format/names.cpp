@@ -51,8 +51,8 @@ std::string name(Format f) {
             return std::string(known.name).append(f.saturates ? saturating_suffix : overflowing_suffix);
         }
     }
-    std::string text = "p" + std::to_string(f.precision) + "[" + std::to_string(f.emin) + "," + std::to_string(f.emax) +
-                       "]";
+    std::string text = std::string("p").append(std::to_string(f.precision)) + "[" + std::to_string(f.emin) + "," +
+                       std::to_string(f.emax) + "]";
     if (!f.subnormals) text += "-nosub";
     if (!f.infinities) text += "-noinf";
     if (f.nans == NanKind::none) text += "-nonan";
@@ -89,10 +89,9 @@ std::optional<Rounding> find_rounding(std::string_view wanted) {
 }
 
 std::span<const Rounding> all_roundings() {
-    static constexpr std::array<Rounding, 7> modes = {Rounding::nearest_even, Rounding::nearest_away,
-                                                      Rounding::toward_zero,  Rounding::upward,
-                                                      Rounding::downward,     Rounding::to_odd,
-                                                      Rounding::stochastic};
+    static constexpr std::array<Rounding, 7> modes = {
+        Rounding::nearest_even, Rounding::nearest_away, Rounding::toward_zero, Rounding::upward,
+        Rounding::downward,     Rounding::to_odd,       Rounding::stochastic};
     return modes;
 }
 
@@ -113,8 +112,8 @@ std::string validate(Format f) {
         return "precision is 53: expected the exponent range of binary64, -1022 to 1023, because codes are its own";
     }
     if (f.infinities != (f.nans == NanKind::ieee)) {
-        return std::string("infinities is ") + (f.infinities ? "true" : "false") +
-               ": expected " + (f.infinities ? "false" : "true") +
+        return std::string("infinities is ") + (f.infinities ? "true" : "false") + ": expected " +
+               (f.infinities ? "false" : "true") +
                ", because infinities share the reserved all-ones exponent field with nans = ieee and exist with it alone";
     }
     if (f.nans == NanKind::none && !f.saturates) {

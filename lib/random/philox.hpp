@@ -30,10 +30,9 @@ struct Block4x32 {
     for (int round = 0; round < 10; ++round) {
         const std::uint64_t product0 = multiplier0 * counter.word[0];
         const std::uint64_t product1 = multiplier1 * counter.word[2];
-        counter = {static_cast<std::uint32_t>(product1 >> 32) ^ counter.word[1] ^ key0,
-                   static_cast<std::uint32_t>(product1),
-                   static_cast<std::uint32_t>(product0 >> 32) ^ counter.word[3] ^ key1,
-                   static_cast<std::uint32_t>(product0)};
+        counter = {
+            static_cast<std::uint32_t>(product1 >> 32) ^ counter.word[1] ^ key0, static_cast<std::uint32_t>(product1),
+            static_cast<std::uint32_t>(product0 >> 32) ^ counter.word[3] ^ key1, static_cast<std::uint32_t>(product0)};
         key0 += weyl0;
         key1 += weyl1;
     }
@@ -46,9 +45,8 @@ struct Block4x32 {
 template <int Rounds>
 [[nodiscard]] FAULTLINE_HD constexpr Block4x32 threefry4x32(Block4x32 counter, Block4x32 key) {
     constexpr int rotation[8][2] = {{10, 26}, {11, 21}, {13, 27}, {23, 5}, {6, 20}, {17, 11}, {25, 10}, {18, 20}};
-    const std::uint32_t schedule[5] = {
-        key.word[0], key.word[1], key.word[2], key.word[3],
-        0x1BD11BDAu ^ key.word[0] ^ key.word[1] ^ key.word[2] ^ key.word[3]};
+    const std::uint32_t schedule[5] = {key.word[0], key.word[1], key.word[2], key.word[3],
+                                       0x1BD11BDAu ^ key.word[0] ^ key.word[1] ^ key.word[2] ^ key.word[3]};
     std::uint32_t x0 = counter.word[0] + schedule[0];
     std::uint32_t x1 = counter.word[1] + schedule[1];
     std::uint32_t x2 = counter.word[2] + schedule[2];

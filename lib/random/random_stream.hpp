@@ -65,9 +65,8 @@ struct RandomStream {
         return (static_cast<std::uint64_t>(high) << 32) | low;
     }
     FAULTLINE_HD static constexpr std::uint64_t absorb(std::uint64_t key, std::uint64_t id, std::uint32_t position) {
-        const Block4x32 block = philox4x32({static_cast<std::uint32_t>(id), static_cast<std::uint32_t>(id >> 32),
-                                            absorbing, position},
-                                           key);
+        const Block4x32 block = philox4x32(
+            {static_cast<std::uint32_t>(id), static_cast<std::uint32_t>(id >> 32), absorbing, position}, key);
         return join(block.word[0], block.word[1]);
     }
 };

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/base/clones.hpp>
+#include <faultline/format/bulk_kernels.hpp>
+
+// The lanes are called from functions compiled for several instruction sets: inlined, they take the caller's.
+#define FAULTLINE_INLINE [[gnu::always_inline]] inline
+
+namespace faultline::detail {
+namespace {
+
+template <class T, class Round>
+FAULTLINE_INLINE void for_each(const T* from, T* to, std::size_t count, Round round_one) {
+    // from and to may be the same array, which does not make one iteration depend on another.
+#pragma GCC ivdep
+    for (std::size_t i = 0; i < count; ++i) to[i] = round_one(from[i]);
+}
+
+template <Rounding R, class T>
+FAULTLINE_INLINE void round_mode(const T* from, T* to, std::size_t count, const LaneFormat<T>& lane) {
+    if (lane.family == LaneFamily::shared) {
+        for_each(
+            from, to, count, [=](T x) __attribute__((always_inline)) { return lane_round_shared<R>(x, lane, 0); });
+    } else if constexpr (R == Rounding::nearest_even) {
+        for_each(
+            from, to, count, [=](T x) __attribute__((always_inline)) { return lane_round_narrow_nearest(x, lane); });
+    } else {
+        for_each(
+            from, to, count, [=](T x) __attribute__((always_inline)) { return lane_round_narrow<R>(x, lane, 0); });
+    }
+}
+
+template <class T>
+FAULTLINE_INLINE void round_array(const T* from, T* to, std::size_t count, const LaneFormat<T>& lane, Rounding mode) {
+    switch (mode) {
+        case Rounding::nearest_even:
+            return round_mode<Rounding::nearest_even>(from, to, count, lane);
+        case Rounding::nearest_away:
+            return round_mode<Rounding::nearest_away>(from, to, count, lane);
+        case Rounding::toward_zero:
+            return round_mode<Rounding::toward_zero>(from, to, count, lane);
+        case Rounding::upward:
+            return round_mode<Rounding::upward>(from, to, count, lane);
+        case Rounding::downward:
+            return round_mode<Rounding::downward>(from, to, count, lane);
+        case Rounding::to_odd:
+            return round_mode<Rounding::to_odd>(from, to, count, lane);
+        case Rounding::stochastic:
+            break;
+    }
+}
+
+}  // namespace
+
+FAULTLINE_CLONES void round_float(const float* from, float* to, std::size_t count, LaneFormat<float> lane,
+                                  Rounding mode) {
+    round_array(from, to, count, lane, mode);
+}
+
+FAULTLINE_CLONES void round_double(const double* from, double* to, std::size_t count, LaneFormat<double> lane,
+                                   Rounding mode) {
+    round_array(from, to, count, lane, mode);
+}
+
+// One iteration per lane: one block, eight elements, all of them contiguous from lane to lane.
+FAULTLINE_CLONES void round_stochastic_shared(const float* from, float* to, std::size_t groups, LaneFormat<float> lane,
+                                              std::uint64_t key, std::uint64_t group) {
+    const std::int32_t surplus = 16 - lane.shift;  // 16 random bits serve every shared format of at least 8 bits
+    for (std::size_t g = 0; g < groups; ++g, from += stochastic_group, to += stochastic_group) {
+#pragma GCC ivdep
+        for (std::uint32_t l = 0; l < stochastic_lanes; ++l) {
+            const Block4x32 block = stochastic_block(key, group + g, l, 0);
+            for (std::uint32_t w = 0; w < 4; ++w) {
+                const std::uint32_t low = w * stochastic_lanes + l;
+                const std::uint32_t high = low + 4 * stochastic_lanes;
+                to[low] = lane_round_shared<Rounding::stochastic>(
+                    from[low], lane, static_cast<std::int32_t>((block.word[w] & 0xFFFFu) >> surplus));
+                to[high] = lane_round_shared<Rounding::stochastic>(
+                    from[high], lane, static_cast<std::int32_t>((block.word[w] >> 16) >> surplus));
+            }
+        }
+    }
+}
+
+FAULTLINE_CLONES void round_stochastic_narrow(const float* from, float* to, std::size_t groups, LaneFormat<float> lane,
+                                              std::uint64_t key, std::uint64_t group) {
+    for (std::size_t g = 0; g < groups; ++g, from += stochastic_group, to += stochastic_group) {
+#pragma GCC ivdep
+        for (std::uint32_t l = 0; l < stochastic_lanes; ++l) {
+            const Block4x32 upper = stochastic_block(key, group + g, l, 0);
+            const Block4x32 lower = stochastic_block(key, group + g, l, 1);
+            for (std::uint32_t w = 0; w < 4; ++w) {
+                const std::uint32_t low = w * stochastic_lanes + l;
+                const std::uint32_t high = low + 4 * stochastic_lanes;
+                to[low] = lane_round_narrow<Rounding::stochastic>(from[low], lane,
+                                                                  (upper.word[w] << 16) | (lower.word[w] & 0xFFFFu));
+                to[high] = lane_round_narrow<Rounding::stochastic>(
+                    from[high], lane, (upper.word[w] & 0xFFFF0000u) | (lower.word[w] >> 16));
+            }
+        }
+    }
+}
+
+FAULTLINE_CLONES void stochastic_words(std::uint32_t* words, std::uint64_t key, std::uint64_t group) {
+#pragma GCC ivdep
+    for (std::uint32_t l = 0; l < stochastic_lanes; ++l) {
+        const Block4x32 upper = stochastic_block(key, group, l, 0);
+        const Block4x32 lower = stochastic_block(key, group, l, 1);
+        for (std::uint32_t w = 0; w < 4; ++w) {
+            const std::uint32_t low = w * stochastic_lanes + l;
+            words[low] = (upper.word[w] << 16) | (lower.word[w] & 0xFFFFu);
+            words[low + 4 * stochastic_lanes] = (upper.word[w] & 0xFFFF0000u) | (lower.word[w] >> 16);
+        }
+    }
+}
+
+FAULTLINE_CLONES void round_with_words(const float* from, float* to, std::size_t count, LaneFormat<float> lane,
+                                       const std::uint32_t* words) {
+    if (lane.family == LaneFamily::shared) {
+        for (std::size_t i = 0; i < count; ++i) {
+            to[i] = lane_round_shared<Rounding::stochastic>(from[i], lane,
+                                                            static_cast<std::int32_t>(words[i] >> (32 - lane.shift)));
+        }
+    } else {
+        for (std::size_t i = 0; i < count; ++i) {
+            to[i] = lane_round_narrow<Rounding::stochastic>(from[i], lane, words[i]);
+        }
+    }
+}
+
+FAULTLINE_CLONES void round_with_words(const double* from, double* to, std::size_t count, LaneFormat<double> lane,
+                                       const std::uint32_t* words) {
+    for (std::size_t i = 0; i < count; ++i) {
+        to[i] = lane_round_narrow<Rounding::stochastic>(from[i], lane, static_cast<std::uint64_t>(words[i]) << 32);
+    }
+}
+
+}  // namespace faultline::detail
