@@ -35,11 +35,9 @@ void round_stochastic(const T* from, T* to, std::size_t count, const LaneFormat<
         std::size_t done = std::min(count, static_cast<std::size_t>(stochastic_group) - inside);
         bool fused = false;
         if constexpr (std::is_same_v<T, float>) {
-            const bool narrow = lane.family == LaneFamily::narrow;
-            if (inside == 0 && count >= stochastic_group && (narrow || lane.shift <= 16)) {
+            if (inside == 0 && count >= stochastic_group && lane.family == LaneFamily::shared && lane.shift <= 16) {
                 const std::size_t groups = count / stochastic_group;
-                narrow ? detail::round_stochastic_narrow(from, to, groups, lane, stream.key, group)
-                       : detail::round_stochastic_shared(from, to, groups, lane, stream.key, group);
+                detail::round_stochastic_shared(from, to, groups, lane, stream.key, group);
                 done = groups * stochastic_group;
                 fused = true;
             }

@@ -61,66 +61,58 @@ FAULTLINE_CLONES void round_double(const double* from, double* to, std::size_t c
     round_array(from, to, count, lane, mode);
 }
 
-// One iteration per lane: one block, eight elements, all of them contiguous from lane to lane.
+// One iteration of the inner loop is one lane: one block, eight elements, each contiguous from lane to lane. The eight are
+// written out because the vectoriser wants no loop inside.
 FAULTLINE_CLONES void round_stochastic_shared(const float* from, float* to, std::size_t groups, LaneFormat<float> lane,
                                               std::uint64_t key, std::uint64_t group) {
     const std::int32_t surplus = 16 - lane.shift;  // 16 random bits serve every shared format of at least 8 bits
     for (std::size_t g = 0; g < groups; ++g, from += stochastic_group, to += stochastic_group) {
 #pragma GCC ivdep
-        for (std::uint32_t l = 0; l < stochastic_lanes; ++l) {
-            const Block4x32 block = stochastic_block(key, group + g, l, 0);
-            for (std::uint32_t w = 0; w < 4; ++w) {
-                const std::uint32_t low = w * stochastic_lanes + l;
-                const std::uint32_t high = low + 4 * stochastic_lanes;
-                to[low] = lane_round_shared<Rounding::stochastic>(
-                    from[low], lane, static_cast<std::int32_t>((block.word[w] & 0xFFFFu) >> surplus));
-                to[high] = lane_round_shared<Rounding::stochastic>(
-                    from[high], lane, static_cast<std::int32_t>((block.word[w] >> 16) >> surplus));
-            }
-        }
-    }
-}
-
-FAULTLINE_CLONES void round_stochastic_narrow(const float* from, float* to, std::size_t groups, LaneFormat<float> lane,
-                                              std::uint64_t key, std::uint64_t group) {
-    for (std::size_t g = 0; g < groups; ++g, from += stochastic_group, to += stochastic_group) {
-#pragma GCC ivdep
-        for (std::uint32_t l = 0; l < stochastic_lanes; ++l) {
-            const Block4x32 upper = stochastic_block(key, group + g, l, 0);
-            const Block4x32 lower = stochastic_block(key, group + g, l, 1);
-            for (std::uint32_t w = 0; w < 4; ++w) {
-                const std::uint32_t low = w * stochastic_lanes + l;
-                const std::uint32_t high = low + 4 * stochastic_lanes;
-                to[low] = lane_round_narrow<Rounding::stochastic>(from[low], lane,
-                                                                  (upper.word[w] << 16) | (lower.word[w] & 0xFFFFu));
-                to[high] = lane_round_narrow<Rounding::stochastic>(
-                    from[high], lane, (upper.word[w] & 0xFFFF0000u) | (lower.word[w] >> 16));
-            }
+        for (int l = 0; l < stochastic_lanes; ++l) {
+            const Block4x32 block = stochastic_block(key, group + g, static_cast<std::uint32_t>(l), 0);
+            const auto one = [&](int at, std::uint32_t random) __attribute__((always_inline)) {
+                to[at + l] = lane_round_shared<Rounding::stochastic>(from[at + l], lane,
+                                                                     static_cast<std::int32_t>(random >> surplus));
+            };
+            one(0, block.word[0] & 0xFFFFu);
+            one(16, block.word[1] & 0xFFFFu);
+            one(32, block.word[2] & 0xFFFFu);
+            one(48, block.word[3] & 0xFFFFu);
+            one(64, block.word[0] >> 16);
+            one(80, block.word[1] >> 16);
+            one(96, block.word[2] >> 16);
+            one(112, block.word[3] >> 16);
         }
     }
 }
 
 FAULTLINE_CLONES void stochastic_words(std::uint32_t* words, std::uint64_t key, std::uint64_t group) {
 #pragma GCC ivdep
-    for (std::uint32_t l = 0; l < stochastic_lanes; ++l) {
-        const Block4x32 upper = stochastic_block(key, group, l, 0);
-        const Block4x32 lower = stochastic_block(key, group, l, 1);
-        for (std::uint32_t w = 0; w < 4; ++w) {
-            const std::uint32_t low = w * stochastic_lanes + l;
-            words[low] = (upper.word[w] << 16) | (lower.word[w] & 0xFFFFu);
-            words[low + 4 * stochastic_lanes] = (upper.word[w] & 0xFFFF0000u) | (lower.word[w] >> 16);
-        }
+    for (int l = 0; l < stochastic_lanes; ++l) {
+        const Block4x32 upper = stochastic_block(key, group, static_cast<std::uint32_t>(l), 0);
+        const Block4x32 lower = stochastic_block(key, group, static_cast<std::uint32_t>(l), 1);
+        const auto pair = [&](int at, std::uint32_t high, std::uint32_t low) __attribute__((always_inline)) {
+            words[at + l] = (high << 16) | (low & 0xFFFFu);
+            words[at + l + 4 * stochastic_lanes] = (high & 0xFFFF0000u) | (low >> 16);
+        };
+        pair(0, upper.word[0], lower.word[0]);
+        pair(16, upper.word[1], lower.word[1]);
+        pair(32, upper.word[2], lower.word[2]);
+        pair(48, upper.word[3], lower.word[3]);
     }
 }
 
 FAULTLINE_CLONES void round_with_words(const float* from, float* to, std::size_t count, LaneFormat<float> lane,
                                        const std::uint32_t* words) {
+    // The words are read from a buffer that `to` never overlaps, and from and to are the same or disjoint.
     if (lane.family == LaneFamily::shared) {
+#pragma GCC ivdep
         for (std::size_t i = 0; i < count; ++i) {
             to[i] = lane_round_shared<Rounding::stochastic>(from[i], lane,
                                                             static_cast<std::int32_t>(words[i] >> (32 - lane.shift)));
         }
     } else {
+#pragma GCC ivdep
         for (std::size_t i = 0; i < count; ++i) {
             to[i] = lane_round_narrow<Rounding::stochastic>(from[i], lane, words[i]);
         }
@@ -129,6 +121,7 @@ FAULTLINE_CLONES void round_with_words(const float* from, float* to, std::size_t
 
 FAULTLINE_CLONES void round_with_words(const double* from, double* to, std::size_t count, LaneFormat<double> lane,
                                        const std::uint32_t* words) {
+#pragma GCC ivdep
     for (std::size_t i = 0; i < count; ++i) {
         to[i] = lane_round_narrow<Rounding::stochastic>(from[i], lane, static_cast<std::uint64_t>(words[i]) << 32);
     }

@@ -12,10 +12,9 @@ namespace faultline::detail {
 void round_float(const float* from, float* to, std::size_t count, LaneFormat<float> lane, Rounding mode);
 void round_double(const double* from, double* to, std::size_t count, LaneFormat<double> lane, Rounding mode);
 
-/// Stochastic, whole groups of stochastic_group elements, the first of which is group `group`.
+/// Stochastic to a shared format with shift <= 16: whole groups of stochastic_group elements, the first one group `group`.
+/// Sixteen random bits are all that such an element sees, so half of the blocks need not be computed.
 void round_stochastic_shared(const float* from, float* to, std::size_t groups, LaneFormat<float> lane,
-                             std::uint64_t key, std::uint64_t group);
-void round_stochastic_narrow(const float* from, float* to, std::size_t groups, LaneFormat<float> lane,
                              std::uint64_t key, std::uint64_t group);
 
 /// The 32 random bits of each element of one group: stochastic_bits >> 32.

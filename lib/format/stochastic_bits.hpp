@@ -22,8 +22,8 @@ inline constexpr int stochastic_rounds = 12;  // the fewest that pass BigCrush; 
 inline constexpr std::uint32_t stochastic_domain = 0x726F756Eu;
 
 /// Block of lane `lane` in group `group` for the upper (part 0) or lower (part 1) 16 bits.
-FAULTLINE_HD constexpr Block4x32 stochastic_block(std::uint64_t key, std::uint64_t group, std::uint32_t lane,
-                                                  std::uint32_t part) {
+[[gnu::always_inline]] FAULTLINE_HD constexpr Block4x32 stochastic_block(std::uint64_t key, std::uint64_t group,
+                                                                         std::uint32_t lane, std::uint32_t part) {
     return threefry4x32<stochastic_rounds>(
         {static_cast<std::uint32_t>(group), static_cast<std::uint32_t>(group >> 32), lane, 0},
         {static_cast<std::uint32_t>(key), static_cast<std::uint32_t>(key >> 32), stochastic_domain, part});

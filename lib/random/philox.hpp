@@ -39,36 +39,55 @@ struct Block4x32 {
     return counter;
 }
 
+namespace detail {
+
+/// The words and the key schedule of a Threefry block on its way.
+struct ThreefryState {
+    std::uint32_t x0, x1, x2, x3;
+    std::uint32_t key[5];
+};
+
+/// One mixing: a += b, b = rotate(b) ^ a.
+template <int Rotation>
+[[gnu::always_inline]] FAULTLINE_HD constexpr void threefry_mix(std::uint32_t& a, std::uint32_t& b) {
+    a += b;
+    b = ((b << Rotation) | (b >> (32 - Rotation))) ^ a;
+}
+
+/// Rounds `Round` to `Rounds`-1. Unrolled by recursion and inlined by force: a loop over rounds inside a loop over lanes
+/// is not vectorised by the compilers at hand.
+template <int Round, int Rounds>
+[[gnu::always_inline]] FAULTLINE_HD constexpr void threefry_rounds(ThreefryState& s) {
+    if constexpr (Round < Rounds) {
+        constexpr int rotation[8][2] = {{10, 26}, {11, 21}, {13, 27}, {23, 5}, {6, 20}, {17, 11}, {25, 10}, {18, 20}};
+        threefry_mix<rotation[Round % 8][0]>(s.x0, Round % 2 == 0 ? s.x1 : s.x3);
+        threefry_mix<rotation[Round % 8][1]>(s.x2, Round % 2 == 0 ? s.x3 : s.x1);
+        if constexpr (Round % 4 == 3) {
+            constexpr int injection = Round / 4 + 1;
+            s.x0 += s.key[injection % 5];
+            s.x1 += s.key[(injection + 1) % 5];
+            s.x2 += s.key[(injection + 2) % 5];
+            s.x3 += s.key[(injection + 3) % 5] + static_cast<std::uint32_t>(injection);
+        }
+        threefry_rounds<Round + 1, Rounds>(s);
+    }
+}
+
+}  // namespace detail
+
 /// Threefry4x32 with `Rounds` rounds: additions, rotations and exclusive-ors alone, which vector units of every width do
 /// at full rate; this is why bulk stochastic rounding uses it and not Philox, whose 32x32->64 products cost twice as much.
 /// 12 rounds pass BigCrush (the paper, table 2). Rotations and parity constant: Skein 1.3 and the paper, section 4.1.
 template <int Rounds>
-[[nodiscard]] FAULTLINE_HD constexpr Block4x32 threefry4x32(Block4x32 counter, Block4x32 key) {
-    constexpr int rotation[8][2] = {{10, 26}, {11, 21}, {13, 27}, {23, 5}, {6, 20}, {17, 11}, {25, 10}, {18, 20}};
-    const std::uint32_t schedule[5] = {key.word[0], key.word[1], key.word[2], key.word[3],
-                                       0x1BD11BDAu ^ key.word[0] ^ key.word[1] ^ key.word[2] ^ key.word[3]};
-    std::uint32_t x0 = counter.word[0] + schedule[0];
-    std::uint32_t x1 = counter.word[1] + schedule[1];
-    std::uint32_t x2 = counter.word[2] + schedule[2];
-    std::uint32_t x3 = counter.word[3] + schedule[3];
-    for (int round = 0; round < Rounds; ++round) {
-        const int r0 = rotation[round % 8][0];
-        const int r1 = rotation[round % 8][1];
-        std::uint32_t& partner0 = round % 2 == 0 ? x1 : x3;
-        std::uint32_t& partner2 = round % 2 == 0 ? x3 : x1;
-        x0 += partner0;
-        partner0 = ((partner0 << r0) | (partner0 >> (32 - r0))) ^ x0;
-        x2 += partner2;
-        partner2 = ((partner2 << r1) | (partner2 >> (32 - r1))) ^ x2;
-        if (round % 4 == 3) {
-            const int injection = round / 4 + 1;
-            x0 += schedule[injection % 5];
-            x1 += schedule[(injection + 1) % 5];
-            x2 += schedule[(injection + 2) % 5];
-            x3 += schedule[(injection + 3) % 5] + static_cast<std::uint32_t>(injection);
-        }
-    }
-    return {x0, x1, x2, x3};
+[[nodiscard]] [[gnu::always_inline]] FAULTLINE_HD constexpr Block4x32 threefry4x32(Block4x32 counter, Block4x32 key) {
+    const std::uint32_t parity = 0x1BD11BDAu ^ key.word[0] ^ key.word[1] ^ key.word[2] ^ key.word[3];
+    detail::ThreefryState s{counter.word[0] + key.word[0],
+                            counter.word[1] + key.word[1],
+                            counter.word[2] + key.word[2],
+                            counter.word[3] + key.word[3],
+                            {key.word[0], key.word[1], key.word[2], key.word[3], parity}};
+    detail::threefry_rounds<0, Rounds>(s);
+    return {s.x0, s.x1, s.x2, s.x3};
 }
 
 }  // namespace faultline
