@@ -83,6 +83,15 @@ constexpr std::array table = std::to_array<NamedAccumulation>({
     {"rtx-blackwell-mma-e5m2", fused(32, 25, e5m2), "mma.m16n8k32 kind::f8f6f4", model},
 });
 
+std::string_view spelling(ZeroOperand zero) {
+    switch (zero) {
+        case ZeroOperand::ignored: return "ignored";
+        case ZeroOperand::at_minimum: return "at_minimum";
+        case ZeroOperand::at_fp32_minimum: return "at_fp32_minimum";
+    }
+    return "?";
+}
+
 std::string_view spelling(OutputFormat output) {
     switch (output) {
         case f32_rz: return "f32_rz";
@@ -118,7 +127,7 @@ std::string name(const Accumulation& accumulation) {
     return "fused(terms=" + std::to_string(u.terms) + ", fraction_bits=" + std::to_string(u.fraction_bits) +
            ", output=" + std::string(spelling(u.output)) + ", a_min=" + std::to_string(u.a_min_exponent) +
            ", b_min=" + std::to_string(u.b_min_exponent) + ", input_bits=" + std::to_string(u.input_fraction_bits) +
-           ", zero=" + (u.zero == ZeroOperand::ignored ? "ignored" : "at_minimum") + ")";
+           ", zero=" + std::string(spelling(u.zero)) + ")";
 }
 
 std::ostream& operator<<(std::ostream& out, const Accumulation& accumulation) { return out << name(accumulation); }

@@ -150,7 +150,9 @@ FAULTLINE_HD double add(const MatrixUnit& u, const A& a, const B& b, int count, 
             continue;
         }
         if (u.zero == ZeroOperand::ignored && (x == 0 || y == 0)) continue;
-        const int e = take_apart(x, u.a_min_exponent).exponent + take_apart(y, u.b_min_exponent).exponent;
+        const int ex = x == 0 ? zero_operand_exponent(u.zero, u.a_min_exponent) : take_apart(x, u.a_min_exponent).exponent;
+        const int ey = y == 0 ? zero_operand_exponent(u.zero, u.b_min_exponent) : take_apart(y, u.b_min_exponent).exponent;
+        const int e = ex + ey;
         if (e > largest) largest = e;
     }
     if (nan || (positive_infinity && negative_infinity)) return canonical_nan();

@@ -24,11 +24,9 @@
 namespace faultline::fused {
 namespace {
 
-using lanes::Double8;
 using lanes::Float16;
 using lanes::Int16;
 using lanes::load;
-using lanes::Short16;
 using lanes::store;
 using lanes::width;
 
@@ -87,7 +85,9 @@ FAULTLINE_CLONES Scan scan(const double* x, std::ptrdiff_t n, int min_exponent, 
 }
 
 void Operands::assign(MatrixView<const double> m, const MatrixUnit& unit, int min_exponent) {
-    const auto zero = unit.zero == ZeroOperand::ignored ? no_exponent : static_cast<std::int16_t>(min_exponent);
+    const auto zero = unit.zero == ZeroOperand::ignored
+                          ? no_exponent
+                          : static_cast<std::int16_t>(zero_operand_exponent(unit.zero, min_exponent));
     wide.assign(m);
     narrow.stride = exponents.stride = wide.stride;
     narrow.values.resize(wide.values.size());
@@ -175,73 +175,55 @@ FAULTLINE_CLONES void wide_add(const MatrixUnit& unit, const Group& g, double* c
     }
 }
 
-[[gnu::always_inline]] inline bool any(const Int16& lanes_set) {
-    std::uint64_t words[8], all = 0;
-    std::memcpy(words, &lanes_set, sizeof words);
-    for (const std::uint64_t w : words) all |= w;
-    return all != 0;
-}
-
-// The exponents of one vector of accumulators and products, and the two powers of two that follow from them. False when
-// a lane lies outside the window.
+// The two powers of two that follow from each column's largest exponent. False when one lies outside the window.
+// Plain loops: g++ 12 takes comparisons of 512-bit integer vectors apart, element by element.
 struct Scaling {
-    Float16 up;
-    Double8 down[2];
+    alignas(64) float up[width];
+    alignas(64) double down[width];
 };
 
-[[gnu::always_inline]] inline bool scaling(const MatrixUnit& unit, const Float16& c, const std::int16_t* product_exponent,
+[[gnu::always_inline]] inline bool scaling(const MatrixUnit& unit, const float* c, const std::int16_t* product_exponent,
                                            Scaling& s) {
-    Short16 narrow_exponent;
-    load(narrow_exponent, product_exponent);
-    const Int16 p = __builtin_convertvector(narrow_exponent, Int16);
-    Int16 bits;
-    std::memcpy(&bits, &c, sizeof bits);
-    bits &= 0x7FFFFFFF;
-    const int c_min = accumulator_min_exponent(unit.output);
-    Int16 e = (bits >> 23) - 127;
-    e = e > c_min ? e : Int16{} + c_min;
-    e = bits == 0 ? Int16{} + zero_accumulator_exponent : e;
-    e = p > e ? p : e;
-    e = ((bits == 0) & (p < no_product)) != 0 ? Int16{} : e;  // all zero: any exponent serves
-    if (any((e < narrow_lowest) | (e > narrow_highest))) return false;
-    const Int16 up = (unit.fraction_bits + 127 - e) << 23;
-    std::memcpy(&s.up, &up, sizeof up);
-    for (int h = 0; h < 2; ++h) {
-        using Int8 [[gnu::vector_size(32)]] = std::int32_t;
-        using Long8 [[gnu::vector_size(64)]] = std::int64_t;
-        Int8 half;
-        std::memcpy(&half, reinterpret_cast<const char*>(&e) + h * sizeof half, sizeof half);
-        const Long8 down = (__builtin_convertvector(half, Long8) + (1023 - unit.fraction_bits)) << 52;
-        std::memcpy(&s.down[h], &down, sizeof down);
+    const int c_min = accumulator_min_exponent(unit.output), fraction_bits = unit.fraction_bits;
+    alignas(64) std::int32_t largest[width];
+    std::int32_t outside = 0;
+    for (int j = 0; j < width; ++j) {
+        std::int32_t bits;
+        std::memcpy(&bits, c + j, sizeof bits);
+        bits &= 0x7FFFFFFF;
+        const std::int32_t p = product_exponent[j];
+        std::int32_t e = std::max((bits >> 23) - 127, c_min);
+        e = bits == 0 ? zero_accumulator_exponent : e;
+        e = std::max(p, e);
+        e = (bits | static_cast<std::int32_t>(p >= no_product)) == 0 ? 0 : e;  // all zero: any exponent serves
+        outside |= (e - narrow_lowest) | (narrow_highest - e);                 // negative when e is outside
+        largest[j] = e;
+        const std::int32_t up = (fraction_bits + 127 - e) << 23;
+        std::memcpy(s.up + j, &up, sizeof up);
     }
-    return true;
+    for (int j = 0; j < width; ++j) {
+        const std::int64_t down = (static_cast<std::int64_t>(largest[j]) + (1023 - fraction_bits)) << 52;
+        std::memcpy(s.down + j, &down, sizeof down);
+    }
+    return outside >= 0;
 }
 
 /// The sum, exact in binary64, to fp32; the rounding mode is toward zero, so the conversion truncates. Results are
 /// normal fp32 numbers or zero: a unit is at least 2^(narrow_lowest - 25) = 2^-125.
-[[gnu::always_inline]] inline void write_narrow(const MatrixUnit& unit, const Double8 (&sum)[2], const Scaling& s,
-                                                Float16& c) {
+[[gnu::always_inline]] inline void write_narrow(const MatrixUnit& unit, const double* sum, const Scaling& s, float* c) {
     if (unit.output == OutputFormat::f16_rne) {
-        alignas(64) double value[16], down[16];
-        alignas(64) float result[16];
-        store(value, sum);
-        store(down, s.down);
-        for (int j = 0; j < 16; ++j)
-            result[j] = static_cast<float>(write_output(static_cast<std::int64_t>(value[j]),
-                                                        static_cast<int>(bits_of(down[j]) >> 52) - 1023, unit.output));
-        load(c, result);
+        for (int j = 0; j < width; ++j)
+            c[j] = static_cast<float>(write_output(static_cast<std::int64_t>(sum[j]),
+                                                   static_cast<int>(bits_of(s.down[j]) >> 52) - 1023, unit.output));
         return;
     }
-    using Float8 [[gnu::vector_size(32)]] = float;
-    for (int h = 0; h < 2; ++h) {
-        const Float8 half = __builtin_convertvector(sum[h] * s.down[h] + 0.0, Float8);
-        std::memcpy(reinterpret_cast<char*>(&c) + h * sizeof half, &half, sizeof half);
-    }
-    if (unit.output == OutputFormat::e8m13_rz) {
-        Int16 bits;
-        std::memcpy(&bits, &c, sizeof bits);
-        bits &= ~0x3FF;
-        std::memcpy(&c, &bits, sizeof c);
+    const std::int32_t keep = unit.output == OutputFormat::e8m13_rz ? ~0x3FF : ~0;
+    for (int j = 0; j < width; ++j) {
+        const float r = static_cast<float>(sum[j] * s.down[j] + 0.0);
+        std::int32_t bits;
+        std::memcpy(&bits, &r, sizeof bits);
+        bits &= keep;
+        std::memcpy(c + j, &bits, sizeof bits);
     }
 }
 
@@ -249,40 +231,33 @@ struct Scaling {
 FAULTLINE_CLONES bool narrow_add(const MatrixUnit& unit, const Group& g, float* c) {
     alignas(64) std::int16_t product_exponent[width];
     largest_exponents(g, product_exponent);
-    Float16 c0, c1;
-    load(c0, c);
-    load(c1, c + 16);
-    Scaling s0, s1;
-    if (!scaling(unit, c0, product_exponent, s0) || !scaling(unit, c1, product_exponent + 16, s1)) return false;
+    Scaling s;
+    if (!scaling(unit, c, product_exponent, s)) return false;
     // At most so many products, and the accumulator, before an int32 could overflow.
     const int chunk = static_cast<int>(((std::int64_t{1} << 31) - 1) >> (unit.fraction_bits + 2)) - 1;
-    Int16 i0 = __builtin_convertvector(c0 * s0.up, Int16), i1 = __builtin_convertvector(c1 * s1.up, Int16);
-    Double8 sum0[2]{}, sum1[2]{};
-    const auto drain = [](const Int16& from, Double8(&to)[2]) __attribute__((always_inline)) {
-        using Int8 [[gnu::vector_size(32)]] = std::int32_t;
-        for (int h = 0; h < 2; ++h) {
-            Int8 half;
-            std::memcpy(&half, reinterpret_cast<const char*>(&from) + h * sizeof half, sizeof half);
-            to[h] += __builtin_convertvector(half, Double8);
-        }
-    };
+    Float16 c0, c1, up0, up1;
+    load(c0, c);
+    load(c1, c + 16);
+    load(up0, s.up);
+    load(up1, s.up + 16);
+    Int16 i0 = __builtin_convertvector(c0 * up0, Int16), i1 = __builtin_convertvector(c1 * up1, Int16);
+    alignas(64) std::int32_t part[width];
+    alignas(64) double sum[width]{};
     for (int t = 0; t < g.count;) {
         const int end = std::min(g.count, t + chunk);
         for (; t < end; ++t) {
             Float16 y0, y1;
             load(y0, g.b_narrow + t * g.stride);
             load(y1, g.b_narrow + t * g.stride + 16);
-            i0 += __builtin_convertvector(g.a_narrow[t] * y0 * s0.up, Int16);
-            i1 += __builtin_convertvector(g.a_narrow[t] * y1 * s1.up, Int16);
+            i0 += __builtin_convertvector(g.a_narrow[t] * y0 * up0, Int16);
+            i1 += __builtin_convertvector(g.a_narrow[t] * y1 * up1, Int16);
         }
-        drain(i0, sum0);
-        drain(i1, sum1);
+        store(part, i0);
+        store(part + 16, i1);
+        for (int j = 0; j < width; ++j) sum[j] += part[j];
         i0 = i1 = Int16{};
     }
-    write_narrow(unit, sum0, s0, c0);
-    write_narrow(unit, sum1, s1, c1);
-    store(c, c0);
-    store(c + 16, c1);
+    write_narrow(unit, sum, s, c);
     return true;
 }
 

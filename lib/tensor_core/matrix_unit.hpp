@@ -3,15 +3,17 @@
 // fused_add.hpp; the units that exist, by name and with their sources, are in accumulate.hpp.
 #pragma once
 
+#include <faultline/base/host_device.hpp>
+
 namespace faultline {
 
 /// How a fused add writes its result: to fp32 by truncation (23 fraction bits), to fp32 with the last ten fraction bits
 /// cleared (13 remain; the fp8 units of Ada and Hopper), or to fp16 by round-to-nearest-even.
 enum class OutputFormat : unsigned char { f32_rz, e8m13_rz, f16_rne };
 
-/// What exponent a product with a zero factor brings to the alignment: none, or that of the formats' smallest normal
-/// numbers (a unit that does not look for zeros would do that).
-enum class ZeroOperand : unsigned char { ignored, at_minimum };
+/// What exponent a product with a zero factor brings to the alignment: none; or the sum of its factors' exponents, with
+/// the zero standing at its format's smallest normal exponent, or at fp32's (as MMA-Sim has it).
+enum class ZeroOperand : unsigned char { ignored, at_minimum, at_fp32_minimum };
 
 /// A unit that adds `terms` products and the accumulator in one fused step (arXiv:2511.10909, section 4).
 struct MatrixUnit {
@@ -27,7 +29,14 @@ struct MatrixUnit {
 };
 
 /// Exponent of the smallest normal number of the accumulator's format.
-constexpr int accumulator_min_exponent(OutputFormat output) { return output == OutputFormat::f16_rne ? -14 : -126; }
+FAULTLINE_HD constexpr int accumulator_min_exponent(OutputFormat output) {
+    return output == OutputFormat::f16_rne ? -14 : -126;
+}
+
+/// The exponent that `zero` gives to a zero of the format with this smallest normal exponent.
+FAULTLINE_HD constexpr int zero_operand_exponent(ZeroOperand zero, int min_exponent) {
+    return zero == ZeroOperand::at_fp32_minimum ? -126 : min_exponent;
+}
 
 /// A zero accumulator stands at the exponent of fp32's smallest normal number, so the largest exponent of a fused add is
 /// never below it, whatever the products.
