@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/truth/interval_row.hpp>
+
+#include <faultline/truth/problem.hpp>
+
+namespace faultline::detail {
+
+IntervalRow::IntervalRow(const TruthProblem& problem, int bits)
+    : visible(static_cast<std::size_t>(problem.k.rows)),
+      s(visible.size(), Interval(bits)),
+      p(s),
+      dp(s),
+      ds(s),
+      lse(bits),
+      delta(bits),
+      scale(bits),
+      t_(bits),
+      sum_(bits) {
+    if (problem.scale.kind == Scale::Kind::exact)
+        set(scale, problem.scale.value);
+    else
+        inverse_sqrt(scale, static_cast<unsigned long>(problem.k.cols));
+}
+
+void IntervalRow::compute_scores(const TruthProblem& problem, std::size_t head, std::ptrdiff_t i) {
+    const double* bias = bias_row(problem, head, i);
+    empty = true;
+    for (std::ptrdiff_t j = 0; j < problem.k.rows; ++j) {
+        const auto at = static_cast<std::size_t>(j);
+        visible[at] = detail::visible(problem, head, i, j);
+        for (std::vector<Interval>* row : {&s, &p, &ds}) set((*row)[at], 0);
+        dot(dp[at], problem.dout[head].row(i), problem.v.row(j), problem.v.cols);
+        if (!visible[at]) continue;
+        dot(s[at], problem.q[head].row(i), problem.k.row(j), problem.k.cols);
+        mul(s[at], s[at], scale);
+        if (bias != nullptr) add(s[at], s[at], bias[j]);
+        // any key near the largest will do as the pivot; the choice affects widths, not containment
+        if (empty || mpfr_greater_p(s[at].lo, s[largest_].lo)) largest_ = at;
+        empty = false;
+    }
+}
+
+void IntervalRow::compute(const TruthProblem& problem, std::size_t head, std::ptrdiff_t i) {
+    compute_scores(problem, head, i);
+    set(delta, 0);
+    if (empty) return;
+    const std::size_t w = largest_;
+    set(sum_, 0);
+    for (std::size_t j = 0; j < s.size(); ++j) {
+        if (!visible[j]) continue;
+        if (j == w) {
+            set(p[j], 1);
+            continue;
+        }
+        sub(t_, s[j], s[w]);
+        exp(p[j], t_);
+        add(sum_, sum_, p[j]);
+    }
+    log1p(lse, sum_);
+    add(lse, lse, s[w]);
+    add(sum_, sum_, 1.0);
+    Interval& rest = delta;  // sum_{j != w} p_j (dp_j - dp_w); dp_w is added when it has been used
+    for (std::size_t j = 0; j < s.size(); ++j) {
+        if (!visible[j]) continue;
+        div(p[j], p[j], sum_);
+        if (j == w) continue;
+        sub(ds[j], dp[j], dp[w]);
+        mul(t_, p[j], ds[j]);
+        add(rest, rest, t_);
+    }
+    for (std::size_t j = 0; j < s.size(); ++j) {
+        if (!visible[j]) continue;
+        sub(ds[j], ds[j], rest);
+        mul(ds[j], ds[j], p[j]);
+    }
+    add(delta, rest, dp[w]);
+}
+
+void IntervalRow::output(const TruthProblem& problem, std::ptrdiff_t c, Interval& r) const {
+    Interval t(static_cast<int>(r.bits()));
+    set(r, 0);
+    for (std::ptrdiff_t j = 0; j < problem.k.rows; ++j) {
+        if (!visible[static_cast<std::size_t>(j)]) continue;
+        mul(t, p[static_cast<std::size_t>(j)], problem.v(j, c));
+        add(r, r, t);
+    }
+}
+
+void IntervalRow::query_gradient(const TruthProblem& problem, std::ptrdiff_t c, Interval& r) const {
+    Interval t(static_cast<int>(r.bits()));
+    set(r, 0);
+    for (std::ptrdiff_t j = 0; j < problem.k.rows; ++j) {
+        if (!visible[static_cast<std::size_t>(j)]) continue;
+        mul(t, ds[static_cast<std::size_t>(j)], problem.k(j, c));
+        add(r, r, t);
+    }
+    mul(r, r, scale);
+}
+
+}  // namespace faultline::detail

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// One row of attention in interval arithmetic.
+#pragma once
+
+#include <vector>
+
+#include <faultline/truth/interval.hpp>
+#include <faultline/truth/truth.hpp>
+
+namespace faultline::detail {
+
+/// Row i of one query head. Entries of keys that the row does not see are [0, 0] (dp: computed all the same).
+struct IntervalRow {
+    IntervalRow(const TruthProblem& problem, int bits);
+
+    std::vector<bool> visible;           // [n_k]
+    std::vector<Interval> s, p, dp, ds;  // [n_k]
+    Interval lse, delta;
+    bool empty = true;
+    Interval scale;
+
+    void compute(const TruthProblem& problem, std::size_t head, std::ptrdiff_t i);
+    /// r <- sum_j p_j v_jc and r <- scale sum_j ds_j k_jc
+    void output(const TruthProblem& problem, std::ptrdiff_t c, Interval& r) const;
+    void query_gradient(const TruthProblem& problem, std::ptrdiff_t c, Interval& r) const;
+
+  private:
+    void compute_scores(const TruthProblem& problem, std::size_t head, std::ptrdiff_t i);
+    std::size_t largest_ = 0;
+    Interval t_;
+    Interval sum_;
+};
+
+}  // namespace faultline::detail
