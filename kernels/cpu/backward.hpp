@@ -60,7 +60,7 @@ class BackwardHead {
     std::vector<double> scaled_lse() {
         std::vector<double> reference = forward_.lse;
         if (schedule_.p_saved) return reference;
-        const bool in_log2 = schedule_.exp_base == ExpBase::two && schedule_.scale_at == ScaleAt::exponent;
+        const bool in_log2 = schedule_.bwd_exp_base == ExpBase::two;
         if (!in_log2) return reference;
         constexpr double log2e_fp32 = 1.44269502162933349609375;  // float(M_LOG2E), as the kernels hold it
         stage_.pass(
@@ -79,12 +79,12 @@ class BackwardHead {
             for (std::ptrdiff_t j = 0; j < count; ++j) sum = f(sum + f(a[j] * b[j]));
             return sum;
         }
-        std::array<double, 8> lane{};
+        std::vector<double> lane(static_cast<std::size_t>(schedule_.delta_threads), 0.0);
         for (std::ptrdiff_t j = 0; j < count; ++j) {
-            double& sum = lane[static_cast<std::size_t>((j / 8) % 8)];
+            double& sum = lane[static_cast<std::size_t>((j / 8) % schedule_.delta_threads)];
             sum = f(sum + f(a[j] * b[j]));
         }
-        for (std::size_t half : {4U, 2U, 1U})
+        for (std::size_t half = lane.size() / 2; half > 0; half /= 2)
             for (std::size_t t = 0; t < half; ++t) lane[t] = f(lane[t] + lane[t + half]);
         return lane[0];
     }
@@ -151,12 +151,16 @@ class BackwardHead {
             copy(columns(forward_.p.view(rows.first, rows.count), keys), p_);
         } else {
             scores(stage, backward_sites, where, x_.q.middle_rows(rows.first, rows.count), columns(x_.k_t, keys), scales_, plan_, mask_, p_);
-            probabilities(stage, backward_sites, where, schedule_.bwd_argument, scales_, plan_, reference_.data() + rows.first, true, p_);
+            probabilities(stage, backward_sites, where, schedule_.bwd_argument, schedule_.bwd_exp_base, scales_, plan_,
+                          reference_.data() + rows.first, true, p_);
         }
         dp_ = dp_storage_.shaped(rows.count, keys.count);
-        for_each(dp_, [](double, auto, auto) { return 0.0; });
+        const double* delta = delta_.data() + rows.first;
+        const bool starts_at_delta = schedule_.delta_in == DeltaIn::accumulator;
+        for_each(dp_, [&](double, auto i, auto) { return starts_at_delta ? -delta[i] : 0.0; });
         stage.accumulate(Site::dp_accumulate, where, x_.dout.middle_rows(rows.first, rows.count), columns(x_.v_t, keys), dp_);
         stage.pass(Site::dp_cast, where, dp_);
+        if (schedule_.ds_p == DsP::cast) stage.pass(Site::bwd_p_cast, where, p_);
     }
 
     /// dp_ becomes ds, cast.
@@ -164,18 +168,23 @@ class BackwardHead {
     void form_score_gradient(Stage<J>& stage, const TileAt& where, const TileRange& rows) {
         const double scale = schedule_.ds_scale == DsScale::before ? scales_.natural : 1.0;
         const double* delta = delta_.data() + rows.first;
+        const bool subtracted = schedule_.delta_in == DeltaIn::accumulator;  // dp_ already holds dp - delta
         stage.pass(
             Site::ds, where, dp_,
             [&](MatrixView<double> t) {
-                for_each(t, [&](double dp, auto i, auto) { return dp - delta[i]; });
-                stage.round_intermediate(Site::ds, t);
+                if (!subtracted) {
+                    for_each(t, [&](double dp, auto i, auto) { return dp - delta[i]; });
+                    stage.round_intermediate(Site::ds, t);
+                }
                 for_each(t, [&](double x, auto i, auto j) { return p_(i, j) * x; });
                 if (scale != 1.0) {
                     stage.round_intermediate(Site::ds, t);
                     for_each(t, [&](double x, auto, auto) { return x * scale; });
                 }
             },
-            [&](MatrixView<double> t) { for_each(t, [&](double dp, auto i, auto j) { return p_(i, j) * (dp - delta[i]) * scale; }); });
+            [&](MatrixView<double> t) {
+                for_each(t, [&](double dp, auto i, auto j) { return p_(i, j) * (subtracted ? dp : dp - delta[i]) * scale; });
+            });
         stage.pass(Site::ds_cast, where, dp_);
     }
 
@@ -204,7 +213,7 @@ class BackwardHead {
         const MatrixView<const double> dout = x_.dout.middle_rows(rows.first, rows.count);
         const MatrixView<const double> q = x_.q.middle_rows(rows.first, rows.count);
         if (projection_.active()) projection_.accumulate_rank_one(where, p_, x_.k_for_dq.middle_rows(keys.first, keys.count), q);
-        stage_.pass(Site::bwd_p_cast, where, p_);
+        if (schedule_.ds_p == DsP::unrounded) stage_.pass(Site::bwd_p_cast, where, p_);
         const MatrixView<double> p_t = transposed_.shaped(keys.count, rows.count);
         transpose(p_, p_t);
         sum(Site::dv_accumulate, schedule_.dkv_carry, where, p_t, dout, dv.view(keys.first, keys.count));

@@ -47,6 +47,7 @@ class ForwardHead {
     /// The streaming softmax of these rows over key tiles [begin, end).
     void stream(const TileRange& rows, const TileAxis& keys, int begin, int end) {
         maximum_.assign(static_cast<std::size_t>(rows.count), -infinity);
+        running_lse_.assign(static_cast<std::size_t>(rows.count), -infinity);
         sums_ = RowSums(rows.count, schedule_.row_sum_order);
         rounded_sums_ = RowSums(rows.count, schedule_.row_sum_order);
         o_ = Matrix(rows.count, v_.cols);
@@ -61,14 +62,13 @@ class ForwardHead {
         const std::vector<double> old_maximum = maximum_;
         update_maximum(where, p);
         const std::vector<double> alpha = rescale_factors(where, old_maximum, first);
-        probabilities(stage_, forward_sites, where, schedule_.argument, scales_, plan_, maximum_.data(), false, p);
+        probabilities(stage_, forward_sites, where, schedule_.argument, schedule_.exp_base, scales_, plan_, maximum_.data(), false, p);
         update_sums(where, p, alpha);
         if (schedule_.normalize == Normalize::before_pv) normalize_probabilities(where, p);
-        if (schedule_.normalize == Normalize::each_tile) to_normalized_scale(where, p);
         stage_.pass(Site::p_cast, where, p);
         if (schedule_.p_saved) copy(p, columns(out_.p.view(rows.first, rows.count), keys));
         add_output(where, p, alpha, keys, first);
-        if (schedule_.normalize == Normalize::each_tile) previous_sums_ = joined_sums(output_sums());
+        if (schedule_.normalize == Normalize::each_tile) normalize_state(where);
     }
 
     template <class T>
@@ -97,9 +97,9 @@ class ForwardHead {
         stage_.pass(
             Site::rescale_factor, row_place(where), column(alpha),
             [&](MatrixView<double> t) {
-                stage_.round_intermediate(Site::rescale_factor, t);
+                stage_.round_intermediate(Site::exp_argument, t);  // the argument is rounded as the scores' own is
                 for_each(t, [&](double x, auto, auto) { return x * c; });
-                stage_.round_intermediate(Site::rescale_factor, t);
+                stage_.round_intermediate(Site::exp_argument, t);
                 exponential(t, schedule_.exp_base);
             },
             exact);
@@ -158,11 +158,17 @@ class ForwardHead {
         divide(Site::p_normalize, where, sum, p);
     }
 
-    /// FlashAttention-1 keeps the output normalised: o <- (o l_old alpha + P V) / l_new, with P scaled by 1/l_new here and
-    /// o by l_old alpha / l_new in add_output.
-    void to_normalized_scale(const TileAt& where, MatrixView<double> p) {
-        (void)where;
-        (void)p;
+    /// FlashAttention-1: after every key tile o <- o / l, and the row's state becomes its lse: a row maximum of lse/scale
+    /// with row sum 1 (fmha_fprop_kernel_1xN.h:433, 585-632).
+    void normalize_state(const TileAt& where) {
+        divide(Site::o_normalize, where, joined_sums(sums_), o_.view());
+        running_lse_ = lse_of_rows(where, -infinity);
+        for (std::size_t i = 0; i < maximum_.size(); ++i) {
+            maximum_[i] = running_lse_[i] == -infinity ? -infinity : stage_.round_intermediate(Site::row_max, running_lse_[i] / scales_.natural);
+            double* lanes = sums_.row(static_cast<std::ptrdiff_t>(i));
+            std::fill(lanes, lanes + sums_.lanes(), 0.0);
+            lanes[0] = running_lse_[i] == -infinity ? 0.0 : 1.0;
+        }
     }
 
     /// x <- x / sum, as the kernel divides; rows without a visible key stay 0.
@@ -219,7 +225,13 @@ class ForwardHead {
     }
 
     void store_lse(const TileAt& where, const TileRange& rows) {
-        const std::vector<double> lse = lse_of_rows(where, infinity);
+        std::vector<double> lse;
+        if (schedule_.normalize == Normalize::each_tile) {
+            lse = running_lse_;
+            std::replace(lse.begin(), lse.end(), -infinity, infinity);
+        } else {
+            lse = lse_of_rows(where, infinity);
+        }
         std::copy(lse.begin(), lse.end(), out_.lse.begin() + rows.first);
     }
 
@@ -227,8 +239,9 @@ class ForwardHead {
     std::vector<double> lse_of_rows(const TileAt& where, double empty) {
         const std::vector<double> sum = joined_sums(sums_);
         std::vector<double> lse(maximum_);
-        // The maximum is in units of the raw score where the scale stands in the exponent.
-        const double unit = schedule_.scale_at == ScaleAt::exponent ? scales_.natural : 1.0;
+        // The maximum is in units of the raw score where the scale stands in the exponent, and in log2 units where the
+        // scores are.
+        const double unit = schedule_.scale_at == ScaleAt::exponent ? scales_.natural : 1.0 / scales_.score_unit(schedule_.exp_base);
         const double offset = schedule_.max_offset * std::numbers::ln2;
         const auto log_sum = [&](std::ptrdiff_t i) { return std::log(sum[static_cast<std::size_t>(i)]); };
         stage_.pass(
@@ -280,7 +293,7 @@ class ForwardHead {
     MatrixView<const double> q_, k_t_, v_;
     HeadForward out_;
     std::vector<double> maximum_;
-    std::vector<double> previous_sums_;
+    std::vector<double> running_lse_;
     RowSums sums_{0, RowSumOrder::sequential};
     RowSums rounded_sums_{0, RowSumOrder::sequential};
     Matrix o_;

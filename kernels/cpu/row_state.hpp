@@ -45,6 +45,16 @@ void add_row(const double* p, std::ptrdiff_t count, RowSumOrder order, double al
                 for (std::ptrdiff_t j = first + 1; j < count; j += (j % 2 == 1) ? 7 : 1) lanes[t] = rounded(lanes[t] + p[j]);
             }
             return;
+        case RowSumOrder::warp_of_32:
+            for (std::ptrdiff_t block = 0; block < count; block += 32) {
+                double lane[4] = {0, 0, 0, 0};
+                for (std::ptrdiff_t j = block; j < std::min(block + 32, count); ++j) {
+                    double& sum = lane[(j % 8) / 2];
+                    sum = rounded(sum + p[j]);
+                }
+                lanes[0] = rounded(lanes[0] + rounded(rounded(lane[0] + lane[1]) + rounded(lane[2] + lane[3])));
+            }
+            return;
         case RowSumOrder::pairwise: {
             std::vector<double> level(p, p + count);
             while (level.size() > 1) {

@@ -20,24 +20,32 @@ inline constexpr double infinity = std::numeric_limits<double>::infinity();
 /// The sites of one pass: the forward and the recomputation in the backward go the same way.
 struct ScoreSites {
     Site accumulate, cast, scale, argument, exp;
+    bool backward;
 };
-inline constexpr ScoreSites forward_sites{Site::s_accumulate, Site::s_cast, Site::s_scale, Site::exp_argument, Site::exp};
+inline constexpr ScoreSites forward_sites{Site::s_accumulate, Site::s_cast, Site::s_scale, Site::exp_argument, Site::exp, false};
 inline constexpr ScoreSites backward_sites{Site::bwd_s_accumulate, Site::bwd_s_cast, Site::bwd_s_scale, Site::bwd_exp_argument,
-                                           Site::bwd_exp};
+                                           Site::bwd_exp, true};
 
 /// The scale as the kernel holds it.
 struct Scales {
     double exponent;  ///< c of exp2(s c - m c); 1 where the scores are scaled before
+    double bwd_exponent;  ///< the same with the backward's base
     double natural;   ///< scale, for lse, dq, dk
     double inputs;    ///< sqrt(scale) where q and k are scaled, else 1
+    double log2e;     ///< log2(e), where scores are turned into log2 units in a step of their own
 
+    /// What scaled scores are multiplied with for the base of the exponential.
+    [[nodiscard]] double score_unit(ExpBase base) const { return base == ExpBase::two ? log2e : 1.0; }
     Scales(const RoundingPlan& plan, double scale) {
         const Rule& rule = plan[Site::scale];
         const auto rounded = [&](double x) { return faultline::round(x, rule.format, rule.rounding); };
-        const double in_log2 = plan.schedule.exp_base == ExpBase::two ? std::numbers::log2e : 1.0;
+        const auto in_log2 = [](ExpBase base) { return base == ExpBase::two ? std::numbers::log2e : 1.0; };
         // The host computes scale*log2(e) from the float scale in double and rounds once (flash_api.cpp).
         natural = rounded(scale);
-        exponent = plan.schedule.scale_at == ScaleAt::exponent ? rounded(natural * in_log2) : 1.0;
+        const bool here = plan.schedule.scale_at == ScaleAt::exponent;
+        exponent = here ? rounded(natural * in_log2(plan.schedule.exp_base)) : 1.0;
+        bwd_exponent = here ? rounded(natural * in_log2(plan.schedule.bwd_exp_base)) : 1.0;
+        log2e = rounded(std::numbers::log2e);
         inputs = plan.schedule.scale_at == ScaleAt::inputs ? rounded(std::sqrt(scale)) : 1.0;
     }
 };
@@ -63,9 +71,12 @@ void scores(Stage<I>& stage, const ScoreSites& at, const TileAt& where, MatrixVi
     for_each(s, [](double, auto, auto) { return 0.0; });
     stage.accumulate(at.accumulate, where, q, k_t, s);
     stage.pass(at.cast, where, s);
-    const bool scale_here = plan.schedule.scale_at == ScaleAt::scores;
-    if (scale_here) {
-        const auto scaled = [&](MatrixView<double> t) { for_each(t, [&](double x, auto, auto) { return x * scales.natural; }); };
+    const bool scale_here = plan.schedule.scale_at != ScaleAt::exponent;
+    const ExpBase base = at.backward ? plan.schedule.bwd_exp_base : plan.schedule.exp_base;
+    const double natural = plan.schedule.scale_at == ScaleAt::scores ? scales.natural : 1.0;
+    const bool to_log2 = base == ExpBase::two;
+    if (scale_here && (natural != 1.0 || to_log2 || mask.bias.data != nullptr)) {
+        const auto scaled = [&](MatrixView<double> t) { for_each(t, [&](double x, auto, auto) { return x * natural; }); };
         const auto biased = [&](MatrixView<double> t) {
             if (mask.bias.data == nullptr) return;
             for_each(t, [&](double x, auto i, auto j) { return x + mask.bias(where.query0 + i, where.key0 + j); });
@@ -76,14 +87,18 @@ void scores(Stage<I>& stage, const ScoreSites& at, const TileAt& where, MatrixVi
                 scaled(t);
                 if (mask.bias.data != nullptr) stage.round_intermediate(at.scale, t);
                 biased(t);
+                if (!to_log2) return;
+                stage.round_intermediate(at.scale, t);
+                for_each(t, [&](double x, auto, auto) { return x * scales.log2e; });
             },
             [&](MatrixView<double> t) {
                 scaled(t);
                 biased(t);
+                if (to_log2) for_each(t, [&](double x, auto, auto) { return x * std::numbers::log2e; });
             });
     } else if (mask.bias.data != nullptr) {
         // Kernels that scale in the exponent add bias/scale to the raw score (FlashAttention-2 does so with ALiBi).
-        const double unscale = plan.schedule.scale_at == ScaleAt::inputs ? 1.0 : 1.0 / scales.natural;
+        const double unscale = 1.0 / scales.natural;
         stage.pass(
             at.scale, where, s,
             [&](MatrixView<double> t) {
@@ -106,9 +121,9 @@ void scores(Stage<I>& stage, const ScoreSites& at, const TileAt& where, MatrixVi
 /// x <- exp(scale (s - reference[i])), reference per row in the units of s (row max) or already scaled (lse): the form
 /// says how. `scaled_reference`, where given, is what the backward subtracts (lse in log2 units).
 template <class I>
-void probabilities(Stage<I>& stage, const ScoreSites& at, const TileAt& where, ArgumentForm form, const Scales& scales,
+void probabilities(Stage<I>& stage, const ScoreSites& at, const TileAt& where, ArgumentForm form, ExpBase base, const Scales& scales,
                    const RoundingPlan& plan, const double* reference, bool reference_is_scaled, MatrixView<double> x) {
-    const double c = scales.exponent;
+    const double c = at.backward ? scales.bwd_exponent : scales.exponent;
     const double offset = reference_is_scaled ? 0.0 : plan.schedule.max_offset;
     const auto shift_of = [&](std::ptrdiff_t i) {  // what is subtracted from s c, as the kernel holds it
         if (reference_is_scaled) return reference[i];
@@ -153,7 +168,7 @@ void probabilities(Stage<I>& stage, const ScoreSites& at, const TileAt& where, A
         }
     };
     stage.pass(at.argument, where, x, in_kernel, exactly);
-    exponential(x, plan.schedule.exp_base);
+    exponential(x, base);
     stage.pass(at.exp, where, x);
 }
 

@@ -34,6 +34,12 @@ std::string problem_with(const RoundingPlan& plan) {
         return "schedule: key_splits above 1 needs normalize = \"after_pv\": each split has its own row sum";
     if (s.p_saved && s.normalize != Normalize::before_pv)
         return "schedule: p_saved needs normalize = \"before_pv\": only a normalised p can be used again in the backward";
+    if (s.delta_threads < 1 || (s.delta_threads & (s.delta_threads - 1)) != 0)
+        return "schedule: delta_threads must be a power of two";
+    if (s.delta_in == DeltaIn::accumulator && s.delta_from == DeltaFrom::p_dp)
+        return "schedule: delta_in = \"accumulator\" needs a delta that is known before dp: delta_from = \"o\" or \"o_unrounded\"";
+    if (s.normalize == Normalize::each_tile && (s.row_sum_adds == RowSumAdds::two_sums || s.scale_at != ScaleAt::exponent))
+        return "schedule: normalize = \"each_tile\" needs one row sum and scale_at = \"exponent\"";
     if (s.max_policy == MaxPolicy::stable && s.stable_beta <= 1)
         return "schedule: stable_beta must be above 1: a repeated maximum is to be moved off the scores";
     if (s.max_policy == MaxPolicy::lazy && s.scale_at != ScaleAt::exponent)

@@ -39,13 +39,15 @@ enum class RowSumOrder : unsigned char {
     pairwise,
     quad,  ///< four partial sums over columns 8j+2t, 8j+2t+1 (t = 0..3: an mma fragment), joined as (0+2)+(1+3) at the end;
            ///< the rescale of the running sum and the tile's first term are one fma, as nvcc contracts FlashAttention-2
+    warp_of_32,  ///< within 32 columns four such sums from zero, joined as (0+1)+(2+3), then added to the running sum
+                 ///< (PyTorch's memory-efficient attention)
 };
 
 /// Where p is divided by the row sum.
 enum class Normalize : unsigned char {
     after_pv,   ///< once, on the output (FlashAttention-2)
     before_pv,  ///< on p, before P V; needs one key tile (standard attention)
-    each_tile,  ///< the output is kept normalised from tile to tile (FlashAttention-1)
+    each_tile,  ///< the output is kept normalised from tile to tile, and the running statistic is lse (FlashAttention-1)
 };
 
 /// How the output is divided by the row sum.
@@ -70,10 +72,23 @@ enum class GroupReduce : unsigned char {
     before_cast,  ///< summed in working precision, then cast (FlashAttention-3)
 };
 
+/// Where delta is subtracted from dp.
+enum class DeltaIn : unsigned char {
+    difference,   ///< ds = p (dp - delta), the difference rounded
+    accumulator,  ///< the accumulator of dO V^T starts at -delta (FlashAttention-1)
+};
+
 /// In which order delta's dot product adds the head's columns.
 enum class DeltaOrder : unsigned char {
     sequential,
-    octet,  ///< eight threads, thread t columns 64p+8t..8t+7 in order, joined by a tree over t xor 4, 2, 1 (FlashAttention-2)
+    octets,  ///< delta_threads threads take eight columns each in turn, each adds its own in order; joined by a tree over
+             ///< thread xor half, …, 2, 1 (FlashAttention-2: eight threads)
+};
+
+/// Which p the score gradient p (dp - delta) is made of.
+enum class DsP : unsigned char {
+    unrounded,  ///< p in working precision (FlashAttention-2/3)
+    cast,       ///< p after bwd_p_cast (PyTorch's memory-efficient attention)
 };
 
 /// Where the score gradient is scaled.
@@ -102,7 +117,8 @@ struct Schedule {
     Order bwd_key_order = Order::ascending;    ///< in which dq is summed across key tiles
 
     ScaleAt scale_at = ScaleAt::exponent;
-    ExpBase exp_base = ExpBase::two;
+    ExpBase exp_base = ExpBase::two;      ///< with scale_at = scores, base two has the scores in log2 units: scaled, then times log2(e)
+    ExpBase bwd_exp_base = ExpBase::two;
     ArgumentForm argument = ArgumentForm::fused;
     ArgumentForm bwd_argument = ArgumentForm::fused;
     MaxPolicy max_policy = MaxPolicy::exact;
@@ -120,6 +136,9 @@ struct Schedule {
     bool p_saved = false;  ///< the backward reads the forward's normalised, cast p in place of recomputing it
     DeltaFrom delta_from = DeltaFrom::o;
     DeltaOrder delta_order = DeltaOrder::sequential;
+    int delta_threads = 8;  ///< a power of two, for `octets`
+    DeltaIn delta_in = DeltaIn::difference;
+    DsP ds_p = DsP::unrounded;
     DsScale ds_scale = DsScale::after;
     GroupReduce group_reduce = GroupReduce::after_cast;
 

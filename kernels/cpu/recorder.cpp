@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/cpu/recorder.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+
+namespace faultline {
+
+TileRecorder::TileRecorder(int first_head, int heads, std::ptrdiff_t n_q) : first_head_(first_head), heads_(heads) {
+    const auto rows = static_cast<std::size_t>(n_q);
+    rows_.assign(static_cast<std::size_t>(heads),
+                 RecordedRows{std::vector<double>(rows, 0.0), std::vector<double>(rows, 0.0), std::vector<double>(rows, 0.0)});
+}
+
+bool TileRecorder::watches(Site) const { return true; }
+
+TileRecorder::Cell& TileRecorder::cell(Site site, int head, int q_tile, int k_tile) {
+    Grid& grid = grids_[index(site)];
+    if (q_tile >= grid.q_tiles || k_tile >= grid.k_tiles) {  // tiles arrive in the kernel's order, which may be descending
+        Grid larger{std::max(grid.q_tiles, q_tile + 1), std::max(grid.k_tiles, k_tile + 1), {}};
+        larger.cells.resize(static_cast<std::size_t>(heads_ * larger.q_tiles * larger.k_tiles));
+        for (int h = 0; h < heads_; ++h)
+            for (int q = 0; q < grid.q_tiles; ++q)
+                for (int k = 0; k < grid.k_tiles; ++k)
+                    larger.cells[static_cast<std::size_t>((h * larger.q_tiles + q) * larger.k_tiles + k)] =
+                        grid.cells[static_cast<std::size_t>((h * grid.q_tiles + q) * grid.k_tiles + k)];
+        grid = std::move(larger);
+    }
+    return grid.cells[static_cast<std::size_t>((head * grid.q_tiles + q_tile) * grid.k_tiles + k_tile)];
+}
+
+void TileRecorder::at(Site site, const TileAt& where, MatrixView<double> value, MatrixView<const double> exact) {
+    const int head = where.head - first_head_;
+    Cell& c = cell(site, head, where.q_tile, where.k_tile);
+    // Masked elements of a score tile are 0 on both sides and are no samples of the site's error.
+    const bool skip_zeros = info(site).shape == SiteShape::score_tile;
+    for (std::ptrdiff_t i = 0; i < value.rows; ++i)
+        for (std::ptrdiff_t j = 0; j < value.cols; ++j) {
+            const double v = value(i, j);
+            const double x = exact(i, j);
+            if (!std::isfinite(x) || (skip_zeros && v == 0 && x == 0)) continue;
+            if (!std::isfinite(v)) {
+                c.nonfinite += 1;
+                continue;
+            }
+            const double e = v - x;
+            c.sum += e;
+            c.sum_squared += e * e;
+            c.value_squared += x * x;
+            c.max_abs = std::max(c.max_abs, std::abs(e));
+            c.count += 1;
+        }
+    RecordedRows& rows = rows_[static_cast<std::size_t>(head)];
+    if (site == Site::delta)
+        for (std::ptrdiff_t i = 0; i < value.rows; ++i) rows.delta[static_cast<std::size_t>(where.query0 + i)] = value(i, 0);
+    if (site == Site::ds_cast)
+        for (std::ptrdiff_t i = 0; i < value.rows; ++i)
+            for (std::ptrdiff_t j = 0; j < value.cols; ++j) {
+                rows.ds_sum[static_cast<std::size_t>(where.query0 + i)] += value(i, j);
+                rows.ds_abs_sum[static_cast<std::size_t>(where.query0 + i)] += std::abs(value(i, j));
+            }
+}
+
+TileStatistics TileRecorder::statistics(Site site) const {
+    const Grid& grid = grids_[index(site)];
+    TileStatistics s{.site = site, .heads = heads_, .q_tiles = grid.q_tiles, .k_tiles = grid.k_tiles, .signed_mean = {}, .rms = {}, .value_rms = {}, .max_abs = {}, .count = {}, .nonfinite = {}};
+    for (const Cell& c : grid.cells) {
+        const double n = std::max(c.count, 1.0);
+        s.signed_mean.push_back(c.sum / n);
+        s.rms.push_back(std::sqrt(c.sum_squared / n));
+        s.value_rms.push_back(std::sqrt(c.value_squared / n));
+        s.max_abs.push_back(c.max_abs);
+        s.count.push_back(c.count);
+        s.nonfinite.push_back(c.nonfinite);
+    }
+    return s;
+}
+
+double TileStatistics::total_rms() const {
+    double squares = 0, n = 0;
+    for (std::size_t i = 0; i < count.size(); ++i) {
+        squares += rms[i] * rms[i] * count[i];
+        n += count[i];
+    }
+    return n > 0 ? std::sqrt(squares / n) : 0;
+}
+
+double TileStatistics::signed_bias() const {
+    double sum = 0, n = 0;
+    for (std::size_t i = 0; i < count.size(); ++i) {
+        sum += signed_mean[i] * count[i];
+        n += count[i];
+    }
+    const double size = total_rms();
+    return size > 0 ? sum / n / size : 0;
+}
+
+double TileStatistics::t_statistic() const {
+    double sum = 0, squares = 0, tiles = 0;
+    for (std::size_t i = 0; i < count.size(); ++i) {
+        if (count[i] == 0) continue;
+        sum += signed_mean[i];
+        squares += signed_mean[i] * signed_mean[i];
+        tiles += 1;
+    }
+    if (tiles < 2) return 0;
+    const double mean = sum / tiles;
+    const double variance = std::max(0.0, squares / tiles - mean * mean) * tiles / (tiles - 1);
+    return variance > 0 ? mean / std::sqrt(variance / tiles) : 0;
+}
+
+TileStatistics joined(const TileStatistics& first, const TileStatistics& next) {
+    if (first.heads == 0) return next;
+    if (next.q_tiles != first.q_tiles || next.k_tiles != first.k_tiles)
+        throw std::invalid_argument("joined: tile grids of two head groups differ");
+    TileStatistics all = first;
+    all.heads += next.heads;
+    const auto append = [](std::vector<double>& to, const std::vector<double>& from) { to.insert(to.end(), from.begin(), from.end()); };
+    append(all.signed_mean, next.signed_mean);
+    append(all.rms, next.rms);
+    append(all.value_rms, next.value_rms);
+    append(all.max_abs, next.max_abs);
+    append(all.count, next.count);
+    append(all.nonfinite, next.nonfinite);
+    return all;
+}
+
+}  // namespace faultline

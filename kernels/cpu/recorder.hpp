@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// The recorder: an instrument that sums up each site's local error (value - exact result of the site's operation on the
+// operands it really got) per head and tile, and keeps rows that attribution needs. It changes nothing.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <vector>
+
+#include <faultline/cpu/instrument.hpp>
+#include <faultline/plan/site.hpp>
+
+namespace faultline {
+
+/// Local error of one site: [head, q_tile, k_tile], row-major. Tiles that the causal mask leaves out have count 0.
+struct TileStatistics {
+    Site site = Site::q_cast;
+    int heads = 0, q_tiles = 0, k_tiles = 0;
+    std::vector<double> signed_mean;   ///< mean of the error, in the site's unit
+    std::vector<double> rms;           ///< of the error
+    std::vector<double> value_rms;     ///< of the exact value, for scale
+    std::vector<double> max_abs;       ///< largest |error|
+    std::vector<double> count;         ///< elements summed up: those whose exact value and error are finite
+    std::vector<double> nonfinite;     ///< elements whose exact value is finite and whose value is not
+
+    /// Over all tiles: mean error / rms error, and its t-statistic with tiles as samples.
+    [[nodiscard]] double signed_bias() const;
+    [[nodiscard]] double total_rms() const;
+    [[nodiscard]] double t_statistic() const;
+};
+
+/// Per query head: what each row of the plan's run had.
+struct RecordedRows {
+    std::vector<double> delta;           ///< [n_q], after its site
+    std::vector<double> ds_sum;          ///< [n_q], sum over keys of the score gradient after its cast
+    std::vector<double> ds_abs_sum;      ///< [n_q]
+};
+
+/// Watches every site of one kv head's group; recorders of several groups are joined in order.
+class TileRecorder final : public Instrument {
+  public:
+    /// `first_head`: index in the layer of the first query head, as HeadGroup::first_head.
+    TileRecorder(int first_head, int heads, std::ptrdiff_t n_q);
+    [[nodiscard]] bool watches(Site site) const override;
+    void at(Site site, const TileAt& where, MatrixView<double> value, MatrixView<const double> exact) override;
+
+    [[nodiscard]] const std::vector<RecordedRows>& rows() const { return rows_; }
+    /// The statistics of a site over this recorder's heads; sites of a whole kv head (casts of k, dk, …) stand under its
+    /// first query head, and the other heads' count is 0.
+    [[nodiscard]] TileStatistics statistics(Site site) const;
+
+  private:
+    struct Cell {
+        double sum = 0, sum_squared = 0, value_squared = 0, max_abs = 0, count = 0, nonfinite = 0;
+    };
+    struct Grid {
+        int q_tiles = 0, k_tiles = 0;
+        std::vector<Cell> cells;  // [head, q_tile, k_tile]
+    };
+    Cell& cell(Site site, int head, int q_tile, int k_tile);
+
+    int first_head_;
+    int heads_;
+    std::array<Grid, site_count> grids_;
+    std::vector<RecordedRows> rows_;
+};
+
+/// Heads of `next` appended after those of `first`; grids must agree.
+[[nodiscard]] TileStatistics joined(const TileStatistics& first, const TileStatistics& next);
+
+}  // namespace faultline
