@@ -34,16 +34,23 @@ inline constexpr int dtype_count = 15;
 template <class T>
 [[nodiscard]] constexpr Dtype dtype_of() {
     using U = std::remove_cv_t<T>;
-    if constexpr (std::is_same_v<U, double>) return Dtype::f64;
-    else if constexpr (std::is_same_v<U, float>) return Dtype::f32;
-    else if constexpr (std::is_same_v<U, bool>) return Dtype::boolean;
+    if constexpr (std::is_same_v<U, double>)
+        return Dtype::f64;
+    else if constexpr (std::is_same_v<U, float>)
+        return Dtype::f32;
+    else if constexpr (std::is_same_v<U, bool>)
+        return Dtype::boolean;
     else {
         static_assert(std::is_integral_v<U>, "no tensor dtype stores this type");
         constexpr bool is_signed = std::is_signed_v<U>;
-        if constexpr (sizeof(U) == 8) return is_signed ? Dtype::i64 : Dtype::u64;
-        else if constexpr (sizeof(U) == 4) return is_signed ? Dtype::i32 : Dtype::u32;
-        else if constexpr (sizeof(U) == 2) return is_signed ? Dtype::i16 : Dtype::u16;
-        else return is_signed ? Dtype::i8 : Dtype::u8;
+        if constexpr (sizeof(U) == 8)
+            return is_signed ? Dtype::i64 : Dtype::u64;
+        else if constexpr (sizeof(U) == 4)
+            return is_signed ? Dtype::i32 : Dtype::u32;
+        else if constexpr (sizeof(U) == 2)
+            return is_signed ? Dtype::i16 : Dtype::u16;
+        else
+            return is_signed ? Dtype::i8 : Dtype::u8;
     }
 }
 

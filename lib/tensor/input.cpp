@@ -43,10 +43,12 @@ void FileInput::read(std::uint64_t offset, std::span<std::byte> out) const {
     while (!out.empty()) {
         const ssize_t got = ::pread(descriptor_, out.data(), out.size(), static_cast<off_t>(offset));
         if (got < 0 && errno == EINTR) continue;
-        if (got < 0) throw RequestError(fmt::format("{}: cannot be read at byte {} ({}): expected a readable regular file",
-                                                    name_, offset, std::strerror(errno)));
-        if (got == 0) throw RequestError(fmt::format("{}: ends at byte {}: expected {} bytes, as when it was opened",
-                                                     name_, offset, size_));
+        if (got < 0)
+            throw RequestError(fmt::format("{}: cannot be read at byte {} ({}): expected a readable regular file",
+                                           name_, offset, std::strerror(errno)));
+        if (got == 0)
+            throw RequestError(
+                fmt::format("{}: ends at byte {}: expected {} bytes, as when it was opened", name_, offset, size_));
         out = out.subspan(static_cast<std::size_t>(got));
         offset += static_cast<std::uint64_t>(got);
     }

@@ -23,14 +23,18 @@ struct Matrix {
             for (std::ptrdiff_t j = 0; j < cols; ++j) (*this)(i, j) = from(i, j);
     }
 
-    [[nodiscard]] double& operator()(std::ptrdiff_t i, std::ptrdiff_t j) { return values[static_cast<std::size_t>(i * cols + j)]; }
+    [[nodiscard]] double& operator()(std::ptrdiff_t i, std::ptrdiff_t j) {
+        return values[static_cast<std::size_t>(i * cols + j)];
+    }
     [[nodiscard]] double operator()(std::ptrdiff_t i, std::ptrdiff_t j) const {
         return values[static_cast<std::size_t>(i * cols + j)];
     }
     [[nodiscard]] MatrixView<double> view() { return {values.data(), rows, cols}; }
     [[nodiscard]] MatrixView<const double> view() const { return {values.data(), rows, cols}; }
     /// Rows [first, first + count).
-    [[nodiscard]] MatrixView<double> view(std::ptrdiff_t first, std::ptrdiff_t count) { return view().middle_rows(first, count); }
+    [[nodiscard]] MatrixView<double> view(std::ptrdiff_t first, std::ptrdiff_t count) {
+        return view().middle_rows(first, count);
+    }
     [[nodiscard]] MatrixView<const double> view(std::ptrdiff_t first, std::ptrdiff_t count) const {
         return view().middle_rows(first, count);
     }

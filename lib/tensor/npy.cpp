@@ -26,9 +26,8 @@ struct Suffix {
     Dtype dtype;
     std::string_view raw, integer;  // type codes that may carry it
 };
-constexpr std::array<Suffix, 3> suffixes{{{".bf16", Dtype::bf16, "V2", "u2"},
-                                          {".e5m2", Dtype::e5m2, "V1", "u1"},
-                                          {".e4m3", Dtype::e4m3, "V1", "u1"}}};
+constexpr std::array<Suffix, 3> suffixes{
+    {{".bf16", Dtype::bf16, "V2", "u2"}, {".e5m2", Dtype::e5m2, "V1", "u1"}, {".e4m3", Dtype::e4m3, "V1", "u1"}}};
 
 constexpr std::array<std::pair<std::string_view, Dtype>, 13> codes{{{"f8", Dtype::f64},
                                                                     {"f4", Dtype::f32},
@@ -49,16 +48,19 @@ std::string_view without(std::string_view text, std::string_view ending) {
 }
 
 const Suffix* suffix_of(std::string_view stem) {
-    const auto found = std::find_if(suffixes.begin(), suffixes.end(), [&](const Suffix& s) { return stem.ends_with(s.text); });
+    const auto found =
+        std::find_if(suffixes.begin(), suffixes.end(), [&](const Suffix& s) { return stem.ends_with(s.text); });
     return found == suffixes.end() ? nullptr : &*found;
 }
 
 /// Dtype of the elements, by the rule at the top of the header; the first character of `descr` is the byte order.
 Dtype dtype_of_descr(const Input& in, const std::string& descr, const Suffix* suffix) {
     const auto refuse = [&](const std::string& found, const std::string& expected) -> RequestError {
-        return RequestError(fmt::format("{}: descr: '{}' {}: expected {}", in.name(), escaped(descr, 40), found, expected));
+        return RequestError(
+            fmt::format("{}: descr: '{}' {}: expected {}", in.name(), escaped(descr, 40), found, expected));
     };
-    if (descr == "|O" || descr == "O") throw refuse("holds Python objects, which are never unpickled", "a numeric type");
+    if (descr == "|O" || descr == "O")
+        throw refuse("holds Python objects, which are never unpickled", "a numeric type");
     const bool ordered = !descr.empty() && std::string_view("<>|=").find(descr.front()) != std::string_view::npos;
     const std::string_view code = std::string_view(descr).substr(ordered ? 1 : 0);
     std::optional<Dtype> dtype;
@@ -72,18 +74,21 @@ Dtype dtype_of_descr(const Input& in, const std::string& descr, const Suffix* su
         if (found != codes.end()) dtype = found->second;
     }
     if (suffix != nullptr) {
-        if (dtype == suffix->dtype || (ordered && (code == suffix->raw || code == suffix->integer))) return suffix->dtype;
-        throw refuse("does not fit the file's name", fmt::format("'|{}' or '<{}' in a file called NAME{}.npy", suffix->raw,
-                                                                 suffix->integer, suffix->text));
+        if (dtype == suffix->dtype || (ordered && (code == suffix->raw || code == suffix->integer)))
+            return suffix->dtype;
+        throw refuse("does not fit the file's name", fmt::format("'|{}' or '<{}' in a file called NAME{}.npy",
+                                                                 suffix->raw, suffix->integer, suffix->text));
     }
-    if (code == "V1") throw refuse("is one raw byte of an unknown fp8 format", "a file called NAME.e4m3.npy or NAME.e5m2.npy");
+    if (code == "V1")
+        throw refuse("is one raw byte of an unknown fp8 format", "a file called NAME.e4m3.npy or NAME.e5m2.npy");
     if (!dtype) throw refuse("is not a type that a tensor may have", "a float, integer or bool type, or bfloat16");
     return *dtype;
 }
 
 void swap_bytes(std::vector<std::byte>& bytes, std::size_t element_width) {
     for (std::size_t i = 0; i + element_width <= bytes.size(); i += element_width) {
-        std::reverse(bytes.begin() + static_cast<std::ptrdiff_t>(i), bytes.begin() + static_cast<std::ptrdiff_t>(i + element_width));
+        std::reverse(bytes.begin() + static_cast<std::ptrdiff_t>(i),
+                     bytes.begin() + static_cast<std::ptrdiff_t>(i + element_width));
     }
 }
 
@@ -112,15 +117,16 @@ std::string descr_for(const std::string& path, const Tensor& tensor) {
     const Suffix* suffix = suffix_of(stem);
     const bool fp8 = tensor.dtype == Dtype::e5m2 || tensor.dtype == Dtype::e4m3;
     if ((suffix != nullptr && suffix->dtype != tensor.dtype) || (fp8 && suffix == nullptr)) {
-        throw RequestError(fmt::format("{}: tensor {} is {}: expected {}", escaped(path, path.size()), in_quotes(tensor.name),
-                                       print_name(tensor.dtype),
-                                       fp8 ? fmt::format("a file called NAME{}.npy",
-                                                         tensor.dtype == Dtype::e5m2 ? ".e5m2" : ".e4m3")
-                                           : fmt::format("a file's name without {}", suffix->text)));
+        throw RequestError(
+            fmt::format("{}: tensor {} is {}: expected {}", escaped(path, path.size()), in_quotes(tensor.name),
+                        print_name(tensor.dtype),
+                        fp8 ? fmt::format("a file called NAME{}.npy", tensor.dtype == Dtype::e5m2 ? ".e5m2" : ".e4m3")
+                            : fmt::format("a file's name without {}", suffix->text)));
     }
     if (suffix != nullptr) return fmt::format("{}{}", width(tensor.dtype) == 1 ? '|' : '<', suffix->integer);
     if (tensor.dtype == Dtype::boolean) return "|b1";
-    const auto found = std::find_if(codes.begin(), codes.end(), [&](const auto& c) { return c.second == tensor.dtype; });
+    const auto found =
+        std::find_if(codes.begin(), codes.end(), [&](const auto& c) { return c.second == tensor.dtype; });
     return fmt::format("{}{}", width(tensor.dtype) == 1 ? '|' : '<', found->first);
 }
 
@@ -131,7 +137,9 @@ Tensor read_npy_tensor(const Input& in, const std::string& file_name) {
     const std::string_view stem = without(file_name, ".npy");
     const Suffix* suffix = suffix_of(stem);
     Tensor tensor{std::string(suffix != nullptr ? without(stem, suffix->text) : stem),
-                  dtype_of_descr(in, header.descr, suffix), header.shape, {}};
+                  dtype_of_descr(in, header.descr, suffix),
+                  header.shape,
+                  {}};
     const auto bytes = byte_count(tensor.dtype, tensor.shape);
     if (!bytes) {
         throw RequestError(fmt::format("{}: shape: {} has too many elements: expected fewer than 2^63 bytes", in.name(),
@@ -164,9 +172,11 @@ TensorSet read_npy_folder(const std::string& path) {
         if (entry->path().extension() == ".npy") files.push_back(entry->path());
     }
     if (error) {
-        throw RequestError(fmt::format("{}: cannot be listed ({}): expected a readable folder", set.source, error.message()));
+        throw RequestError(
+            fmt::format("{}: cannot be listed ({}): expected a readable folder", set.source, error.message()));
     }
-    if (files.empty()) throw RequestError(fmt::format("{}: holds no .npy file: expected layer0.q.npy and so on", set.source));
+    if (files.empty())
+        throw RequestError(fmt::format("{}: holds no .npy file: expected layer0.q.npy and so on", set.source));
     std::sort(files.begin(), files.end());  // a folder's own order differs from machine to machine
     for (const fs::path& file : files) set.add(read_npy_tensor(FileInput(file.string()), file.filename().string()));
     return set;
@@ -181,7 +191,8 @@ void write_npy(const std::string& path, const Tensor& tensor) {
     std::string shape;
     for (const std::int64_t extent : tensor.shape) shape += fmt::format("{}, ", extent);
     if (tensor.shape.size() > 1) shape.resize(shape.size() - 2);  // "(3, )" keeps its comma: "(3)" is no tuple
-    std::string text = fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': ({}), }}", descr_for(path, tensor), shape);
+    std::string text =
+        fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': ({}), }}", descr_for(path, tensor), shape);
     constexpr std::size_t fixed = 10, alignment = 64;  // numpy.lib.format's ARRAY_ALIGN; the last byte is a newline
     text.append((alignment - (fixed + text.size() + 1) % alignment) % alignment, ' ');
     text += '\n';

@@ -35,11 +35,16 @@ class Dictionary {
         while (!accept('}')) {
             const std::string key = string();
             require(':');
-            if (!seen.insert(key).second) refuse(in_, "header", fmt::format("key {} occurs twice", in_quotes(key)), "every key once");
-            if (key == "descr") header.descr = descr();
-            else if (key == "fortran_order") header.fortran_order = boolean();
-            else if (key == "shape") header.shape = shape();
-            else refuse(in_, "header", fmt::format("key {}", in_quotes(key)), "descr, fortran_order and shape");
+            if (!seen.insert(key).second)
+                refuse(in_, "header", fmt::format("key {} occurs twice", in_quotes(key)), "every key once");
+            if (key == "descr")
+                header.descr = descr();
+            else if (key == "fortran_order")
+                header.fortran_order = boolean();
+            else if (key == "shape")
+                header.shape = shape();
+            else
+                refuse(in_, "header", fmt::format("key {}", in_quotes(key)), "descr, fortran_order and shape");
             if (!accept(',')) {
                 require('}');
                 break;
@@ -48,7 +53,8 @@ class Dictionary {
         skip_space();
         if (at_ != text_.size()) bad("nothing after the dictionary");
         for (const char* key : {"descr", "fortran_order", "shape"}) {
-            if (!seen.contains(key)) refuse(in_, "header", fmt::format("{} is missing", key), "descr, fortran_order and shape");
+            if (!seen.contains(key))
+                refuse(in_, "header", fmt::format("{} is missing", key), "descr, fortran_order and shape");
         }
         return header;
     }
@@ -145,7 +151,8 @@ class Dictionary {
 
 NpyHeader read_npy_header(const Input& in) {
     constexpr std::uint64_t fixed = 10;  // magic, version, and the shorter of the two length fields
-    if (in.size() < fixed) refuse(in, "magic", fmt::format("the file has {} bytes", in.size()), "a .npy file, at least 10");
+    if (in.size() < fixed)
+        refuse(in, "magic", fmt::format("the file has {} bytes", in.size()), "a .npy file, at least 10");
     std::array<std::byte, 12> start{};
     in.read(0, std::span(start).first(fixed));
     if (std::memcmp(start.data(), magic.data(), magic.size()) != 0) {

@@ -19,9 +19,9 @@ class PartialName {
     PartialName(PartialName&&) noexcept;
     PartialName& operator=(PartialName&&) noexcept;
 
-    [[nodiscard]] const std::string& given() const { return given_; }      ///< as given, for messages (escaped)
-    [[nodiscard]] const std::string& partial() const { return partial_; }  ///< where to write
-    [[nodiscard]] const std::string& final_name() const { return final_; } ///< where commit() puts it
+    [[nodiscard]] const std::string& given() const { return given_; }       ///< as given, for messages (escaped)
+    [[nodiscard]] const std::string& partial() const { return partial_; }   ///< where to write
+    [[nodiscard]] const std::string& final_name() const { return final_; }  ///< where commit() puts it
     /// Renames. With `durable`, the bytes are on the disk before the name is. WorkError.
     void commit(bool durable = true);
     /// Leaves the partial file where it is: it is somebody else's.

@@ -38,7 +38,8 @@ json parse_header(const Input& in, const std::string& text) {
     std::vector<std::set<std::string, std::less<>>> keys;
     const auto watch = [&](int depth, json::parse_event_t event, json& parsed) {
         if (event == json::parse_event_t::object_start || event == json::parse_event_t::array_start) {
-            if (depth >= deepest) refuse(in, "header", "is nested deeper than any tensor's entry", "three levels at most");
+            if (depth >= deepest)
+                refuse(in, "header", "is nested deeper than any tensor's entry", "three levels at most");
             keys.emplace_back();
         } else if (event == json::parse_event_t::object_end || event == json::parse_event_t::array_end) {
             keys.pop_back();
@@ -99,21 +100,24 @@ Dtype parse_dtype(const Input& in, const std::string& field, const json& value) 
     if (!value.is_string()) refuse(in, field, fmt::format("dtype is a JSON {}", value.type_name()), "a string");
     const auto& name = value.get_ref<const std::string&>();
     const auto dtype = dtype_from_safetensors(name);
-    if (!dtype) refuse(in, field, fmt::format("dtype {} is unknown", in_quotes(name)), "one of " + known_safetensors_names());
+    if (!dtype)
+        refuse(in, field, fmt::format("dtype {} is unknown", in_quotes(name)), "one of " + known_safetensors_names());
     return *dtype;
 }
 
 std::vector<std::int64_t> parse_shape(const Input& in, const std::string& field, const json& value) {
     if (!value.is_array() || value.size() > most_dimensions) {
-        refuse(in, field, value.is_array() ? fmt::format("shape has {} dimensions", value.size())
-                                           : fmt::format("shape is a JSON {}", value.type_name()),
+        refuse(in, field,
+               value.is_array() ? fmt::format("shape has {} dimensions", value.size())
+                                : fmt::format("shape is a JSON {}", value.type_name()),
                fmt::format("an array of at most {} dimensions", most_dimensions));
     }
     std::vector<std::int64_t> shape;
     for (const json& extent : value) {
         constexpr std::uint64_t largest = std::numeric_limits<std::int64_t>::max();
         if (!extent.is_number_unsigned() || extent.get<std::uint64_t>() > largest) {
-            refuse(in, field, fmt::format("shape holds {}", escaped(extent.dump(), 40)), "non-negative integers below 2^63");
+            refuse(in, field, fmt::format("shape holds {}", escaped(extent.dump(), 40)),
+                   "non-negative integers below 2^63");
         }
         shape.push_back(static_cast<std::int64_t>(extent.get<std::uint64_t>()));
     }
@@ -128,7 +132,8 @@ SafetensorsEntry parse_entry(const Input& in, const std::string& name, const jso
     out.dtype = parse_dtype(in, field, member(in, field, entry, "dtype"));
     out.shape = parse_shape(in, field, member(in, field, entry, "shape"));
     const json& offsets = member(in, field, entry, "data_offsets");
-    if (!offsets.is_array() || offsets.size() != 2 || !offsets[0].is_number_unsigned() || !offsets[1].is_number_unsigned()) {
+    if (!offsets.is_array() || offsets.size() != 2 || !offsets[0].is_number_unsigned() ||
+        !offsets[1].is_number_unsigned()) {
         refuse(in, field, "data_offsets is not [begin, end]", "two non-negative integers");
     }
     const auto begin = offsets[0].get<std::uint64_t>();
@@ -140,7 +145,8 @@ SafetensorsEntry parse_entry(const Input& in, const std::string& name, const jso
     }
     const auto bytes = byte_count(out.dtype, out.shape);
     if (!bytes) {
-        refuse(in, field, fmt::format("shape {} has too many elements", shape_text(out.shape)), "fewer than 2^63 bytes");
+        refuse(in, field, fmt::format("shape {} has too many elements", shape_text(out.shape)),
+               "fewer than 2^63 bytes");
     }
     if (*bytes != end - begin) {
         refuse(in, field, fmt::format("data_offsets span {} bytes", end - begin),
@@ -180,11 +186,12 @@ SafetensorsLayout read_safetensors_layout(const Input& in) {
             layout.entries.push_back(parse_entry(in, name, entry, data_start));
             continue;
         }
-        if (!entry.is_object()) refuse(in, metadata_key, fmt::format("is a JSON {}", entry.type_name()), "an object of strings");
+        if (!entry.is_object())
+            refuse(in, metadata_key, fmt::format("is a JSON {}", entry.type_name()), "an object of strings");
         for (const auto& [key, value] : entry.items()) {
             if (!value.is_string()) {
-                refuse(in, fmt::format("{} {}", metadata_key, in_quotes(key)), fmt::format("is a JSON {}", value.type_name()),
-                       "a string");
+                refuse(in, fmt::format("{} {}", metadata_key, in_quotes(key)),
+                       fmt::format("is a JSON {}", value.type_name()), "a string");
             }
             layout.metadata.emplace(key, value.get_ref<const std::string&>());
         }
@@ -223,9 +230,9 @@ void write_safetensors(const std::string& path, const TensorSet& set) {
                                            escaped(path, path.size()), in_quotes(name)));
         }
         if (byte_count(tensor.dtype, tensor.shape) != tensor.bytes.size()) {
-            throw RequestError(fmt::format("{}: tensor {}: {} bytes: expected shape {} of {}", escaped(path, path.size()),
-                                           in_quotes(name), tensor.bytes.size(), shape_text(tensor.shape),
-                                           print_name(tensor.dtype)));
+            throw RequestError(fmt::format("{}: tensor {}: {} bytes: expected shape {} of {}",
+                                           escaped(path, path.size()), in_quotes(name), tensor.bytes.size(),
+                                           shape_text(tensor.shape), print_name(tensor.dtype)));
         }
         header[name] = {{"dtype", std::string(safetensors_name(tensor.dtype))},
                         {"shape", tensor.shape},
@@ -236,8 +243,9 @@ void write_safetensors(const std::string& path, const TensorSet& set) {
     try {
         text = header.dump();
     } catch (const json::exception&) {  // dump() refuses text that is not UTF-8
-        throw RequestError(fmt::format("{}: a tensor's name or the metadata is not UTF-8: expected UTF-8, as safetensors does",
-                                       escaped(path, path.size())));
+        throw RequestError(
+            fmt::format("{}: a tensor's name or the metadata is not UTF-8: expected UTF-8, as safetensors does",
+                        escaped(path, path.size())));
     }
     text.resize((text.size() + 7) / 8 * 8, ' ');  // the format's padding; the data starts 8-byte aligned
     const std::uint64_t length = text.size();

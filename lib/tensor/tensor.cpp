@@ -68,25 +68,51 @@ std::vector<T> to(const Tensor& tensor) {
     std::vector<T> out(static_cast<std::size_t>(tensor.size()));
     const std::span<const std::byte> bytes = tensor.bytes;
     switch (tensor.dtype) {
-        case Dtype::f64: convert<T, double>(bytes, out); break;
-        case Dtype::f32: convert<T, float>(bytes, out); break;
+        case Dtype::f64:
+            convert<T, double>(bytes, out);
+            break;
+        case Dtype::f32:
+            convert<T, float>(bytes, out);
+            break;
         case Dtype::bf16:  // the upper half of a float32
             for (std::size_t i = 0; i < out.size(); ++i) {
                 const auto bits = static_cast<std::uint32_t>(element<std::uint16_t>(bytes, i)) << 16;
                 out[i] = static_cast<T>(std::bit_cast<float>(bits));
             }
             break;
-        case Dtype::f16: convert_by_table<T, std::uint16_t>(bytes, out, 5, 10, true); break;
-        case Dtype::e5m2: convert_by_table<T, std::uint8_t>(bytes, out, 5, 2, true); break;
-        case Dtype::e4m3: convert_by_table<T, std::uint8_t>(bytes, out, 4, 3, false); break;
-        case Dtype::i64: convert<T, std::int64_t>(bytes, out); break;
-        case Dtype::i32: convert<T, std::int32_t>(bytes, out); break;
-        case Dtype::i16: convert<T, std::int16_t>(bytes, out); break;
-        case Dtype::i8: convert<T, std::int8_t>(bytes, out); break;
-        case Dtype::u8: convert<T, std::uint8_t>(bytes, out); break;
-        case Dtype::u16: convert<T, std::uint16_t>(bytes, out); break;
-        case Dtype::u32: convert<T, std::uint32_t>(bytes, out); break;
-        case Dtype::u64: convert<T, std::uint64_t>(bytes, out); break;
+        case Dtype::f16:
+            convert_by_table<T, std::uint16_t>(bytes, out, 5, 10, true);
+            break;
+        case Dtype::e5m2:
+            convert_by_table<T, std::uint8_t>(bytes, out, 5, 2, true);
+            break;
+        case Dtype::e4m3:
+            convert_by_table<T, std::uint8_t>(bytes, out, 4, 3, false);
+            break;
+        case Dtype::i64:
+            convert<T, std::int64_t>(bytes, out);
+            break;
+        case Dtype::i32:
+            convert<T, std::int32_t>(bytes, out);
+            break;
+        case Dtype::i16:
+            convert<T, std::int16_t>(bytes, out);
+            break;
+        case Dtype::i8:
+            convert<T, std::int8_t>(bytes, out);
+            break;
+        case Dtype::u8:
+            convert<T, std::uint8_t>(bytes, out);
+            break;
+        case Dtype::u16:
+            convert<T, std::uint16_t>(bytes, out);
+            break;
+        case Dtype::u32:
+            convert<T, std::uint32_t>(bytes, out);
+            break;
+        case Dtype::u64:
+            convert<T, std::uint64_t>(bytes, out);
+            break;
         case Dtype::boolean:
             for (std::size_t i = 0; i < out.size(); ++i) out[i] = bytes[i] != std::byte{0} ? T{1} : T{0};
             break;
@@ -108,9 +134,12 @@ std::optional<std::uint64_t> byte_count(Dtype dtype, std::span<const std::int64_
     bool empty = false;
     for (const std::int64_t extent : shape) {
         if (extent < 0) return std::nullopt;
-        if (extent == 0) empty = true;
-        else if (product > largest / static_cast<std::uint64_t>(extent)) return std::nullopt;
-        else product *= static_cast<std::uint64_t>(extent);
+        if (extent == 0)
+            empty = true;
+        else if (product > largest / static_cast<std::uint64_t>(extent))
+            return std::nullopt;
+        else
+            product *= static_cast<std::uint64_t>(extent);
     }
     return empty ? 0 : product;
 }
@@ -151,7 +180,8 @@ const Tensor& TensorSet::at(std::string_view name) const {
 void TensorSet::add(Tensor tensor) {
     const auto [place, added] = tensors.try_emplace(tensor.name);
     if (!added) {
-        throw RequestError(fmt::format("{}: tensor {} occurs twice: expected every name once", source, in_quotes(tensor.name)));
+        throw RequestError(
+            fmt::format("{}: tensor {} occurs twice: expected every name once", source, in_quotes(tensor.name)));
     }
     place->second = std::move(tensor);
 }

@@ -17,7 +17,8 @@
 
 namespace faultline {
 
-static_assert(std::endian::native == std::endian::little, "tensor bytes are kept as the files have them: little-endian");
+static_assert(std::endian::native == std::endian::little,
+              "tensor bytes are kept as the files have them: little-endian");
 
 /// Row-major elements, little-endian. An empty shape is a scalar (one element); a dimension of 0 makes it empty.
 struct Tensor {

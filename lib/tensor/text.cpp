@@ -9,19 +9,26 @@ namespace faultline {
 namespace {
 
 std::uint32_t code_point(std::string_view character) {
-    const auto byte = [&](std::size_t i) { return static_cast<std::uint32_t>(static_cast<unsigned char>(character[i])); };
+    const auto byte = [&](std::size_t i) {
+        return static_cast<std::uint32_t>(static_cast<unsigned char>(character[i]));
+    };
     switch (character.size()) {
-        case 1: return byte(0);
-        case 2: return (byte(0) & 0x1Fu) << 6 | (byte(1) & 0x3Fu);
-        case 3: return (byte(0) & 0x0Fu) << 12 | (byte(1) & 0x3Fu) << 6 | (byte(2) & 0x3Fu);
-        default: return (byte(0) & 0x07u) << 18 | (byte(1) & 0x3Fu) << 12 | (byte(2) & 0x3Fu) << 6 | (byte(3) & 0x3Fu);
+        case 1:
+            return byte(0);
+        case 2:
+            return (byte(0) & 0x1Fu) << 6 | (byte(1) & 0x3Fu);
+        case 3:
+            return (byte(0) & 0x0Fu) << 12 | (byte(1) & 0x3Fu) << 6 | (byte(2) & 0x3Fu);
+        default:
+            return (byte(0) & 0x07u) << 18 | (byte(1) & 0x3Fu) << 12 | (byte(2) & 0x3Fu) << 6 | (byte(3) & 0x3Fu);
     }
 }
 
 bool printable(std::uint32_t c) {
     const bool control = c < 0x20 || (c >= 0x7F && c <= 0x9F);
     const bool line_break = c == 0x2028 || c == 0x2029;
-    const bool bidirectional = c == 0x200E || c == 0x200F || (c >= 0x202A && c <= 0x202E) || (c >= 0x2066 && c <= 0x2069);
+    const bool bidirectional =
+        c == 0x200E || c == 0x200F || (c >= 0x202A && c <= 0x202E) || (c >= 0x2066 && c <= 0x2069);
     return !control && !line_break && !bidirectional;
 }
 
@@ -55,12 +62,18 @@ std::string escaped(std::string_view text, std::size_t longest) {
         const std::size_t length = utf8_character(text.substr(i));
         const std::string_view character = text.substr(i, length == 0 ? 1 : length);
         i += character.size();
-        if (character == "\n") out += "\\n";
-        else if (character == "\t") out += "\\t";
-        else if (character == "\\") out += "\\\\";
-        else if (character == "\"") out += "\\\"";
-        else if (length == 0 || !printable(code_point(character))) append_bytes(out, character);
-        else out += character;
+        if (character == "\n")
+            out += "\\n";
+        else if (character == "\t")
+            out += "\\t";
+        else if (character == "\\")
+            out += "\\\\";
+        else if (character == "\"")
+            out += "\\\"";
+        else if (length == 0 || !printable(code_point(character)))
+            append_bytes(out, character);
+        else
+            out += character;
     }
     return out;
 }

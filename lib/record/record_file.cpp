@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/record/record_file.hpp>
+
+#include <algorithm>
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include <faultline/base/error.hpp>
+#include <faultline/record/writer.hpp>
+#include <faultline/tensor/partial_file.hpp>
+#include <faultline/tensor/text.hpp>
+
+namespace faultline {
+namespace {
+
+std::vector<std::int64_t> shape_of(std::span<const Axis> axes) {
+    std::vector<std::int64_t> shape;
+    for (const Axis& axis : axes) shape.push_back(axis.size);
+    return shape;
+}
+
+/// m * 2^e in double: 0 or infinity beyond its range.
+double nearest_double(double mantissa, std::int64_t exponent2) {
+    constexpr std::int64_t far = 5000;  // past double's range for any mantissa that is itself a double
+    return std::ldexp(mantissa, static_cast<int>(std::clamp(exponent2, -far, far)));
+}
+
+}  // namespace
+
+struct RecordFile::State {
+    PartialName path;
+    h5::Writer out;  // closed before the partial file is removed
+};
+
+RecordFile::RecordFile(std::unique_ptr<State> state) : state_(std::move(state)) {}
+RecordFile::RecordFile(RecordFile&&) noexcept = default;
+RecordFile& RecordFile::operator=(RecordFile&&) noexcept = default;
+RecordFile::~RecordFile() = default;
+
+RecordFile RecordFile::create(const std::string& path, const Manifest& manifest, const Storage& storage) {
+    h5::silence();
+    PartialName names(path);
+    h5::Writer out = h5::Writer::create(names.partial(), names.given(), manifest, storage);
+    return RecordFile(std::make_unique<State>(State{std::move(names), std::move(out)}));
+}
+
+const std::string& RecordFile::name() const { return state_->path.given(); }
+
+void RecordFile::coordinate(const std::string& path, std::span<const std::string> labels, const About& about) {
+    h5::silence();
+    state_->out.coordinate(path, labels, about);
+}
+
+void RecordFile::coordinate(const std::string& path, std::span<const std::int64_t> values, const About& about) {
+    h5::silence();
+    state_->out.coordinate(path, Dtype::i64, std::as_bytes(values), about);
+}
+
+void RecordFile::coordinate(const std::string& path, std::span<const double> values, const About& about) {
+    h5::silence();
+    state_->out.coordinate(path, Dtype::f64, std::as_bytes(values), about);
+}
+
+void RecordFile::write_bytes(const std::string& path, Dtype dtype, std::span<const std::byte> bytes,
+                             std::span<const Axis> axes, const About& about) {
+    h5::silence();
+    const h5::Handle dataset = state_->out.write(path, dtype, bytes, shape_of(axes));
+    h5::attach_axes(state_->out.file, dataset, path, axes, name());
+    h5::describe(dataset, about, name());
+}
+
+void RecordFile::write_strings(const std::string& path, std::span<const std::string> values, std::span<const Axis> axes,
+                               const About& about) {
+    h5::silence();
+    const h5::Handle dataset = state_->out.write_strings(path, values, shape_of(axes));
+    h5::attach_axes(state_->out.file, dataset, path, axes, name());
+    h5::describe(dataset, {about.long_name, ""}, name());  // text has no units
+}
+
+void RecordFile::write_wide(const std::string& path, std::span<const double> mantissa,
+                            std::span<const std::int64_t> exponent2, std::span<const Axis> axes, const About& about) {
+    if (mantissa.size() != exponent2.size()) {
+        throw WorkError(fmt::format("{}: dataset {}: {} mantissas and {} exponents: expected as many", name(),
+                                    in_quotes(path), mantissa.size(), exponent2.size()));
+    }
+    std::vector<double> nearest(mantissa.size());
+    for (std::size_t i = 0; i < nearest.size(); ++i) nearest[i] = nearest_double(mantissa[i], exponent2[i]);
+    const std::string leaf = h5::split_path(path).second;
+    write(path, std::span<const double>(nearest), axes, about);
+    attribute(path, "exact", fmt::format("{}_mantissa * 2^{}_exponent2", leaf, leaf));
+    write(path + "_mantissa", mantissa, axes, {about.long_name + ", mantissa", about.units});
+    write(path + "_exponent2", exponent2, axes, {about.long_name + ", exponent of 2", "1"});
+}
+
+void RecordFile::attribute(const std::string& object, const std::string& name, const std::string& value) {
+    h5::silence();
+    h5::write_attribute(state_->out.open(object, name), name, value, this->name());
+}
+
+void RecordFile::attribute(const std::string& object, const std::string& name, const char* value) {
+    attribute(object, name, std::string(value));
+}
+
+void RecordFile::attribute(const std::string& object, const std::string& name, double value) {
+    h5::silence();
+    h5::write_attribute(state_->out.open(object, name), name, H5T_NATIVE_DOUBLE, &value, this->name());
+}
+
+void RecordFile::attribute(const std::string& object, const std::string& name, std::int64_t value) {
+    h5::silence();
+    h5::write_attribute(state_->out.open(object, name), name, H5T_NATIVE_INT64, &value, this->name());
+}
+
+void RecordFile::attribute(const std::string& object, const std::string& name, std::span<const std::string> values) {
+    h5::silence();
+    h5::write_attribute(state_->out.open(object, name), name, values, this->name());
+}
+
+void RecordFile::commit() {
+    h5::silence();
+    if (H5Fflush(state_->out.file, H5F_SCOPE_GLOBAL) < 0) h5::fail_write(name(), "the file");
+    if (!state_->out.file.reset()) h5::fail_write(name(), "the file");
+    state_->path.commit();
+}
+
+}  // namespace faultline

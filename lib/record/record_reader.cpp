@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/record/record_reader.hpp>
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <set>
+
+#include <fmt/format.h>
+#include <hdf5_hl.h>
+
+#include <faultline/base/error.hpp>
+#include <faultline/record/h5.hpp>
+#include <faultline/tensor/input.hpp>
+#include <faultline/tensor/text.hpp>
+
+namespace faultline {
+namespace {
+
+// Deflate cannot shrink by more (zlib, "Maximum Compression Factor"): a claim beyond it is false.
+constexpr std::uint64_t most_expansion = 1032;
+constexpr std::uint64_t unwritten_allowance = 1 << 20;  // bytes of fill values, for datasets made and not yet written
+
+using h5::Handle;
+
+/// Strings of a dataset or attribute of `count` elements, given how to read it into memory.
+template <class Read>
+std::vector<std::string> strings(hid_t type, hid_t space, Read&& read) {
+    const auto count = static_cast<std::size_t>(H5Sget_simple_extent_npoints(space));
+    std::vector<std::string> out(count);
+    if (count == 0) return out;
+    if (H5Tis_variable_str(type) > 0) {
+        const Handle memory = h5::string_type();
+        H5Tset_cset(memory, H5Tget_cset(type));
+        std::vector<char*> pointers(count, nullptr);
+        if (read(memory, pointers.data()) < 0) return {};
+        for (std::size_t i = 0; i < count; ++i) out[i] = pointers[i] != nullptr ? pointers[i] : "";
+        H5Dvlen_reclaim(memory, space, H5P_DEFAULT, pointers.data());
+        return out;
+    }
+    const std::size_t size = H5Tget_size(type);
+    std::vector<char> buffer(count * size);
+    if (read(type, buffer.data()) < 0) return {};
+    for (std::size_t i = 0; i < count; ++i) {
+        const std::string_view text(buffer.data() + i * size, size);
+        out[i] = text.substr(0, std::min(text.find('\0'), size));
+    }
+    return out;
+}
+
+/// Dtype by HDF5 type; nothing for what a tensor cannot be.
+std::optional<Dtype> dtype_of_type(hid_t type, const std::string& encoding) {
+    const std::size_t size = H5Tget_size(type);
+    if (H5Tget_class(type) == H5T_FLOAT) {
+        if (size == 8) return Dtype::f64;
+        if (size == 4) return Dtype::f32;
+        return size == 2 && H5Tget_ebias(type) == 15 ? std::optional(Dtype::f16) : std::nullopt;
+    }
+    if (H5Tget_class(type) == H5T_ENUM && size == 1) return Dtype::boolean;  // how h5py stores numpy.bool
+    if (H5Tget_class(type) != H5T_INTEGER) return std::nullopt;
+    if (!encoding.empty()) {
+        const auto encoded = dtype_from_print_name(encoding);
+        return encoded && width(*encoded) == size ? encoded : std::nullopt;
+    }
+    const bool is_signed = H5Tget_sign(type) != H5T_SGN_NONE;
+    switch (size) {
+        case 1:
+            return is_signed ? Dtype::i8 : Dtype::u8;
+        case 2:
+            return is_signed ? Dtype::i16 : Dtype::u16;
+        case 4:
+            return is_signed ? Dtype::i32 : Dtype::u32;
+        case 8:
+            return is_signed ? Dtype::i64 : Dtype::u64;
+        default:
+            return std::nullopt;
+    }
+}
+
+struct Walk {
+    std::string prefix;
+    std::vector<std::string>* out;
+    std::set<haddr_t>* seen;  // groups: hard links can form cycles
+    int depth;
+};
+
+herr_t visit(hid_t group, const char* name, const H5L_info_t* info, void* data);
+
+/// In order of creation; by name in files of others, which do not keep it.
+herr_t walk_group(hid_t group, Walk walk) {
+    const Handle properties(H5Gget_create_plist(group), H5Pclose);
+    unsigned order = 0;
+    const bool created = H5Pget_link_creation_order(properties, &order) >= 0 && (order & H5P_CRT_ORDER_INDEXED) != 0;
+    return H5Literate(group, created ? H5_INDEX_CRT_ORDER : H5_INDEX_NAME, H5_ITER_INC, nullptr, visit, &walk);
+}
+
+herr_t visit(hid_t group, const char* name, const H5L_info_t* info, void* data) {
+    const auto& walk = *static_cast<const Walk*>(data);
+    if (info->type != H5L_TYPE_HARD) return 0;
+    const Handle object(H5Oopen(group, name, H5P_DEFAULT), H5Oclose);
+    const std::string path = walk.prefix + name;
+    constexpr int deepest = 64;  // of nested groups, far beyond any file of ours; bounds the recursion
+    if (H5Iget_type(object) == H5I_GROUP && walk.depth < deepest && walk.seen->insert(info->u.address).second) {
+        return walk_group(object, {path + "/", walk.out, walk.seen, walk.depth + 1});
+    }
+    if (H5Iget_type(object) == H5I_DATASET) {
+        char scale[64] = "";
+        const bool is_scale = H5DSis_scale(object) > 0 && H5DSget_scale_name(object, scale, sizeof scale) >= 0;
+        if (!is_scale || !std::string_view(scale).starts_with("This is a netCDF dimension but not"))
+            walk.out->push_back(path);
+    }
+    return 0;
+}
+
+}  // namespace
+
+struct RecordReader::State {
+    std::string name;
+    std::uint64_t file_size = 0;
+    Handle file;
+
+    Handle open(const std::string& path) const {
+        Handle dataset(H5Dopen2(file, path.c_str(), H5P_DEFAULT), H5Dclose);
+        if (!dataset.valid()) h5::fail_read(name, fmt::format("dataset {}", in_quotes(path)), "it in the file");
+        const Handle properties(H5Dget_create_plist(dataset), H5Pclose);
+        if (H5Pget_layout(properties) == H5D_VIRTUAL || H5Pget_external_count(properties) > 0) {
+            throw RequestError(fmt::format("{}: dataset {}: keeps its data in another file: expected it in this one",
+                                           name, in_quotes(path)));
+        }
+        return dataset;
+    }
+
+    /// Refuses an array that the bytes stored for it cannot fill, before memory is taken for it.
+    void check_claim(hid_t dataset, const std::string& path, std::uint64_t bytes) const {
+        const std::uint64_t stored = std::min<std::uint64_t>(H5Dget_storage_size(dataset), file_size);
+        if (bytes / most_expansion <= stored && (stored > 0 || bytes <= unwritten_allowance)) return;
+        throw RequestError(fmt::format("{}: dataset {}: claims {} bytes and stores {}: expected what the file can hold",
+                                       name, in_quotes(path), bytes, stored));
+    }
+
+    std::vector<std::int64_t> shape(hid_t dataset) const {
+        const Handle space(H5Dget_space(dataset), H5Sclose);
+        std::vector<hsize_t> extents(static_cast<std::size_t>(std::max(H5Sget_simple_extent_ndims(space), 0)));
+        H5Sget_simple_extent_dims(space, extents.data(), nullptr);
+        return {extents.begin(), extents.end()};
+    }
+};
+
+RecordReader::RecordReader(const std::string& path) : state_(std::make_unique<State>()) {
+    h5::silence();
+    const FileInput in(path);  // its sentences for a file that is missing or not regular
+    state_->name = in.name();
+    state_->file_size = in.size();
+    if (H5Fis_hdf5(path.c_str()) <= 0) {
+        throw RequestError(
+            fmt::format("{}: is not HDF5: expected a file that begins with HDF5's signature", state_->name));
+    }
+    const Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
+    H5Pset_fclose_degree(access, H5F_CLOSE_STRONG);
+    state_->file = Handle(H5Fopen(path.c_str(), H5F_ACC_RDONLY, access), H5Fclose);
+    // Marked as being written: its writer is at work, or was killed. Every flushed step is there.
+    if (!state_->file.valid()) {
+        const std::string plain = h5::reason();
+        state_->file = Handle(H5Fopen(path.c_str(), H5F_ACC_RDONLY | H5F_ACC_SWMR_READ, access), H5Fclose);
+        if (!state_->file.valid()) {
+            throw RequestError(
+                fmt::format("{}: the file cannot be read ({}): expected a whole HDF5 file", state_->name, plain));
+        }
+    }
+}
+
+RecordReader::RecordReader(RecordReader&&) noexcept = default;
+RecordReader& RecordReader::operator=(RecordReader&&) noexcept = default;
+RecordReader::~RecordReader() = default;
+
+const std::string& RecordReader::name() const { return state_->name; }
+
+std::vector<std::string> RecordReader::datasets() const {
+    h5::silence();
+    std::vector<std::string> out;
+    std::set<haddr_t> seen;
+    const Handle root(H5Gopen2(state_->file, "/", H5P_DEFAULT), H5Gclose);
+    if (walk_group(root, {"", &out, &seen, 0}) < 0)
+        h5::fail_read(state_->name, "the list of datasets", "a whole HDF5 file");
+    return out;
+}
+
+bool RecordReader::contains(const std::string& path) const {
+    h5::silence();
+    for (std::size_t slash = path.find('/', 1); slash != std::string::npos; slash = path.find('/', slash + 1)) {
+        if (H5Lexists(state_->file, path.substr(0, slash).c_str(), H5P_DEFAULT) <= 0) return false;
+    }
+    return H5Lexists(state_->file, path.c_str(), H5P_DEFAULT) > 0;
+}
+
+Tensor RecordReader::read(const std::string& path) const {
+    h5::silence();
+    const Handle dataset = state_->open(path);
+    const Handle type(H5Dget_type(dataset), H5Tclose);
+    const auto dtype = dtype_of_type(type, attribute(path, "encoding").value_or(""));
+    if (!dtype)
+        throw RequestError(fmt::format("{}: dataset {}: is of a type that a tensor cannot have: expected numbers",
+                                       state_->name, in_quotes(path)));
+    Tensor tensor{path, *dtype, state_->shape(dataset), {}};
+    const auto bytes = byte_count(*dtype, tensor.shape);
+    if (!bytes)
+        throw RequestError(fmt::format("{}: dataset {}: shape {} has too many elements: expected fewer than 2^63 bytes",
+                                       state_->name, in_quotes(path), shape_text(tensor.shape)));
+    state_->check_claim(dataset, path, *bytes);
+    tensor.bytes.resize(static_cast<std::size_t>(*bytes));
+    const Handle memory = H5Tget_class(type) == H5T_ENUM ? Handle(H5Tcopy(type), H5Tclose) : h5::type_of(*dtype);
+    if (*bytes > 0 && H5Dread(dataset, memory, H5S_ALL, H5S_ALL, H5P_DEFAULT, tensor.bytes.data()) < 0) {
+        h5::fail_read(state_->name, fmt::format("dataset {}", in_quotes(path)), "a whole HDF5 file");
+    }
+    return tensor;
+}
+
+std::vector<std::string> RecordReader::read_strings(const std::string& path) const {
+    h5::silence();
+    const Handle dataset = state_->open(path);
+    const Handle type(H5Dget_type(dataset), H5Tclose);
+    if (H5Tget_class(type) != H5T_STRING) {
+        throw RequestError(fmt::format("{}: dataset {}: is not text: expected strings", state_->name, in_quotes(path)));
+    }
+    const auto shape = state_->shape(dataset);
+    state_->check_claim(dataset, path, byte_count(Dtype::u8, shape).value_or(~0ull) * H5Tget_size(type));
+    const Handle space(H5Dget_space(dataset), H5Sclose);
+    return strings(type, space,
+                   [&](hid_t memory, void* to) { return H5Dread(dataset, memory, H5S_ALL, H5S_ALL, H5P_DEFAULT, to); });
+}
+
+std::vector<Axis> RecordReader::axes(const std::string& path) const {
+    h5::silence();
+    const Handle dataset = state_->open(path);
+    std::vector<Axis> out;
+    for (const std::int64_t extent : state_->shape(dataset)) out.push_back({"", extent});
+    if (H5DSis_scale(dataset) > 0 && out.size() == 1) {  // coordinates are their own dimension
+        out[0].name = h5::split_path(path).second;
+        return out;
+    }
+    for (unsigned i = 0; i < out.size(); ++i) {
+        H5DSiterate_scales(
+            dataset, i, nullptr,
+            [](hid_t, unsigned, hid_t scale, void* to) -> herr_t {
+                std::string full(256, '\0');
+                const ssize_t length = H5Iget_name(scale, full.data(), full.size());
+                full.resize(static_cast<std::size_t>(std::clamp<ssize_t>(length, 0, 255)));
+                static_cast<Axis*>(to)->name = h5::split_path(full).second;
+                return 1;
+            },
+            &out[i]);
+    }
+    return out;
+}
+
+std::vector<std::string> RecordReader::attributes(const std::string& object) const {
+    h5::silence();
+    const Handle from(H5Oopen(state_->file, object.empty() ? "/" : object.c_str(), H5P_DEFAULT), H5Oclose);
+    std::vector<std::string> out;
+    H5Aiterate2(
+        from, H5_INDEX_NAME, H5_ITER_NATIVE, nullptr,
+        [](hid_t, const char* name, const H5A_info_t*, void* to) -> herr_t {
+            static_cast<std::vector<std::string>*>(to)->emplace_back(name);
+            return 0;
+        },
+        &out);
+    std::sort(out.begin(), out.end());
+    return out;
+}
+
+std::optional<std::string> RecordReader::attribute(const std::string& object, const std::string& name) const {
+    h5::silence();
+    const Handle from(H5Oopen(state_->file, object.empty() ? "/" : object.c_str(), H5P_DEFAULT), H5Oclose);
+    if (!from.valid() || !h5::has_attribute(from, name.c_str())) return std::nullopt;
+    const Handle attribute(H5Aopen(from, name.c_str(), H5P_DEFAULT), H5Aclose);
+    const Handle type(H5Aget_type(attribute), H5Tclose), space(H5Aget_space(attribute), H5Sclose);
+    if (H5Sget_simple_extent_npoints(space) != 1) return std::nullopt;
+    if (H5Tget_class(type) == H5T_STRING) {
+        const auto text = strings(type, space, [&](hid_t memory, void* to) { return H5Aread(attribute, memory, to); });
+        return text.empty() ? std::nullopt : std::optional(text.front());
+    }
+    if (H5Tget_class(type) == H5T_FLOAT) {
+        double value = 0;
+        return H5Aread(attribute, H5T_NATIVE_DOUBLE, &value) < 0 ? std::nullopt
+                                                                 : std::optional(fmt::format("{}", value));
+    }
+    if (H5Tget_class(type) != H5T_INTEGER) return std::nullopt;
+    if (H5Tget_sign(type) == H5T_SGN_NONE) {
+        std::uint64_t value = 0;
+        return H5Aread(attribute, H5T_NATIVE_UINT64, &value) < 0 ? std::nullopt
+                                                                 : std::optional(fmt::format("{}", value));
+    }
+    std::int64_t value = 0;
+    return H5Aread(attribute, H5T_NATIVE_INT64, &value) < 0 ? std::nullopt : std::optional(fmt::format("{}", value));
+}
+
+Manifest RecordReader::manifest() const {
+    const auto text = [&](const char* name) { return attribute("", name).value_or(""); };
+    Manifest out;
+    out.kind = text("kind");
+    out.schema = text("schema");
+    const std::string version = text("schema_version"), seed = text("seed");
+    std::from_chars(version.data(), version.data() + version.size(), out.schema_version);
+    std::from_chars(seed.data(), seed.data() + seed.size(), out.seed);
+    out.created_utc = text("created_utc");
+    out.command_line = text("command_line");
+    out.config_toml = text("config_toml");
+    out.git_commit = text("git_commit");
+    out.build = text("build");
+    out.cpu = text("cpu");
+    out.gpu = text("gpu");
+    const auto list = [&](const char* name) -> std::vector<std::string> {
+        if (!h5::has_attribute(state_->file, name)) return {};
+        const Handle attribute(H5Aopen(state_->file, name, H5P_DEFAULT), H5Aclose);
+        const Handle type(H5Aget_type(attribute), H5Tclose), space(H5Aget_space(attribute), H5Sclose);
+        if (H5Tget_class(type) != H5T_STRING) return {};
+        return strings(type, space, [&](hid_t memory, void* to) { return H5Aread(attribute, memory, to); });
+    };
+    const auto paths = list("inputs"), hashes = list("input_hashes");
+    for (std::size_t i = 0; i < std::min(paths.size(), hashes.size()); ++i) out.inputs.push_back({paths[i], hashes[i]});
+    return out;
+}
+
+}  // namespace faultline

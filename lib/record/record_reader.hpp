@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reading HDF5 files of ours, also one that is being written, or whose writer was killed.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <faultline/record/axes.hpp>
+#include <faultline/record/manifest.hpp>
+#include <faultline/tensor/tensor.hpp>
+
+namespace faultline {
+
+class RecordReader {
+  public:
+    /// RequestError when the file is missing, not HDF5, or exclusively locked.
+    explicit RecordReader(const std::string& path);
+    RecordReader(RecordReader&&) noexcept;
+    RecordReader& operator=(RecordReader&&) noexcept;
+    ~RecordReader();
+
+    [[nodiscard]] const std::string& name() const;  ///< path as given, escaped
+    /// Root attributes; what is absent stays empty.
+    [[nodiscard]] Manifest manifest() const;
+    /// Paths of all datasets ("layer0/outputs/dq"), without those that only name a dimension, in order of creation
+    /// (by name in files that do not keep it).
+    /// Only what lies in this file: links to other files are not followed.
+    [[nodiscard]] std::vector<std::string> datasets() const;
+    [[nodiscard]] bool contains(const std::string& path) const;
+    /// Numbers, with their dtype by type and `encoding`. RequestError when it is missing, is not numeric, keeps its data
+    /// outside the file, or claims more data than the file can hold.
+    [[nodiscard]] Tensor read(const std::string& path) const;
+    [[nodiscard]] std::vector<std::string> read_strings(const std::string& path) const;
+    /// Names ("" without one) and sizes of the dimensions.
+    [[nodiscard]] std::vector<Axis> axes(const std::string& path) const;
+    /// Names of an object's attributes, and one of them as text (numbers are printed); nothing when it is absent or
+    /// neither text nor a number.
+    [[nodiscard]] std::vector<std::string> attributes(const std::string& object) const;
+    [[nodiscard]] std::optional<std::string> attribute(const std::string& object, const std::string& name) const;
+
+  private:
+    struct State;
+    std::unique_ptr<State> state_;
+};
+
+}  // namespace faultline
