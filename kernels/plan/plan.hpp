@@ -9,6 +9,7 @@
 #include <faultline/plan/rule.hpp>
 #include <faultline/plan/schedule.hpp>
 #include <faultline/plan/site.hpp>
+#include <faultline/plan/tile_case.hpp>
 
 namespace faultline {
 
@@ -18,6 +19,7 @@ class RoundingPlan {
     std::string description;
     std::string source;  ///< where the kernel's code stands: file and lines
     Schedule schedule;
+    std::vector<TileCase> tiles;  ///< tile sizes by head size, not yet settled: for_head_dim does it
 
     /// Every site exact: the mathematical function in binary64.
     RoundingPlan() = default;
@@ -34,14 +36,18 @@ class RoundingPlan {
     /// The sites whose rule is not exact, in schedule order.
     [[nodiscard]] std::vector<Site> rounding_sites() const;
 
-    /// Same rules and schedule; names do not count.
+    /// Same rules, schedule and tiles; names do not count.
     [[nodiscard]] bool same_numerics(const RoundingPlan& other) const {
-        return rules_ == other.rules_ && schedule == other.schedule;
+        return rules_ == other.rules_ && schedule == other.schedule && tiles == other.tiles;
     }
 
   private:
     std::array<Rule, site_count> rules_{};
 };
+
+/// The plan that a head of this size runs: the first of plan.tiles that fits has replaced the schedule's fields, and the
+/// list is empty. A plan without a list, or none of whose cases fits, keeps its schedule. head_dim is d, the size of q and k.
+[[nodiscard]] RoundingPlan for_head_dim(const RoundingPlan& plan, int head_dim, bool causal = true);
 
 /// What is wrong with a plan, in a sentence, or empty. E.g. p normalised before P V needs a single key tile.
 [[nodiscard]] std::string problem_with(const RoundingPlan& plan);

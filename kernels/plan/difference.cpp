@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/plan/difference.hpp>
+
+#include <charconv>
+
+#include <faultline/format/names.hpp>
+#include <faultline/plan/schedule_fields.hpp>
+
+namespace faultline {
+namespace {
+
+std::string text(int value) { return std::to_string(value); }
+std::string text(bool value) { return value ? "true" : "false"; }
+std::string text(double value) {
+    char digits[32];
+    return {digits, std::to_chars(digits, digits + sizeof digits, value).ptr};
+}
+template <class E>
+    requires requires { enumerators<E>(); }
+std::string text(E value) {
+    return std::string(name(value));
+}
+
+/// "64: 128x64, backward 64x128, delta threads same; 128 causal: …"
+std::string text(const std::vector<TileCase>& tiles) {
+    if (tiles.empty()) return "none";
+    const auto size = [](const std::optional<int>& block) { return block ? std::to_string(*block) : std::string("same"); };
+    std::string out;
+    for (const TileCase& t : tiles) {
+        if (!out.empty()) out += "; ";
+        out += std::to_string(t.head_dim) + (t.causal ? (*t.causal ? " causal" : " full") : "") + ": " + size(t.block_q) + "x" +
+               size(t.block_k) + ", backward " + size(t.bwd_block_q) + "x" + size(t.bwd_block_k) + ", delta threads " + size(t.delta_threads);
+    }
+    return out;
+}
+
+void compare(std::vector<Difference>& found, std::string field, const auto& a, const auto& b, auto&& show) {
+    if (!(a == b)) found.push_back({std::move(field), show(a), show(b)});
+}
+
+}  // namespace
+
+std::vector<Difference> differences(const RoundingPlan& a, const RoundingPlan& b) {
+    std::vector<Difference> found;
+    for_each_field(a.schedule, [&](std::string_view field, const auto& of_a) {
+        for_each_field(b.schedule, [&](std::string_view other, const auto& of_b) {
+            if constexpr (std::is_same_v<decltype(of_a), decltype(of_b)>)
+                if (field == other)
+                    compare(found, "schedule." + std::string(field), of_a, of_b, [](const auto& value) { return text(value); });
+        });
+    });
+    compare(found, "tiles", a.tiles, b.tiles, [](const auto& tiles) { return text(tiles); });
+    const auto named = [](const auto& value) { return std::string(name(value)); };
+    for (const SiteInfo& site : sites()) {
+        const std::string field = "sites." + std::string(site.name);
+        compare(found, field + ".format", a[site.site].format, b[site.site].format, named);
+        compare(found, field + ".rounding", a[site.site].rounding, b[site.site].rounding, named);
+        compare(found, field + ".accumulation", a[site.site].accumulation, b[site.site].accumulation, named);
+    }
+    return found;
+}
+
+}  // namespace faultline

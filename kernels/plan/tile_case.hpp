@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// What depends on the size of the head: a kernel is compiled once per head size, each with its own tiles and threads.
+#pragma once
+
+#include <optional>
+
+namespace faultline {
+
+/// One case of a plan's list. The cases are read in order and the first that fits decides; a head between
+/// two sizes runs the larger kernel, padded with zeros, which changes no sum.
+struct TileCase {
+    int head_dim = 0;            ///< fits heads of this size or smaller
+    std::optional<bool> causal;  ///< fits only calls with (or without) a causal mask; empty: both
+    /// Replace the schedule's fields of the same name; empty: kept.
+    std::optional<int> block_q, block_k, bwd_block_q, bwd_block_k, delta_threads;
+
+    friend bool operator==(const TileCase&, const TileCase&) = default;
+};
+
+}  // namespace faultline
