@@ -15,6 +15,10 @@
 
 #include <cfenv>
 #include <cmath>
+#include <vector>
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
 
 #include <faultline/base/clones.hpp>
 #include <faultline/tensor_core/fused_add.hpp>
@@ -124,6 +128,40 @@ struct Group {
     store(largest, e);
 }
 
+/// x toward zero to an integer, |x| < 2^51, in rounding mode toward zero: the sum with 2^52 of x's sign has no room for a
+/// fraction. Infinities and NaN pass. In place of std::trunc, of which g++ 12 makes scalar code.
+[[gnu::always_inline]] inline double truncated(double x) {
+    std::uint64_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    bits = (bits & 0x8000000000000000u) | 0x4330000000000000u;
+    double anchor;
+    std::memcpy(&anchor, &bits, sizeof anchor);
+    return (x + anchor) - anchor;
+}
+
+/// sum * down, exact in binary64, to fp16 by round-to-nearest-even.
+[[gnu::always_inline]] inline void write_half(const double* sum, const double* down, double* c) {
+    // Normal results: half an ulp less one bit, and the bit that decides a tie, carry into the eleven bits that stay.
+    std::uint64_t subnormal = 0;
+    for (int j = 0; j < width; ++j) {
+        const double v = sum[j] * down[j], magnitude = std::fabs(v);
+        std::uint64_t bits;
+        std::memcpy(&bits, &magnitude, sizeof bits);
+        subnormal |= static_cast<std::uint64_t>(bits != 0) & static_cast<std::uint64_t>(magnitude < 0x1p-14);
+        bits = (bits + ((std::uint64_t{1} << 41) - 1) + (bits >> 42 & 1)) & ~((std::uint64_t{1} << 42) - 1);
+        double r;
+        std::memcpy(&r, &bits, sizeof r);
+        r = r >= 65536.0 ? HUGE_VAL : r;
+        r = v != v ? canonical_nan() : std::copysign(r, v);
+        c[j] = v == 0 ? 0.0 : r;
+    }
+    if (subnormal == 0) return;
+    for (int j = 0; j < width; ++j)
+        if (std::fabs(sum[j] * down[j]) < 0x1p-14)
+            c[j] = write_output(static_cast<std::int64_t>(sum[j]), static_cast<int>(bits_of(down[j]) >> 52) - 1023,
+                                OutputFormat::f16_rne);
+}
+
 /// One fused add in binary64 lanes; c holds `width` doubles. Rounding mode: toward zero.
 FAULTLINE_CLONES void wide_add(const MatrixUnit& unit, const Group& g, double* c) {
     alignas(64) std::int16_t product_exponent[width];
@@ -140,21 +178,13 @@ FAULTLINE_CLONES void wide_add(const MatrixUnit& unit, const Group& g, double* c
         std::memcpy(scale + j, &up, sizeof up);
         std::memcpy(back + j, &down, sizeof down);
     }
-    for (int j = 0; j < width; ++j) sum[j] = std::trunc(c[j] * scale[j]);
+    for (int j = 0; j < width; ++j) sum[j] = truncated(c[j] * scale[j]);
     for (int t = 0; t < g.count; ++t) {
         const double x = g.a[t];
         const double* y = g.b + t * g.stride;
-        for (int j = 0; j < width; ++j) sum[j] += std::trunc(x * y[j] * scale[j]);
+        for (int j = 0; j < width; ++j) sum[j] += truncated(x * y[j] * scale[j]);
     }
-    if (unit.output == OutputFormat::f16_rne) {
-        for (int j = 0; j < width; ++j) {
-            const int e = static_cast<int>(bits_of(back[j]) >> 52) - 1023;
-            c[j] = sum[j] != sum[j]    ? canonical_nan()
-                   : is_finite(sum[j]) ? write_output(static_cast<std::int64_t>(sum[j]), e, unit.output)
-                                       : sum[j];
-        }
-        return;
-    }
+    if (unit.output == OutputFormat::f16_rne) return write_half(sum, back, c);
     // Truncation by clearing the bits past the last one, in binary64 for normal results, in units of the smallest
     // subnormal number below them.
     const int fraction_bits = unit.output == OutputFormat::e8m13_rz ? 13 : 23;
@@ -168,7 +198,7 @@ FAULTLINE_CLONES void wide_add(const MatrixUnit& unit, const Group& g, double* c
         bits &= keep;
         double r;
         std::memcpy(&r, &bits, sizeof r);
-        r = magnitude < smallest_normal ? std::trunc(v * up) * down : r;
+        r = magnitude < smallest_normal ? truncated(v * up) * down : r;
         r = magnitude >= overflow ? std::copysign(infinity, v) : r;
         r = r + 0.0;  // -0 becomes +0
         c[j] = v != v ? nan : r;
@@ -212,9 +242,9 @@ struct Scaling {
 /// normal fp32 numbers or zero: a unit is at least 2^(narrow_lowest - 25) = 2^-125.
 [[gnu::always_inline]] inline void write_narrow(const MatrixUnit& unit, const double* sum, const Scaling& s, float* c) {
     if (unit.output == OutputFormat::f16_rne) {
-        for (int j = 0; j < width; ++j)
-            c[j] = static_cast<float>(write_output(static_cast<std::int64_t>(sum[j]),
-                                                   static_cast<int>(bits_of(s.down[j]) >> 52) - 1023, unit.output));
+        alignas(64) double half[width];
+        write_half(sum, s.down, half);
+        for (int j = 0; j < width; ++j) c[j] = static_cast<float>(half[j]);
         return;
     }
     const std::int32_t keep = unit.output == OutputFormat::e8m13_rz ? ~0x3FF : ~0;
@@ -261,40 +291,71 @@ FAULTLINE_CLONES bool narrow_add(const MatrixUnit& unit, const Group& g, float* 
     return true;
 }
 
-/// Rounding toward zero while it lives.
+/// Rounding toward zero while it lives and, where the processor can, underflow straight to zero: products of a softmax's
+/// small probabilities underflow fp32 by the thousand, a subnormal number costs some 150 cycles, and both are below one
+/// unit after scaling. Operands that are subnormal keep their value.
 class TowardZero {
+#if defined(__SSE2__)
+    unsigned before_ = _mm_getcsr();
+
+  public:
+    TowardZero() { _mm_setcsr(before_ | _MM_ROUND_TOWARD_ZERO | _MM_FLUSH_ZERO_ON); }
+    ~TowardZero() { _mm_setcsr((_mm_getcsr() & ~(_MM_ROUND_MASK | _MM_FLUSH_ZERO_MASK)) |
+                               (before_ & (_MM_ROUND_MASK | _MM_FLUSH_ZERO_MASK))); }
+#else
     int before_ = std::fegetround();
 
   public:
     TowardZero() { std::fesetround(FE_TOWARDZERO); }
     ~TowardZero() { std::fesetround(before_); }
+#endif
     TowardZero(const TowardZero&) = delete;
     TowardZero& operator=(const TowardZero&) = delete;
 };
 
-/// One row of A against one block of columns: all its fused adds in the order of k. c: `width` doubles.
-void row_block(const MatrixUnit& unit, const Operands& a, const Operands& b, std::ptrdiff_t i, std::ptrdiff_t j,
-               std::ptrdiff_t k, double* c) {
-    alignas(64) float c_narrow[width];
-    bool narrow = a.is_narrow && b.is_narrow && unit.fraction_bits <= narrow_fraction_bits;
-    for (int v = 0; v < width && narrow; ++v) {
-        c_narrow[v] = static_cast<float>(c[v]);
-        narrow = static_cast<double>(c_narrow[v]) == c[v];
+/// One row of C, padded to whole blocks, through all its fused adds. A block is held as fp32 while it can be.
+struct Row {
+    std::vector<double> wide;
+    std::vector<float> narrow;
+    std::vector<unsigned char> is_narrow;  // by block
+
+    explicit Row(std::ptrdiff_t cols)
+        : wide(static_cast<std::size_t>(lanes::padded(cols))), narrow(wide.size()), is_narrow(wide.size() / width) {}
+
+    // False too for subnormal numbers, which the conversion flushes.
+    bool narrow_block(std::ptrdiff_t j) {
+        bool same = true;
+        for (std::ptrdiff_t v = j; v < j + width; ++v) {
+            narrow[v] = static_cast<float>(wide[v]);
+            same &= static_cast<double>(narrow[v]) == wide[v];
+        }
+        return same;
     }
+    void widen_block(std::ptrdiff_t j) {
+        for (std::ptrdiff_t v = j; v < j + width; ++v) wide[v] = static_cast<double>(narrow[v]);
+    }
+};
+
+/// All columns before the next group of k: neighbouring blocks do not wait for each other.
+void accumulate_row(const MatrixUnit& unit, const Operands& a, const Operands& b, std::ptrdiff_t i, std::ptrdiff_t k,
+                    Row& c) {
+    const bool may_narrow = a.is_narrow && b.is_narrow && unit.fraction_bits <= narrow_fraction_bits;
+    const auto cols = static_cast<std::ptrdiff_t>(c.wide.size());
+    for (std::ptrdiff_t j = 0; j < cols; j += width) c.is_narrow[j / width] = may_narrow && c.narrow_block(j);
     for (std::ptrdiff_t t = 0; t < k; t += unit.terms) {
-        const Group g{a.wide.row(i) + t, a.narrow.row(i) + t, a.exponents.row(i) + t, b.wide.row(t) + j,
-                      b.narrow.row(t) + j, b.exponents.row(t) + j, b.wide.stride,
-                      static_cast<int>(std::min<std::ptrdiff_t>(unit.terms, k - t))};
-        if (!narrow) {
-            wide_add(unit, g, c);
-        } else if (!narrow_add(unit, g, c_narrow)) {
-            for (int v = 0; v < width; ++v) c[v] = static_cast<double>(c_narrow[v]);
-            wide_add(unit, g, c);
-            for (int v = 0; v < width; ++v) c_narrow[v] = static_cast<float>(c[v]);
+        const int count = static_cast<int>(std::min<std::ptrdiff_t>(unit.terms, k - t));
+        for (std::ptrdiff_t j = 0; j < cols; j += width) {
+            unsigned char& narrow = c.is_narrow[j / width];
+            const Group g{a.wide.row(i) + t,    a.narrow.row(i) + t,     a.exponents.row(i) + t, b.wide.row(t) + j,
+                          b.narrow.row(t) + j, b.exponents.row(t) + j, b.wide.stride,          count};
+            if (narrow && narrow_add(unit, g, c.narrow.data() + j)) continue;
+            if (narrow) c.widen_block(j);
+            wide_add(unit, g, c.wide.data() + j);
+            narrow = may_narrow && c.narrow_block(j);
         }
     }
-    if (narrow)
-        for (int v = 0; v < width; ++v) c[v] = static_cast<double>(c_narrow[v]);
+    for (std::ptrdiff_t j = 0; j < cols; j += width)
+        if (c.is_narrow[j / width]) c.widen_block(j);
 }
 
 }  // namespace
@@ -305,18 +366,16 @@ void multiply_accumulate(const MatrixUnit& unit, MatrixView<const double> a, Mat
     operands_a.assign(a, unit, unit.a_min_exponent);
     operands_b.assign(b, unit, unit.b_min_exponent);
     if (!operands_a.is_ordinary || !operands_b.is_ordinary) {
-        reference::multiply_accumulate({Accumulation::Kind::fused, unit}, a, b, {c.data, c.rows, c.cols, c.stride});
+        reference::multiply_accumulate({Accumulation::Kind::fused, unit}, a, b, c);
         return;
     }
+    Row row(c.cols);
     const TowardZero rounding;
-    alignas(64) double sums[width];
     for (std::ptrdiff_t i = 0; i < c.rows; ++i) {
-        for (std::ptrdiff_t j = 0; j < c.cols; j += width) {
-            const int cols = static_cast<int>(std::min<std::ptrdiff_t>(width, c.cols - j));
-            for (int v = 0; v < width; ++v) sums[v] = v < cols ? c(i, j + v) : 0.0;
-            row_block(unit, operands_a, operands_b, i, j, a.cols, sums);
-            for (int v = 0; v < cols; ++v) c(i, j + v) = sums[v];
-        }
+        std::copy_n(c.row(i), c.cols, row.wide.begin());
+        std::fill(row.wide.begin() + c.cols, row.wide.end(), 0.0);
+        accumulate_row(unit, operands_a, operands_b, i, a.cols, row);
+        std::copy_n(row.wide.begin(), c.cols, c.row(i));
     }
 }
 
