@@ -15,17 +15,33 @@ FAULTLINE_INLINE void for_each(const T* from, T* to, std::size_t count, Round ro
     for (std::size_t i = 0; i < count; ++i) to[i] = round_one(from[i]);
 }
 
+template <Rounding R, LaneFamily Family, class T>
+FAULTLINE_INLINE void round_family(const T* from, T* to, std::size_t count, const LaneFormat<T>& lane) {
+    for_each(
+        from, to, count, [=](T x) __attribute__((always_inline)) {
+            if constexpr (is_shared(Family)) {
+                return lane_round_shared<R, Family>(x, lane, 0);
+            } else if constexpr (R == Rounding::nearest_even) {
+                return lane_round_narrow_nearest<Family>(x, lane);
+            } else {
+                return lane_round_narrow<R, Family>(x, lane, 0);
+            }
+        });
+}
+
 template <Rounding R, class T>
 FAULTLINE_INLINE void round_mode(const T* from, T* to, std::size_t count, const LaneFormat<T>& lane) {
-    if (lane.family == LaneFamily::shared) {
-        for_each(
-            from, to, count, [=](T x) __attribute__((always_inline)) { return lane_round_shared<R>(x, lane, 0); });
-    } else if constexpr (R == Rounding::nearest_even) {
-        for_each(
-            from, to, count, [=](T x) __attribute__((always_inline)) { return lane_round_narrow_nearest(x, lane); });
-    } else {
-        for_each(
-            from, to, count, [=](T x) __attribute__((always_inline)) { return lane_round_narrow<R>(x, lane, 0); });
+    switch (lane.family) {
+        case LaneFamily::shared:
+            return round_family<R, LaneFamily::shared>(from, to, count, lane);
+        case LaneFamily::shared_saturating:
+            return round_family<R, LaneFamily::shared_saturating>(from, to, count, lane);
+        case LaneFamily::narrow:
+            return round_family<R, LaneFamily::narrow>(from, to, count, lane);
+        case LaneFamily::narrow_to_nan:
+            return round_family<R, LaneFamily::narrow_to_nan>(from, to, count, lane);
+        case LaneFamily::none:
+            break;
     }
 }
 
@@ -61,18 +77,21 @@ FAULTLINE_CLONES void round_double(const double* from, double* to, std::size_t c
     round_array(from, to, count, lane, mode);
 }
 
+namespace {
+
 // One iteration of the inner loop is one lane: one block, eight elements, each contiguous from lane to lane. The eight are
-// written out because the vectoriser wants no loop inside.
-FAULTLINE_CLONES void round_stochastic_shared(const float* from, float* to, std::size_t groups, LaneFormat<float> lane,
-                                              std::uint64_t key, std::uint64_t group) {
-    const std::int32_t surplus = 16 - lane.shift;  // 16 random bits serve every shared format of at least 8 bits
+// written out because the vectoriser wants no loop inside. Surplus: 16 random bits are more than the format discards.
+template <bool Surplus>
+FAULTLINE_INLINE void round_groups(const float* from, float* to, std::size_t groups, const LaneFormat<float>& lane,
+                                   std::uint64_t key, std::uint64_t group) {
     for (std::size_t g = 0; g < groups; ++g, from += stochastic_group, to += stochastic_group) {
 #pragma GCC ivdep
         for (int l = 0; l < stochastic_lanes; ++l) {
             const Block4x32 block = stochastic_block(key, group + g, static_cast<std::uint32_t>(l), 0);
             const auto one = [&](int at, std::uint32_t random) __attribute__((always_inline)) {
-                to[at + l] = lane_round_shared<Rounding::stochastic>(from[at + l], lane,
-                                                                     static_cast<std::int32_t>(random >> surplus));
+                if constexpr (Surplus) random >>= 16 - lane.shift;
+                to[at + l] = lane_round_shared<Rounding::stochastic, LaneFamily::shared>(
+                    from[at + l], lane, static_cast<std::int32_t>(random));
             };
             one(0, block.word[0] & 0xFFFFu);
             one(16, block.word[1] & 0xFFFFu);
@@ -83,6 +102,59 @@ FAULTLINE_CLONES void round_stochastic_shared(const float* from, float* to, std:
             one(96, block.word[2] >> 16);
             one(112, block.word[3] >> 16);
         }
+    }
+}
+
+/// round_one(x, i) of a family for elements with given random words. The words are read from a buffer that `to` never
+/// overlaps.
+template <class T, class Round>
+FAULTLINE_INLINE void for_each_word(const T* from, T* to, std::size_t count, const std::uint32_t* words,
+                                    Round round_one) {
+#pragma GCC ivdep
+    for (std::size_t i = 0; i < count; ++i) to[i] = round_one(from[i], words[i]);
+}
+
+template <LaneFamily Family, class T>
+FAULTLINE_INLINE void round_words(const T* from, T* to, std::size_t count, const LaneFormat<T>& lane,
+                                  const std::uint32_t* words) {
+    for_each_word(
+        from, to, count, words, [=](T x, std::uint32_t word) __attribute__((always_inline)) {
+            using Unsigned = typename Lane<T>::Unsigned;
+            const Unsigned random = static_cast<Unsigned>(word) << (Lane<T>::width - 32);
+            if constexpr (is_shared(Family)) {
+                return lane_round_shared<Rounding::stochastic, Family>(
+                    x, lane, static_cast<typename Lane<T>::Signed>(random >> (Lane<T>::width - lane.shift)));
+            } else {
+                return lane_round_narrow<Rounding::stochastic, Family>(x, lane, random);
+            }
+        });
+}
+
+template <class T>
+FAULTLINE_INLINE void round_any_words(const T* from, T* to, std::size_t count, const LaneFormat<T>& lane,
+                                      const std::uint32_t* words) {
+    switch (lane.family) {
+        case LaneFamily::shared:
+            return round_words<LaneFamily::shared>(from, to, count, lane, words);
+        case LaneFamily::shared_saturating:
+            return round_words<LaneFamily::shared_saturating>(from, to, count, lane, words);
+        case LaneFamily::narrow:
+            return round_words<LaneFamily::narrow>(from, to, count, lane, words);
+        case LaneFamily::narrow_to_nan:
+            return round_words<LaneFamily::narrow_to_nan>(from, to, count, lane, words);
+        case LaneFamily::none:
+            break;
+    }
+}
+
+}  // namespace
+
+FAULTLINE_CLONES void round_stochastic_shared(const float* from, float* to, std::size_t groups, LaneFormat<float> lane,
+                                              std::uint64_t key, std::uint64_t group) {
+    if (lane.shift == 16) {
+        round_groups<false>(from, to, groups, lane, key, group);
+    } else {
+        round_groups<true>(from, to, groups, lane, key, group);
     }
 }
 
@@ -104,27 +176,12 @@ FAULTLINE_CLONES void stochastic_words(std::uint32_t* words, std::uint64_t key, 
 
 FAULTLINE_CLONES void round_with_words(const float* from, float* to, std::size_t count, LaneFormat<float> lane,
                                        const std::uint32_t* words) {
-    // The words are read from a buffer that `to` never overlaps, and from and to are the same or disjoint.
-    if (lane.family == LaneFamily::shared) {
-#pragma GCC ivdep
-        for (std::size_t i = 0; i < count; ++i) {
-            to[i] = lane_round_shared<Rounding::stochastic>(from[i], lane,
-                                                            static_cast<std::int32_t>(words[i] >> (32 - lane.shift)));
-        }
-    } else {
-#pragma GCC ivdep
-        for (std::size_t i = 0; i < count; ++i) {
-            to[i] = lane_round_narrow<Rounding::stochastic>(from[i], lane, words[i]);
-        }
-    }
+    round_any_words(from, to, count, lane, words);
 }
 
 FAULTLINE_CLONES void round_with_words(const double* from, double* to, std::size_t count, LaneFormat<double> lane,
                                        const std::uint32_t* words) {
-#pragma GCC ivdep
-    for (std::size_t i = 0; i < count; ++i) {
-        to[i] = lane_round_narrow<Rounding::stochastic>(from[i], lane, static_cast<std::uint64_t>(words[i]) << 32);
-    }
+    round_any_words(from, to, count, lane, words);
 }
 
 }  // namespace faultline::detail

@@ -5,8 +5,10 @@
 // Two families of formats, seen from the container T (float or double):
 //   shared   the exponent range of T itself (bf16 and tf32 in float): rounding is an addition to the bits of T, and the
 //            carry out of the significand moves the exponent, up to infinity, all by itself.
+//            Saturating formats of that range cap the result (shared_saturating).
 //   narrow   a smaller range (fp16 and all below; every format in double): the place of the last bit depends on the
-//            exponent, and both ends of the range want a decision.
+//            exponent, and both ends of the range want a decision. Formats that overflow to NaN, whose sign is not that of
+//            the operand, are apart (narrow_to_nan), for the others are spared that question.
 #pragma once
 
 #include <faultline/format/format.hpp>
@@ -37,7 +39,11 @@ struct Lane<double> {
     static constexpr int trailing = 52, bias = 1023, width = 64;
 };
 
-enum class LaneFamily : unsigned char { none, shared, narrow };
+enum class LaneFamily : unsigned char { none, shared, shared_saturating, narrow, narrow_to_nan };
+
+FAULTLINE_HD constexpr bool is_shared(LaneFamily family) {
+    return family == LaneFamily::shared || family == LaneFamily::shared_saturating;
+}
 
 /// What the lanes need to know of a format and a mode, worked out once per array.
 template <class T>
@@ -63,8 +69,14 @@ FAULTLINE_HD constexpr LaneFormat<T> lane_format(Format f, Rounding mode) {
     const bool shared = f.emin == 1 - L::bias && f.emax == L::bias;
     // Narrow: the smallest number is normal in T, and 2^(emax+1+shift), the largest constant below, is finite in T.
     const bool narrow = f.emin - (f.precision - 1) >= 1 - L::bias && f.emax + 1 + shift <= L::bias;
-    if (!shared && !narrow) return lane;
-    lane.family = shared ? LaneFamily::shared : LaneFamily::narrow;
+    const bool to_nan = !f.saturates && !f.infinities;
+    if (shared && !to_nan) {
+        lane.family = f.saturates ? LaneFamily::shared_saturating : LaneFamily::shared;
+    } else if (narrow) {
+        lane.family = to_nan ? LaneFamily::narrow_to_nan : LaneFamily::narrow;
+    } else {
+        return lane;
+    }
     lane.shift = shift;
     lane.emin_field = f.emin + L::bias;
     lane.beyond = static_cast<Signed>(f.emax + 1 + L::bias) << L::trailing;
@@ -92,13 +104,14 @@ FAULTLINE_HD constexpr typename Lane<T>::Signed lane_magnitude(T x) {
 
 /// The result: magnitude bits under the sign of x; the NaN of the format, with its own sign, where x is one. A NaN that
 /// the format's overflow makes is positive as well.
-template <class T>
+template <LaneFamily Family, class T>
 FAULTLINE_HD constexpr T lane_result(typename Lane<T>::Signed result, T x, const LaneFormat<T>& f) {
     using L = Lane<T>;
     using Unsigned = typename L::Unsigned;
-    const Unsigned sign = bits_as<Unsigned>(x) & (Unsigned{1} << (L::width - 1));
-    const Unsigned with_sign = static_cast<Unsigned>(result) | (result > lane_infinity<T> ? Unsigned{0} : sign);
-    return bits_as<T>(lane_magnitude(x) > lane_infinity<T> ? bits_as<Unsigned>(f.nan) : with_sign);
+    Unsigned sign = bits_as<Unsigned>(x) & (Unsigned{1} << (L::width - 1));
+    if constexpr (Family == LaneFamily::narrow_to_nan) sign = result > lane_infinity<T> ? 0 : sign;
+    const T with_sign = bits_as<T>(static_cast<Unsigned>(result) | sign);
+    return x != x ? f.nan : with_sign;
 }
 
 /// What is added to a magnitude before the lowest `shift` bits are cut: carries out of them exactly when the mode rounds
@@ -114,28 +127,34 @@ FAULTLINE_HD constexpr Signed lane_addend(Signed magnitude, Signed shift, bool n
     return 0;
 }
 
-/// `random`: for stochastic, `shift` uniform bits in the lowest places.
-template <Rounding R, class T>
+/// `random`: for stochastic, `shift` uniform bits in the lowest places. The sign bit rides along: the carry ends at the
+/// latest in the exponent field, where it makes the infinity (of magnitude bits `infinite`, or the cap).
+template <Rounding R, LaneFamily Family, class T>
 FAULTLINE_HD constexpr T lane_round_shared(T x, const LaneFormat<T>& f, typename Lane<T>::Signed random) {
     using Signed = typename Lane<T>::Signed;
-    const Signed magnitude = lane_magnitude(x);
-    const Signed unit = Signed{1} << f.shift;
-    Signed result = 0;
+    using Unsigned = typename Lane<T>::Unsigned;
+    const auto bits = bits_as<Unsigned>(x);
+    const Unsigned mask = (Unsigned{1} << f.shift) - 1;
+    Unsigned result = 0;
     if constexpr (R == Rounding::to_odd) {
-        result = (magnitude & -unit) | ((magnitude & (unit - 1)) != 0 ? unit : 0);
+        result = (bits & ~mask) | ((bits & mask) != 0 ? mask + 1 : 0);
     } else {
         const bool negative = bits_as<Signed>(x) < 0;
-        result = (magnitude + lane_addend<R>(magnitude, f.shift, negative, random)) & -unit;
+        const auto addend = static_cast<Unsigned>(lane_addend<R>(static_cast<Signed>(bits), f.shift, negative, random));
+        result = (bits + addend) & ~mask;
     }
-    // Only the nearest modes, stochastic, and the directed ones away from zero reach infinity, and an infinity stays
-    // one: `infinite` caps them all.
-    const Signed cap = bits_as<Signed>(f.infinite);
-    return lane_result(result < cap ? result : cap, x, f);
+    if constexpr (Family == LaneFamily::shared_saturating) {
+        const auto magnitude = static_cast<Signed>(result & (~Unsigned{0} >> 1));
+        const Signed cap = bits_as<Signed>(f.infinite);
+        return lane_result<Family>(magnitude < cap ? magnitude : cap, x, f);
+    } else {
+        return x != x ? f.nan : bits_as<T>(result);
+    }
 }
 
 /// Nearest even in a narrow format: adding and subtracting C = 2^(shift+e), e the exponent of x but at least emin, leaves
 /// x rounded by the adder to the spacing of the format at e. Relies on the default rounding mode of the machine.
-template <class T>
+template <LaneFamily Family, class T>
 FAULTLINE_HD constexpr T lane_round_narrow_nearest(T x, const LaneFormat<T>& f) {
     using L = Lane<T>;
     using Signed = typename L::Signed;
@@ -145,11 +164,11 @@ FAULTLINE_HD constexpr T lane_round_narrow_nearest(T x, const LaneFormat<T>& f) 
     const Signed emin_bits = f.emin_field << L::trailing;
     const T c = bits_as<T>((exponent > emin_bits ? exponent : emin_bits) + (f.shift << L::trailing));
     const T rounded = (bits_as<T>(capped) + c) - c;
-    return lane_result(bits_as<Signed>(rounded > f.max ? f.infinite : rounded), x, f);
+    return lane_result<Family>(bits_as<Signed>(rounded > f.max ? f.infinite : rounded), x, f);
 }
 
 /// Any other mode in a narrow format. `random`: uniform over all bits of the container, as unsigned.
-template <Rounding R, class T>
+template <Rounding R, LaneFamily Family, class T>
 FAULTLINE_HD constexpr T lane_round_narrow(T x, const LaneFormat<T>& f, typename Lane<T>::Unsigned random) {
     using L = Lane<T>;
     using Signed = typename L::Signed;
@@ -181,7 +200,7 @@ FAULTLINE_HD constexpr T lane_round_narrow(T x, const LaneFormat<T>& f, typename
     T result = static_cast<T>(kept) * scale;  // exact, or beyond the range of T and so of f
     result = result > f.max ? (negative ? f.overflow[1] : f.overflow[0]) : result;
     result = magnitude >= lane_infinity<T> ? f.infinite : result;
-    return lane_result(bits_as<Signed>(result), x, f);
+    return lane_result<Family>(bits_as<Signed>(result), x, f);
 }
 
 }  // namespace detail
@@ -193,12 +212,13 @@ template <Format F, Rounding R = Rounding::nearest_even>
     constexpr detail::LaneFormat<float> lane = detail::lane_format<float>(F, R);
     if constexpr (is_exact(F)) {
         return x;
-    } else if constexpr (lane.family == detail::LaneFamily::shared) {
-        return detail::lane_round_shared<R>(x, lane, static_cast<std::int32_t>(random_bits >> (64 - lane.shift)));
-    } else if constexpr (lane.family == detail::LaneFamily::narrow && R == Rounding::nearest_even) {
-        return detail::lane_round_narrow_nearest(x, lane);
-    } else if constexpr (lane.family == detail::LaneFamily::narrow && R != Rounding::stochastic) {
-        return detail::lane_round_narrow<R>(x, lane, 0u);
+    } else if constexpr (detail::is_shared(lane.family)) {
+        return detail::lane_round_shared<R, lane.family>(x, lane,
+                                                         static_cast<std::int32_t>(random_bits >> (64 - lane.shift)));
+    } else if constexpr (lane.family != detail::LaneFamily::none && R == Rounding::nearest_even) {
+        return detail::lane_round_narrow_nearest<lane.family>(x, lane);
+    } else if constexpr (lane.family != detail::LaneFamily::none && R != Rounding::stochastic) {
+        return detail::lane_round_narrow<R, lane.family>(x, lane, 0u);
     } else {  // stochastic takes all 64 random bits, which a 32-bit lane does not hold
         return static_cast<float>(round(static_cast<double>(x), F, R, random_bits));
     }
