@@ -235,8 +235,8 @@ void Reader::read_sites(const toml::node& node, RoundingPlan& plan) const {
             visit("rounding", rule.rounding);
             visit("accumulation", rule.accumulation);
         });
-        if (!info(*site).accumulates && rule.accumulation != exact_sum)
-            fail(fields.get("accumulation")->source(), joined(field, "accumulation"), "the site does not sum: expected format and rounding alone");
+        if (const toml::node* sum = fields.get("accumulation"); sum != nullptr && !info(*site).accumulates && rule.accumulation != exact_sum)
+            fail(sum->source(), joined(field, "accumulation"), "the site does not sum: expected format and rounding alone");
         plan.set(*site, rule);
     }
 }
@@ -262,6 +262,8 @@ void Reader::read_tiles(const toml::node& node, RoundingPlan& plan) const {
         if (tile.head_dim < 1) fail(entry.source(), joined(field, "head_dim"), "expected the largest head size that the case fits, 1 or more");
         for (const auto* block : {&tile.block_q, &tile.block_k, &tile.bwd_block_q, &tile.bwd_block_k})
             if (*block && **block < 0) fail(entry.source(), field, "a block size is negative: expected 0 (whole sequence) or more");
+        if (const int threads = tile.delta_threads.value_or(1); threads < 1 || (threads & (threads - 1)) != 0)
+            fail(entry.source(), joined(field, "delta_threads"), "expected a power of two");
         plan.tiles.push_back(tile);
     }
 }

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every way in which a plan file can be wrong, and the sentence that says so: file, line and column, field, what was
+// expected.
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include <faultline/base/error.hpp>
+#include <faultline/plan/plan_toml.hpp>
+
+namespace faultline {
+namespace {
+
+std::string error_of(const std::string& toml) {
+    try {
+        (void)parse_plan(toml, "f.toml");
+    } catch (const RequestError& error) {
+        return error.what();
+    }
+    return "no error";
+}
+
+struct Case {
+    const char* toml;
+    const char* sentence;
+};
+
+void expect_errors(std::initializer_list<Case> cases) {
+    for (const Case& c : cases) EXPECT_EQ(error_of(c.toml), c.sentence) << c.toml;
+}
+
+TEST(PlanErrors, NotToml) {
+    EXPECT_EQ(error_of("name = "), "f.toml:1:8: not TOML: Error while parsing key-value pair: encountered end-of-file");
+    EXPECT_EQ(error_of("name = \"a\"\nname = \"b\""),
+              "f.toml:2:8: not TOML: Error while parsing key-value pair: cannot redefine existing string 'name'");
+    EXPECT_TRUE(error_of("\x80\xFF").starts_with("f.toml:1:1: not TOML: ")) << error_of("\x80\xFF");
+    EXPECT_TRUE(error_of("a = " + std::string(100000, '[')).starts_with("f.toml:1:")) << "deep nesting ends early";
+}
+
+TEST(PlanErrors, UnknownKeys) {
+    expect_errors({
+        {"nam = \"x\"",
+         "f.toml:1:1: nam: no such field: expected one of name, base, description, source, schedule, tiles, sites (did you mean \"name\"?)"},
+        {"\n  xyzzy = 1",
+         "f.toml:2:3: xyzzy: no such field: expected one of name, base, description, source, schedule, tiles, sites"},
+        {"[schedule]\nblok_q = 1", "f.toml:2:1: schedule.blok_q: no such field: did you mean \"block_q\"?"},
+        {"[sites.p_cst]\nformat = \"bf16\"", "f.toml:1:8: sites.p_cst: no such site: did you mean \"p_cast\"?"},
+        {"[sites.p_cast]\nformt = \"bf16\"",
+         "f.toml:2:1: sites.p_cast.formt: no such field: expected one of format, rounding, accumulation (did you mean \"format\"?)"},
+        {"[[tiles]]\nhead = 64",
+         "f.toml:2:1: tiles[0].head: no such field: expected one of head_dim, causal, block_q, block_k, bwd_block_q, bwd_block_k, "
+         "delta_threads"},
+        {"sites.p_cast.format = { precision = 4, emin = -6, emax = 8, bias = 7 }",
+         "f.toml:1:61: sites.p_cast.format.bias: no such field: expected one of precision, emin, emax, subnormals, infinities, nans, "
+         "saturates"},
+        {"sites.dv_accumulate.accumulation = { term = 4 }",
+         "f.toml:1:38: sites.dv_accumulate.accumulation.term: no such field: expected one of terms, fraction_bits, output, "
+         "a_min_exponent, b_min_exponent, input_fraction_bits, zero (did you mean \"terms\"?)"},
+    });
+    const std::string far = error_of("[sites.wibble_wobble_wibble]");
+    EXPECT_TRUE(far.starts_with("f.toml:1:8: sites.wibble_wobble_wibble: no such site: expected one of q_cast, k_cast, ")) << far;
+}
+
+TEST(PlanErrors, WrongTypes) {
+    expect_errors({
+        {"name = 3", "f.toml:1:8: name: is an integer: expected a string"},
+        {"description = []", "f.toml:1:15: description: is an array: expected a string"},
+        {"source = true", "f.toml:1:10: source: is a boolean: expected a string"},
+        {"schedule = 1", "f.toml:1:12: schedule: is an integer: expected a table of the schedule's fields"},
+        {"sites = \"all\"", "f.toml:1:9: sites: is a string: expected a table of sites"},
+        {"sites.p_cast = \"bf16\"", "f.toml:1:16: sites.p_cast: is a string: expected a table with format, rounding, accumulation"},
+        {"tiles = 1", "f.toml:1:9: tiles: is an integer: expected an array of tables, [[tiles]]"},
+        {"tiles = [1]", "f.toml:1:10: tiles[0]: is an integer: expected a table with head_dim and block sizes"},
+        {"schedule.block_q = 64.0", "f.toml:1:20: schedule.block_q: is a number with a point: expected an integer"},
+        {"schedule.block_q = \"64\"", "f.toml:1:20: schedule.block_q: is a string: expected an integer"},
+        {"schedule.block_q = 1979-05-27", "f.toml:1:20: schedule.block_q: is a date: expected an integer"},
+        {"schedule.block_q = 07:32:00", "f.toml:1:20: schedule.block_q: is a time: expected an integer"},
+        {"schedule.block_q = 1979-05-27T07:32:00Z", "f.toml:1:20: schedule.block_q: is a date and time: expected an integer"},
+        {"schedule.stable_beta = \"7\"", "f.toml:1:24: schedule.stable_beta: is a string: expected a number"},
+        {"schedule.p_saved = 1", "f.toml:1:20: schedule.p_saved: is an integer: expected true or false"},
+        {"schedule.key_order = 1", "f.toml:1:22: schedule.key_order: is an integer: expected a string, one of ascending, descending"},
+        {"base = 1",
+         "f.toml:1:8: base: is an integer: expected a string, one of exact, standard-bf16, math, fa1, fa2, fa2-unfused, "
+         "fa2-unfused-splitkv, fa3, efficient, cudnn-like, repo-2510.04212"},
+        {"sites.p_cast.format = 8", "f.toml:1:23: sites.p_cast.format: is an integer: expected a format's name or a table with precision, emin, emax"},
+        {"sites.p_cast.rounding = 1",
+         "f.toml:1:25: sites.p_cast.rounding: is an integer: expected a string, one of nearest_even, nearest_away, toward_zero, "
+         "upward, downward, to_odd, stochastic"},
+        {"sites.delta.accumulation = 1",
+         "f.toml:1:28: sites.delta.accumulation: is an integer: expected an accumulation's name or a table with the numbers of a matrix unit"},
+        {"sites.delta.accumulation.terms = \"x\"", "f.toml:1:34: sites.delta.accumulation.terms: is a string: expected an integer"},
+    });
+}
+
+TEST(PlanErrors, UnknownValues) {
+    expect_errors({
+        {"base = \"fa9\"",
+         "f.toml:1:8: base: no such value \"fa9\": expected one of exact, standard-bf16, math, fa1, fa2, fa2-unfused, "
+         "fa2-unfused-splitkv, fa3, efficient, cudnn-like, repo-2510.04212 (did you mean \"fa1\"?)"},
+        {"schedule.key_order = \"descend\"",
+         "f.toml:1:22: schedule.key_order: no such value \"descend\": expected one of ascending, descending (did you mean \"descending\"?)"},
+        {"sites.p_cast.format = \"bf15\"",
+         "f.toml:1:23: sites.p_cast.format: no such format \"bf15\": expected one of exact, binary64, fp32, tf32, bf16, fp16, e5m2, "
+         "e4m3, e3m2, e2m3, e2m1 (did you mean \"bf16\"?)"},
+        {"sites.p_cast.rounding = \"RZ\"",
+         "f.toml:1:25: sites.p_cast.rounding: no such value \"RZ\": expected one of nearest_even, nearest_away, toward_zero, upward, "
+         "downward, to_odd, stochastic"},
+        {"sites.dv_accumulate.accumulation = \"hoper-mma-bf16\"",
+         "f.toml:1:36: sites.dv_accumulate.accumulation: no such accumulation \"hoper-mma-bf16\": did you mean \"hopper-mma-bf16\"?"},
+        {"sites.dv_accumulate.accumulation.output = \"f32\"",
+         "f.toml:1:43: sites.dv_accumulate.accumulation.output: no such value \"f32\": expected one of f32_rz, e8m13_rz, f16_rne"},
+    });
+}
+
+TEST(PlanErrors, ValuesOutOfRange) {
+    expect_errors({
+        {"name = \"\"", "f.toml:1:8: name: expected some characters, none of them a slash or a control character"},
+        {"name = \"a/b\"", "f.toml:1:8: name: expected some characters, none of them a slash or a control character"},
+        {"schedule.block_q = 99999999999", "f.toml:1:20: schedule.block_q: is 99999999999: expected an integer of 32 bits"},
+        {"schedule.stable_beta = inf", "f.toml:1:24: schedule.stable_beta: is not finite: expected a finite number"},
+        {"schedule.stable_beta = nan", "f.toml:1:24: schedule.stable_beta: is not finite: expected a finite number"},
+        {"schedule.block_q = -1", "f.toml: schedule: a block size is negative: expected 0 (whole sequence) or more"},
+        {"schedule.key_splits = 0", "f.toml: schedule: key_splits must be 1 or more"},
+        {"[[tiles]]\nblock_q = 1", "f.toml:1:1: tiles[0].head_dim: expected the largest head size that the case fits, 1 or more"},
+        {"[[tiles]]\nhead_dim = 64\nblock_k = -64", "f.toml:1:1: tiles[0]: a block size is negative: expected 0 (whole sequence) or more"},
+        {"[[tiles]]\nhead_dim = 64\ndelta_threads = 3", "f.toml:1:1: tiles[0].delta_threads: expected a power of two"},
+        {"sites.p_cast.accumulation = \"fp32-fma\"",
+         "f.toml:1:29: sites.p_cast.accumulation: the site does not sum: expected format and rounding alone"},
+        {"sites.p_cast.format = { precision = 4 }", "f.toml:1:23: sites.p_cast.format.emin: is missing: expected an integer"},
+        {"sites.p_cast.format = { precision = 1, emin = -6, emax = 8 }",
+         "f.toml:1:23: sites.p_cast.format: precision is 1: expected 2 to 53 significant bits, the hidden bit included"},
+        {"sites.dv_accumulate.accumulation = { terms = 0 }",
+         "f.toml:1:36: sites.dv_accumulate.accumulation: matrix unit: terms is 0: expected 1 to 1024 products per fused add"},
+    });
+}
+
+class PlanFiles : public testing::Test {
+  protected:
+    std::filesystem::path write(const std::string& name, const std::string& text) {
+        const std::filesystem::path file = std::filesystem::path(testing::TempDir()) / name;
+        std::ofstream(file, std::ios::binary) << text;
+        return file;
+    }
+    static std::string error_of_file(const std::filesystem::path& file) {
+        try {
+            (void)read_plan(file);
+        } catch (const RequestError& error) {
+            return error.what();
+        }
+        return "no error";
+    }
+};
+
+TEST_F(PlanFiles, AreNamedInErrors) {
+    const auto file = write("wrong.toml", "[schedule]\nblock_q = \"x\"");
+    EXPECT_EQ(error_of_file(file), file.string() + ":2:11: schedule.block_q: is a string: expected an integer");
+    EXPECT_EQ(read_plan(write("good.toml", "[schedule]\nblock_q = 8")).name, "good");
+}
+
+TEST_F(PlanFiles, ThatCannotBeRead) {
+    const auto nowhere = std::filesystem::path(testing::TempDir()) / "nowhere.toml";
+    EXPECT_EQ(error_of_file(nowhere), nowhere.string() + ": no such file: expected a plan in TOML");
+    const auto folder = std::filesystem::path(testing::TempDir()) / "folder.toml";
+    std::filesystem::create_directory(folder);
+    EXPECT_EQ(error_of_file(folder), folder.string() + ": is not a regular file: expected a plan in TOML");
+    const auto large = write("large.toml", std::string((1 << 20) + 1, '#'));
+    EXPECT_EQ(error_of_file(large), large.string() + ": has more than 1 MiB: expected a plan in TOML");
+}
+
+}  // namespace
+}  // namespace faultline

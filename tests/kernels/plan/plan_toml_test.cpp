@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// Plans to TOML and back.
+#include <cmath>
+#include <limits>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <faultline/format/names.hpp>
+#include <faultline/plan/difference.hpp>
+#include <faultline/plan/plan_toml.hpp>
+#include <faultline/plan/presets.hpp>
+#include <faultline/plan/schedule_fields.hpp>
+
+namespace faultline {
+namespace {
+
+using testing::ElementsAre;
+using testing::IsEmpty;
+
+void expect_round_trip(const RoundingPlan& plan) {
+    const RoundingPlan read = parse_plan(to_toml(plan), "text");
+    EXPECT_THAT(differences(plan, read), IsEmpty()) << to_toml(plan);
+    EXPECT_TRUE(read.same_numerics(plan));
+    EXPECT_EQ(read.name, plan.name);
+    EXPECT_EQ(read.description, plan.description);
+    EXPECT_EQ(read.source, plan.source);
+    EXPECT_EQ(to_toml(read), to_toml(plan));
+}
+
+TEST(PlanToml, PresetsRoundTrip) {
+    for (const RoundingPlan& preset : presets()) expect_round_trip(preset);
+}
+
+/// Every value of every field, one at a time.
+TEST(PlanToml, EveryFieldOfTheScheduleRoundTrips) {
+    for (std::size_t at = 0; at < schedule_field_names().size(); ++at) {
+        std::size_t here = 0;
+        RoundingPlan base;
+        for_each_field(base.schedule, [&](std::string_view, auto& field) {
+            if (here++ != at) return;
+            using T = std::remove_reference_t<decltype(field)>;
+            const T before = field;
+            const auto check = [&](T value) {
+                field = value;
+                if (problem_with(base).empty()) expect_round_trip(base);
+                field = before;
+            };
+            if constexpr (std::is_same_v<T, bool>) {
+                check(!before);
+            } else if constexpr (std::is_same_v<T, int>) {
+                for (const int value : {1, 2, 64, 4096, std::numeric_limits<int>::max()}) check(value);
+            } else if constexpr (std::is_same_v<T, double>) {
+                for (const double value : {0.1, 1.0, 1e300, 5e-324, -2.5, 3.0000000000000004}) check(value);
+            } else {
+                for (const auto& entry : enumerators<T>()) check(entry.value);
+            }
+        });
+    }
+}
+
+TEST(PlanToml, EveryFormatRoundingAndAccumulationRoundTrips) {
+    for (const NamedFormat& format : all_formats()) expect_round_trip(RoundingPlan{}.with(Site::p_cast, {.format = format.format}));
+    for (const Rounding rounding : all_roundings())
+        expect_round_trip(RoundingPlan{}.with(Site::p_cast, {.format = bf16, .rounding = rounding}));
+    for (const NamedAccumulation& known : accumulations())
+        expect_round_trip(RoundingPlan{}.with(Site::s_accumulate, {.accumulation = known.accumulation}));
+    expect_round_trip(RoundingPlan{}.with(Site::p_cast, {.format = with_saturation(e4m3, false)}));
+}
+
+TEST(PlanToml, FormatsAndUnitsWithoutANameRoundTrip) {
+    const Format odd{.precision = 5, .emin = -14, .emax = 15, .subnormals = false};
+    const Format no_nan{.precision = 3, .emin = -2, .emax = 4, .infinities = false, .nans = NanKind::none, .saturates = true};
+    const Format one_nan{.precision = 6, .emin = -6, .emax = 8, .infinities = false, .nans = NanKind::single_code};
+    const MatrixUnit unit{.terms = 12, .fraction_bits = 20, .output = OutputFormat::e8m13_rz, .a_min_exponent = -14,
+                          .b_min_exponent = -6, .input_fraction_bits = 9, .zero = ZeroOperand::at_minimum};
+    for (const Format& format : {odd, no_nan, one_nan}) {
+        ASSERT_EQ(validate(format), "");
+        expect_round_trip(RoundingPlan{}.with(Site::ds_cast, {.format = format, .rounding = Rounding::stochastic}));
+    }
+    expect_round_trip(RoundingPlan{}.with(Site::dq_accumulate, {fp32, Rounding::toward_zero, {Accumulation::Kind::fused, unit}}));
+}
+
+TEST(PlanToml, TextsOfAnyKindRoundTrip) {
+    RoundingPlan plan;
+    plan.name = "it's \"mine\" \\ 100% größer";
+    plan.description = "two\nlines\tand a bell\a and \x7F";
+    plan.source = "kernel.cu:1 # not a comment";
+    plan.tiles = {{.head_dim = 64, .causal = false, .block_q = 0, .delta_threads = 2}, {.head_dim = 128, .bwd_block_k = 80}};
+    expect_round_trip(plan);
+}
+
+TEST(PlanToml, WhatIsLeftOutIsExactAndDefault) {
+    const RoundingPlan plan = parse_plan("", "folder/my plan.toml");
+    EXPECT_TRUE(plan.same_numerics(RoundingPlan{}));
+    EXPECT_EQ(plan.name, "my plan") << "named for its file";
+    EXPECT_EQ(parse_plan("name = \"other\"", "folder/mine.toml").name, "other");
+    const RoundingPlan partial = parse_plan("[sites.p_cast]\nformat = \"bf16\"\n[schedule]\nblock_q = 64", "x");
+    EXPECT_THAT(differences(RoundingPlan{}, partial),
+                ElementsAre(Difference{"schedule.block_q", "0", "64"}, Difference{"sites.p_cast.format", "exact", "bf16"}));
+    const RoundingPlan numbers = parse_plan("schedule.stable_beta = 3", "x");
+    EXPECT_EQ(numbers.schedule.stable_beta, 3) << "an integer is a number";
+    EXPECT_EQ(parse_plan("sites.p_cast.rounding = \"nearest_away\"", "x")[Site::p_cast].rounding, Rounding::nearest_away);
+}
+
+TEST(PlanToml, BaseIsChangedWhereTheFileSaysSo) {
+    const RoundingPlan changed = parse_plan(R"(
+        base = "fa2"
+        [schedule]
+        delta_from = "o_unrounded"
+        [sites.ds_cast]
+        rounding = "stochastic"
+        [sites.o_cast]
+        format = "fp32"
+    )", "changed.toml");
+    EXPECT_THAT(differences(plan("fa2"), changed),
+                ElementsAre(Difference{"schedule.delta_from", "o", "o_unrounded"}, Difference{"sites.o_cast.format", "bf16", "fp32"},
+                            Difference{"sites.ds_cast.rounding", "nearest_even", "stochastic"}));
+    EXPECT_EQ(changed.name, "changed");
+    EXPECT_EQ(changed.source, "") << "the base's source speaks of the base alone";
+    EXPECT_EQ(changed.tiles, plan("fa2").tiles);
+    EXPECT_THAT(parse_plan("base = \"fa2\"\ntiles = []", "x").tiles, IsEmpty());
+}
+
+}  // namespace
+}  // namespace faultline

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// The presets as they are compiled in: complete, sourced, found by name, with the tiles of the kernels' launch templates.
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <set>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <faultline/base/error.hpp>
+#include <faultline/plan/difference.hpp>
+#include <faultline/plan/plan_toml.hpp>
+#include <faultline/plan/presets.hpp>
+
+namespace faultline {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::ElementsAre;
+using testing::IsSupersetOf;
+using testing::UnorderedElementsAreArray;
+
+const fs::path folder = fs::path(FAULTLINE_SOURCE_DIR) / "kernels/plan/presets";
+
+std::string text_of(const fs::path& file) {
+    std::ifstream in(file, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+}
+
+TEST(Presets, AreTheFilesOfTheFolder) {
+    std::vector<std::string> files;
+    for (const auto& entry : fs::directory_iterator(folder)) files.push_back(entry.path().stem().string());
+    EXPECT_THAT(preset_names(), UnorderedElementsAreArray(files)) << "a preset's name stands in kernels/plan/CMakeLists.txt";
+    EXPECT_THAT(preset_names(), IsSupersetOf({"exact", "standard-bf16", "fa1", "fa2", "fa2-unfused", "fa2-unfused-splitkv",
+                                              "fa3", "repo-2510.04212"}));
+    EXPECT_EQ(preset_names().front(), "exact");
+    for (const std::string_view name : preset_names())
+        EXPECT_EQ(preset_toml(name), text_of(folder / (std::string(name) + ".toml"))) << name;
+}
+
+TEST(Presets, SayWhatTheyAreAndWhereItStands) {
+    for (const RoundingPlan& preset : presets()) {
+        EXPECT_FALSE(preset.description.empty()) << preset.name;
+        EXPECT_FALSE(preset.source.empty()) << preset.name;
+        EXPECT_EQ(problem_with(preset), "") << preset.name;
+        EXPECT_TRUE(std::is_sorted(preset.tiles.begin(), preset.tiles.end(),
+                                   [](const TileCase& a, const TileCase& b) { return a.head_dim < b.head_dim; }))
+            << preset.name << ": the first case that fits decides, so smaller heads stand first";
+    }
+    EXPECT_TRUE(presets()[0].same_numerics(RoundingPlan{}));
+}
+
+TEST(Presets, AreFoundByNameAndByFile) {
+    for (const std::string_view name : preset_names()) {
+        EXPECT_EQ(plan(name).name, name);
+        const RoundingPlan read = plan((folder / (std::string(name) + ".toml")).string());
+        EXPECT_TRUE(read.same_numerics(plan(name))) << name;
+        EXPECT_EQ(read.source, plan(name).source);
+    }
+    try {
+        (void)plan("fa22");
+        FAIL();
+    } catch (const RequestError& error) {
+        EXPECT_STREQ(error.what(), "plan \"fa22\": no such preset and not a file ending in .toml: expected one of exact, "
+                                   "standard-bf16, math, fa1, fa2, fa2-unfused, fa2-unfused-splitkv, fa3, efficient, "
+                                   "cudnn-like, repo-2510.04212 (did you mean \"fa2\"?)");
+    }
+    EXPECT_THROW((void)preset_toml("nothing"), RequestError);
+}
+
+// flash_fwd_launch_template.h and flash_bwd_launch_template.h of flash-attention 0251105a, compute capability 9.0.
+TEST(Presets, FlashAttention2Tiles) {
+    const auto tiles = [](std::string_view name, int head_dim) {
+        const Schedule s = for_head_dim(plan(name), head_dim).schedule;
+        return std::array{s.block_q, s.block_k, s.bwd_block_q, s.bwd_block_k};
+    };
+    for (const char* name : {"fa2", "fa2-unfused"}) {
+        EXPECT_THAT(tiles(name, 64), ElementsAre(128, 128, 128, 128));
+        EXPECT_THAT(tiles(name, 80), ElementsAre(128, 64, 64, 128));
+        EXPECT_THAT(tiles(name, 128), ElementsAre(128, 64, 64, 128));
+        EXPECT_THAT(tiles(name, 256), ElementsAre(64, 64, 64, 64));
+    }
+    EXPECT_THAT(tiles("fa2-unfused-splitkv", 64), ElementsAre(64, 256, 128, 128));
+    EXPECT_THAT(tiles("fa2-unfused-splitkv", 128), ElementsAre(64, 128, 64, 128));
+}
+
+std::set<std::string> changed_fields(std::string_view a, std::string_view b) {
+    std::set<std::string> fields;
+    for (const Difference& d : differences(plan(a), plan(b))) fields.insert(d.field);
+    return fields;
+}
+
+TEST(Presets, TheTwoBuildsOfFlashAttention2DifferInTheArgumentAlone) {
+    EXPECT_THAT(changed_fields("fa2", "fa2-unfused"), ElementsAre("schedule.argument", "schedule.bwd_argument"));
+    EXPECT_THAT(changed_fields("fa2-unfused", "fa2-unfused-splitkv"),
+                ElementsAre("schedule.block_k", "schedule.block_q", "schedule.key_splits", "sites.merge.format",
+                            "sites.partial_o_cast.format", "tiles"));
+}
+
+}  // namespace
+}  // namespace faultline
