@@ -205,56 +205,54 @@ FAULTLINE_CLONES void wide_add(const MatrixUnit& unit, const Group& g, double* c
     }
 }
 
-// The two powers of two that follow from each column's largest exponent. False when one lies outside the window.
-// Plain loops: g++ 12 takes comparisons of 512-bit integer vectors apart, element by element.
+// The two powers of two that follow from each column's largest exponent, as bits. False when one exponent lies outside
+// the window. Plain loops over integers: g++ 12 takes comparisons of 512-bit integer vectors apart, element by element,
+// and does not vectorise a loop that turns floats into integers by memcpy and branches on them.
 struct Scaling {
-    alignas(64) float up[width];
-    alignas(64) double down[width];
+    alignas(64) std::int32_t up[width];
+    alignas(64) std::int64_t down[width];
 };
 
 [[gnu::always_inline]] inline bool scaling(const MatrixUnit& unit, const float* c, const std::int16_t* product_exponent,
                                            Scaling& s) {
-    const int c_min = accumulator_min_exponent(unit.output), fraction_bits = unit.fraction_bits;
-    alignas(64) std::int32_t largest[width];
+    const std::int32_t c_min = accumulator_min_exponent(unit.output), fraction_bits = unit.fraction_bits;
+    alignas(64) std::int32_t c_bits[width], largest[width];
+    std::memcpy(c_bits, c, sizeof c_bits);
     std::int32_t outside = 0;
     for (int j = 0; j < width; ++j) {
-        std::int32_t bits;
-        std::memcpy(&bits, c + j, sizeof bits);
-        bits &= 0x7FFFFFFF;
-        const std::int32_t p = product_exponent[j];
-        std::int32_t e = std::max((bits >> 23) - 127, c_min);
-        e = bits == 0 ? zero_accumulator_exponent : e;
+        const std::int32_t magnitude = c_bits[j] & 0x7FFFFFFF, p = product_exponent[j];
+        std::int32_t e = std::max((magnitude >> 23) - 127, c_min);
+        e = magnitude == 0 ? zero_accumulator_exponent : e;
         e = std::max(p, e);
-        e = (bits | static_cast<std::int32_t>(p >= no_product)) == 0 ? 0 : e;  // all zero: any exponent serves
-        outside |= (e - narrow_lowest) | (narrow_highest - e);                 // negative when e is outside
+        const std::int32_t all_zero = -static_cast<std::int32_t>(magnitude == 0) & -static_cast<std::int32_t>(p < no_product);
+        e &= ~all_zero;                                        // any exponent serves then
+        outside |= (e - narrow_lowest) | (narrow_highest - e);  // negative when e is outside
         largest[j] = e;
-        const std::int32_t up = (fraction_bits + 127 - e) << 23;
-        std::memcpy(s.up + j, &up, sizeof up);
     }
-    for (int j = 0; j < width; ++j) {
-        const std::int64_t down = (static_cast<std::int64_t>(largest[j]) + (1023 - fraction_bits)) << 52;
-        std::memcpy(s.down + j, &down, sizeof down);
-    }
+    for (int j = 0; j < width; ++j) s.up[j] = (fraction_bits + 127 - largest[j]) << 23;
+    for (int j = 0; j < width; ++j)
+        s.down[j] = (static_cast<std::int64_t>(largest[j]) + (1023 - fraction_bits)) << 52;
     return outside >= 0;
 }
 
 /// The sum, exact in binary64, to fp32; the rounding mode is toward zero, so the conversion truncates. Results are
 /// normal fp32 numbers or zero: a unit is at least 2^(narrow_lowest - 25) = 2^-125.
 [[gnu::always_inline]] inline void write_narrow(const MatrixUnit& unit, const double* sum, const Scaling& s, float* c) {
+    alignas(64) double down[width];
+    std::memcpy(down, s.down, sizeof down);
     if (unit.output == OutputFormat::f16_rne) {
         alignas(64) double half[width];
-        write_half(sum, s.down, half);
+        write_half(sum, down, half);
         for (int j = 0; j < width; ++j) c[j] = static_cast<float>(half[j]);
         return;
     }
+    alignas(64) float r[width];
+    alignas(64) std::int32_t bits[width];
+    for (int j = 0; j < width; ++j) r[j] = static_cast<float>(sum[j] * down[j] + 0.0);
+    std::memcpy(bits, r, sizeof bits);
     const std::int32_t keep = unit.output == OutputFormat::e8m13_rz ? ~0x3FF : ~0;
-    for (int j = 0; j < width; ++j) {
-        const float r = static_cast<float>(sum[j] * s.down[j] + 0.0);
-        std::int32_t bits;
-        std::memcpy(&bits, &r, sizeof bits);
-        bits &= keep;
-        std::memcpy(c + j, &bits, sizeof bits);
-    }
+    for (int j = 0; j < width; ++j) bits[j] &= keep;
+    std::memcpy(c, bits, sizeof bits);
 }
 
 /// One fused add in fp32 lanes; c holds `width` floats. False, with c untouched, when it is a case for wide_add.
