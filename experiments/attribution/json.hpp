@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// An attribution as one JSON object, schema "faultline.attribution/1" (DESIGN of the command line; docs/ has every key).
+// A number that a double cannot hold (1e-3012, infinity, NaN) is a string in scientific notation, "inf" or "nan".
+#pragma once
+
+#include <string>
+
+#include <faultline/attribution/attribution.hpp>
+
+namespace faultline {
+
+/// The object, indented, with a newline at its end. The same attribution gives the same bytes.
+[[nodiscard]] std::string to_json(const Attribution& attribution);
+
+}  // namespace faultline

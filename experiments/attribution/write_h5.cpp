@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/attribution/write_h5.hpp>
+
+#include <functional>
+#include <limits>
+
+#include <faultline/plan/plan_toml.hpp>
+
+namespace faultline {
+namespace {
+
+/// One number of every ErrorMeasure.
+struct Measure {
+    const char* name;
+    const char* long_name;
+    std::function<double(const ErrorMeasure&)> of;
+};
+
+const std::vector<Measure>& measures() {
+    static const std::vector<Measure> list{
+        {"signed_bias", "mean of the error over its rms", [](const ErrorMeasure& e) { return e.signed_bias; }},
+        {"t", "t-statistic of the mean error, rows as samples", [](const ErrorMeasure& e) { return e.t_statistic; }},
+        {"gain", "inner product of error and truth over the squared norm of the truth", [](const ErrorMeasure& e) { return e.gain; }},
+        {"row_coherence", "magnitude of the sum of the rows' mean errors over the sum of their magnitudes", [](const ErrorMeasure& e) { return e.row_coherence; }},
+        {"head_coherence", "magnitude of the sum of the heads' mean errors over the sum of their magnitudes", [](const ErrorMeasure& e) { return e.head_coherence; }},
+        {"mean_key_share", "share of the error's energy along the mean key (dq only)", [](const ErrorMeasure& e) { return e.mean_key_share; }},
+        {"mean_key_sign", "coherence with sign of the rows' errors along the mean key (dq only)", [](const ErrorMeasure& e) { return e.mean_key_sign; }},
+        {"nonfinite", "elements that are NaN or infinite, left out of the rest", [](const ErrorMeasure& e) { return static_cast<double>(e.nonfinite); }},
+    };
+    return list;
+}
+
+/// Values whose exponent may lie beyond double, collected for write_wide.
+struct Wide {
+    std::vector<double> mantissa;
+    std::vector<std::int64_t> exponent;
+    void add(const WideReal& x) {
+        mantissa.push_back(x.mantissa);
+        exponent.push_back(x.exponent);
+    }
+};
+
+/// Writes the datasets of one layer below its group.
+class LayerWriter {
+  public:
+    LayerWriter(const LayerAttribution& layer, RecordFile& file) : layer_(layer), file_(file), group_(layer.name + "/") {
+        std::vector<std::string> site_names, output_names, correction_names;
+        for (const Site site : layer.sites) site_names.emplace_back(name(site));
+        for (const OutputAttribution& output : layer.outputs) output_names.emplace_back(name(output.output));
+        if (!layer.outputs.empty())
+            for (const CorrectedOutput& corrected : layer.outputs.front().corrections) correction_names.push_back(corrected.correction);
+        site_axis_ = coordinate("site", site_names, "site of the plan");
+        output_axis_ = coordinate("output", output_names, "output of attention");
+        correction_axis_ = coordinate("correction", correction_names, "correction applied to the plan");
+    }
+
+    void write() {
+        tiles();
+        rows();
+        for (const OutputAttribution& output : layer_.outputs) errors_of(output);
+        if (!layer_.sites.empty()) counterfactuals();
+        if (correction_axis_.size > 0) corrections();
+        attributes();  // of the group, which the datasets have made
+    }
+
+  private:
+    /// No coordinate is written for an empty axis: nothing lies over it.
+    Axis coordinate(const std::string& axis, const std::vector<std::string>& labels, const std::string& long_name) {
+        if (!labels.empty()) file_.coordinate(group_ + axis, labels, {long_name, "1"});
+        return {axis, static_cast<std::int64_t>(labels.size())};
+    }
+
+    void attributes() {
+        const std::string object = layer_.name;
+        const auto set = [&](const char* key, std::int64_t value) { file_.attribute(object, key, value); };
+        set("batch", layer_.batch), set("heads", layer_.heads), set("kv_heads", layer_.kv_heads), set("seq_q", layer_.seq_q), set("seq_k", layer_.seq_k);
+        set("head_dim", layer_.head_dim), set("head_dim_v", layer_.head_dim_v), set("causal", layer_.causal ? 1 : 0);
+        set("truth_slow_elements", static_cast<std::int64_t>(layer_.truth_slow_elements));
+        file_.attribute(object, "saturated_fraction", layer_.rows.saturated_fraction);
+        file_.attribute(object, "zero_sum_rms", layer_.rows.zero_sum_rms);
+        file_.attribute(object, "zero_sum_coherence", layer_.rows.zero_sum_coherence);
+        file_.attribute(object, "repeated_max_fraction", layer_.rows.repeated_max_fraction);
+    }
+
+    void tiles() {
+        for (const TileStatistics& local : layer_.local) {
+            if (local.count.empty()) continue;  // a site that the schedule does not reach
+            const std::string group = below("tiles/" + std::string(name(local.site)));
+            const std::string unit(info(local.site).unit);
+            const std::vector<Axis> axes{{"head", local.heads}, {"q_tile", local.q_tiles}, {"k_tile", local.k_tiles}};
+            file_.write(group + "signed_mean", local.signed_mean, axes, {"mean local error of the tile", unit});
+            file_.write(group + "rms", local.rms, axes, {"rms local error of the tile", unit});
+            file_.write(group + "value_rms", local.value_rms, axes, {"rms of the exact values of the tile", unit});
+            file_.write(group + "max_abs", local.max_abs, axes, {"largest magnitude of the local error", unit});
+            file_.write(group + "count", local.count, axes, {"elements summed up; 0: the tile was not visited", "1"});
+            file_.write(group + "nonfinite", local.nonfinite, axes, {"elements that became NaN or infinite here", "1"});
+        }
+    }
+
+    void rows() {
+        const RowStatistics& rows = layer_.rows;
+        if (layer_.seq_q == 0 || rows.p_max.empty()) return;
+        const std::vector<Axis> axes{{"head", static_cast<std::int64_t>(rows.p_max.size()) / layer_.seq_q}, {"row", layer_.seq_q}};
+        const auto put = [&](const char* what, const std::vector<double>& values, const char* long_name, const char* unit) {
+            if (values.size() == rows.p_max.size()) file_.write(below("rows") + what, values, axes, {long_name, unit});
+        };
+        put("p_max", rows.p_max, "largest true probability of the row", "1");
+        put("repeated_max", rows.repeated_max, "keys whose probability rounds to the row's largest in bf16", "1");
+        put("zero_sum", rows.zero_sum, "sum over keys of the score gradient after its cast; 0 in exact arithmetic", "gradient");
+        put("zero_sum_relative", rows.zero_sum_relative, "the same over the sum of magnitudes", "1");
+        put("delta_error", rows.delta_error, "delta of the plan minus true delta", "gradient x value");
+    }
+
+    /// Every measure of a set of errors over `axes`.
+    void measures_of(const std::string& group, const std::vector<const ErrorMeasure*>& errors, const std::vector<Axis>& axes) {
+        Wide relative, norm;
+        for (const ErrorMeasure* e : errors) relative.add(e->rel_error), norm.add(e->error_norm);
+        file_.write_wide(group + "rel_error", relative.mantissa, relative.exponent, axes, {"Frobenius norm of the error over that of the truth", "1"});
+        file_.write_wide(group + "error_norm", norm.mantissa, norm.exponent, axes, {"Frobenius norm of the error", "1"});
+        for (const Measure& measure : measures()) {
+            std::vector<double> values;
+            for (const ErrorMeasure* e : errors) values.push_back(measure.of(*e));
+            file_.write(group + measure.name, values, axes, {measure.long_name, "1"});
+        }
+    }
+
+    void errors_of(const OutputAttribution& a) {
+        const std::string group = below("outputs/" + std::string(name(a.output)));
+        std::vector<std::string> sources{"plan", "floor"};
+        std::vector<const ErrorMeasure*> errors{&a.plan, &a.floor};
+        std::vector<double> equal{1, std::numeric_limits<double>::quiet_NaN()}, near = equal;
+        for (const ObservedOutput& seen : a.observed) {
+            sources.push_back(seen.kernel);
+            errors.push_back(&seen.error);
+            equal.push_back(seen.bit_equal_to_plan);
+            near.push_back(seen.within_one_ulp_of_plan);
+        }
+        file_.coordinate(group + "source", sources, {"the plan, the plan without rounding in binary64 (floor), then observed kernels", "1"});
+        const std::vector<Axis> axes{{"source", static_cast<std::int64_t>(sources.size())}};
+        measures_of(group, errors, axes);
+        file_.write(group + "bit_equal_to_plan", equal, axes, {"share of elements that equal the plan's", "1"});
+        file_.write(group + "within_one_ulp_of_plan", near, axes, {"share of elements within one ulp of the plan's", "1"});
+        scalar(group + "truth_norm", a.truth_norm, "Frobenius norm of the exact output");
+        scalar(group + "truth_bound", a.truth_bound, "bound on the error of the truth, Frobenius");
+        file_.write(group + "unexplained", std::vector<double>{a.unexplained}, {}, {"norm of the plan's error less the sum of the sites' errors alone, over its norm", "1"});
+    }
+
+    void scalar(const std::string& path, const WideReal& value, const char* long_name) {
+        const double mantissa = value.mantissa;
+        const std::int64_t exponent = value.exponent;
+        file_.write_wide(path, {&mantissa, 1}, {&exponent, 1}, {}, {long_name, "1"});
+    }
+
+    /// A number of every (site, output).
+    void by_site(const std::string& path, const char* long_name, const std::function<double(const SiteEffect&)>& of) {
+        std::vector<double> values;
+        for (std::size_t s = 0; s < layer_.sites.size(); ++s)
+            for (const OutputAttribution& output : layer_.outputs) values.push_back(of(output.sites[s]));
+        file_.write(path, values, {site_axis_, output_axis_}, {long_name, "1"});
+    }
+
+    void counterfactuals() {
+        const std::string group = below("counterfactual");
+        Wide alone, repaired;
+        for (std::size_t s = 0; s < layer_.sites.size(); ++s)
+            for (const OutputAttribution& output : layer_.outputs) {
+                alone.add(output.sites[s].alone.rel_error);
+                repaired.add(output.sites[s].repaired.rel_error);
+            }
+        const std::vector<Axis> axes{site_axis_, output_axis_};
+        file_.write_wide(group + "alone", alone.mantissa, alone.exponent, axes, {"relative error with every other site exact", "1"});
+        file_.write_wide(group + "repaired", repaired.mantissa, repaired.exponent, axes, {"relative error with this site exact", "1"});
+        by_site(group + "share", "part of the plan's error that the repair removes", [](const SiteEffect& e) { return e.share; });
+        by_site(group + "interaction", "norm of what the site does only together with others, over the plan's error", [](const SiteEffect& e) { return e.interaction; });
+        by_site(group + "alone_below_floor", "1: alone is not told from binary64 arithmetic", [](const SiteEffect& e) { return e.alone_below_floor ? 1.0 : 0.0; });
+        for (const Measure& measure : measures())
+            by_site(group + measure.name, measure.long_name, [&](const SiteEffect& e) { return measure.of(e.alone); });
+    }
+
+    void corrections() {
+        const std::string group = below("corrections");
+        std::vector<const ErrorMeasure*> errors;
+        std::vector<std::uint8_t> changes;
+        for (std::int64_t c = 0; c < correction_axis_.size; ++c) {
+            for (const OutputAttribution& output : layer_.outputs) errors.push_back(&output.corrections[static_cast<std::size_t>(c)].error);
+            changes.push_back(layer_.outputs.front().corrections[static_cast<std::size_t>(c)].changes_function ? 1 : 0);
+        }
+        measures_of(group, errors, {correction_axis_, output_axis_});
+        file_.write(group + "changes_function", changes, {correction_axis_}, {"1: the truth is that of another function", "1"});
+    }
+
+    [[nodiscard]] std::string below(const std::string& path) const { return group_ + path + "/"; }
+
+    const LayerAttribution& layer_;
+    RecordFile& file_;
+    std::string group_;
+    Axis site_axis_, output_axis_, correction_axis_;
+};
+
+}  // namespace
+
+void write(const Attribution& attribution, RecordFile& file) {
+    file.attribute("", "input", attribution.input);
+    file.attribute("", "plan", attribution.plan.name);
+    file.attribute("", "plan_toml", to_toml(attribution.plan));
+    file.attribute("", "complete", std::int64_t{attribution.complete ? 1 : 0});
+    for (const LayerAttribution& layer : attribution.layers) LayerWriter(layer, file).write();
+}
+
+void write(const Attribution& attribution, const std::string& path) {
+    RecordFile file = RecordFile::create(path, make_manifest("attribution", "", "", 0));
+    write(attribution, file);
+    file.commit();
+}
+
+}  // namespace faultline

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+// faultline attribute: which rounding in which kernel made this gradient wrong.
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <faultline/attribution/attribution.hpp>
+#include <faultline/attribution/json.hpp>
+#include <faultline/attribution/table.hpp>
+#include <faultline/attribution/write_h5.hpp>
+#include <faultline/base/error.hpp>
+#include <faultline/cli/command.hpp>
+#include <faultline/cli/terminal.hpp>
+#include <faultline/corrections/correction.hpp>
+#include <faultline/plan/nearest_name.hpp>
+#include <faultline/plan/presets.hpp>
+#include <faultline/tensor/text.hpp>
+
+namespace faultline::cli {
+namespace {
+
+struct AttributeSettings {
+    std::string capture;
+    std::string plan = "fa2";
+    std::vector<std::string> layers, outputs, sites, allow;
+    std::vector<std::string> corrections{"all"};
+    std::vector<int> heads;
+    std::optional<bool> causal;
+    std::optional<double> scale;
+    std::int64_t verify_truth = 0, seed = 0;
+    bool full = false;
+};
+
+/// Names given for a setting, turned into what they stand for, each once.
+template <class T, class Find>
+std::vector<T> found(const std::vector<std::string>& given, const std::string& where, const std::vector<std::string_view>& known, Find&& find) {
+    std::vector<T> items;
+    for (const std::string& name : given) {
+        const auto item = find(name);
+        if (!item) throw RequestError(fmt::format("{}: {}: {}", where, in_quotes(name), expected_one_of(name, known)));
+        if (std::find(items.begin(), items.end(), *item) == items.end()) items.push_back(*item);
+    }
+    return items;
+}
+
+std::vector<Output> chosen_outputs(const AttributeSettings& own, const Settings& settings) {
+    if (own.outputs.empty()) return {all_outputs.begin(), all_outputs.end()};
+    std::vector<Output> outputs = found<Output>(own.outputs, settings.where("outputs"), {"o", "dq", "dk", "dv"}, [](const std::string& n) { return find_output(n); });
+    std::sort(outputs.begin(), outputs.end());
+    return outputs;
+}
+
+std::vector<Site> chosen_sites(const AttributeSettings& own, const Settings& settings) {
+    std::vector<std::string_view> known;
+    for (const SiteInfo& site : sites()) known.push_back(site.name);
+    std::vector<Site> chosen = found<Site>(own.sites, settings.where("sites"), known, [](const std::string& n) { return find_site(n); });
+    std::sort(chosen.begin(), chosen.end());
+    return chosen;
+}
+
+Allowances allowances(const AttributeSettings& own, const Settings& settings) {
+    Allowances allow;
+    for (const std::string& name : own.allow) {
+        constexpr std::array<std::string_view, 3> known{"single-key", "masked-rows", "mask-min"};
+        if (name == known[0]) allow.single_key = true;
+        else if (name == known[1]) allow.masked_rows = true;
+        else if (name == known[2]) allow.mask_min = true;
+        else throw RequestError(fmt::format("{}: {}: {}", settings.where("allow"), in_quotes(name), expected_one_of(name, known)));
+    }
+    return allow;
+}
+
+RoundingPlan chosen_plan(const AttributeSettings& own, const Settings& settings) {
+    try {
+        return plan(own.plan);
+    } catch (const RequestError& error) {
+        if (own.plan.ends_with(".toml")) throw;  // names the file
+        throw RequestError(fmt::format("{}: {}", settings.where("plan"), error.what()));
+    }
+}
+
+/// `all`: what suits the plan, and what changes the function, each by itself.
+std::vector<Correction> chosen_corrections(const AttributeSettings& own, const RoundingPlan& plan, const Settings& settings) {
+    std::vector<Correction> chosen;
+    const auto add = [&](Correction correction) {
+        const auto same = [&](const Correction& other) { return other.name == correction.name; };
+        if (std::none_of(chosen.begin(), chosen.end(), same)) chosen.push_back(std::move(correction));
+    };
+    for (const std::string& name : own.corrections) {
+        if (name == "none" && own.corrections.size() == 1) break;
+        if (name == "all") {
+            for (Correction& correction : standard_corrections(plan)) add(std::move(correction));
+            for (const CorrectionInfo& info : corrections())
+                if (info.changes_function && info.arguments != Arguments::sites) add(parse_correction(info.name));
+            continue;
+        }
+        try {
+            Correction correction = parse_correction(name);
+            (void)apply(correction, plan);  // says now what it cannot be applied to
+            add(std::move(correction));
+        } catch (const RequestError& error) {
+            throw RequestError(fmt::format("{}: {}", settings.where("correction"), error.what()));
+        }
+    }
+    return chosen;
+}
+
+void expect_layers(const Capture& capture, const std::vector<Correction>& chosen, const Settings& settings) {
+    std::vector<std::string_view> there;
+    for (const LayerCapture& layer : capture.layers) there.push_back(layer.name);
+    for (const Correction& correction : chosen)
+        for (const std::string& layer : correction.layers())
+            if (std::find(there.begin(), there.end(), layer) == there.end())
+                throw RequestError(fmt::format("{}: {}: layer {}: {}", settings.where("correction"), in_quotes(correction.name), in_quotes(layer), expected_one_of(layer, there)));
+}
+
+void expect_gradients(const Capture& capture, const AttributionOptions& options) {
+    const auto gradient = std::find_if(options.outputs.begin(), options.outputs.end(), [](Output o) { return o != Output::o; });
+    if (gradient == options.outputs.end()) return;
+    for (const LayerCapture& layer : capture.layers) {
+        if (!layer.dout.empty()) continue;
+        throw RequestError(fmt::format("{}: tensor {} is missing: expected the gradient of the loss with respect to the attention output, for dq, dk and dv "
+                                       "(--outputs o attributes the output alone)",
+                                       escaped(capture.path, capture.path.size()), in_quotes(layer.name + ".do")));
+    }
+}
+
+/// Progress over all layers: attribute() counts each layer from nothing.
+class LayerProgress {
+  public:
+    LayerProgress(Progress& line, std::size_t layers) : line_(line), layers_(layers) {}
+    void operator()(std::size_t done, std::size_t total, const std::string& what) {
+        if (done < last_) ++before_;
+        last_ = done;
+        line_.update(before_ * total + done, layers_ * total, what);
+    }
+
+  private:
+    Progress& line_;
+    std::size_t layers_, before_ = 0, last_ = 0;
+};
+
+Manifest manifest_of(const AttributeSettings& own, const Invocation& call) {
+    Manifest manifest = call.manifest("attribution", static_cast<std::uint64_t>(own.seed));
+    manifest.inputs = hash_inputs(own.capture);
+    return manifest;
+}
+
+std::string missing_layers(const Capture& capture, const Attribution& result) {
+    std::vector<std::string> missing;
+    for (std::size_t i = result.layers.size(); i < capture.layers.size(); ++i) missing.push_back(capture.layers[i].name);
+    return fmt::format("{}", fmt::join(missing, ","));
+}
+
+Status run(const AttributeSettings& own, const Invocation& call) {
+    if (own.capture.empty()) throw RequestError("CAPTURE: is missing: expected a safetensors file, a folder of .npy files, or an HDF5 capture");
+    AttributionOptions options;
+    options.outputs = chosen_outputs(own, call.settings);
+    options.sites = chosen_sites(own, call.settings);
+    options.heads = own.heads;
+    options.threads = static_cast<int>(std::min<std::int64_t>(call.common.threads, 4096));
+    options.verify_truth = static_cast<std::size_t>(own.verify_truth);
+    options.seed = static_cast<std::uint64_t>(own.seed);
+    const RoundingPlan plan = chosen_plan(own, call.settings);
+    options.corrections = chosen_corrections(own, plan, call.settings);
+    CaptureOptions capture_options;
+    capture_options.layers = own.layers;
+    capture_options.causal = own.causal;
+    capture_options.scale = own.scale;
+    capture_options.allow = allowances(own, call.settings);
+    const Capture capture = read_capture(own.capture, capture_options);
+    expect_gradients(capture, options);
+    expect_layers(capture, options.corrections, call.settings);
+
+    // Made before the work, so that a disk that refuses is known now. Without commit() nothing is left.
+    std::optional<RecordFile> file;
+    if (!call.common.output.empty()) file = RecordFile::create(call.common.output, manifest_of(own, call));
+
+    watch_for_interrupts();
+    Progress line(call.talks());
+    options.progress = LayerProgress(line, capture.layers.size());
+    options.cancelled = interrupted;
+    const Attribution result = attribute(capture, plan, options);
+    line.clear();
+
+    print(call.common.json ? to_json(result) : table(result, {.full = own.full, .color = colors()}));
+    if (file) {
+        write(result, *file);
+        file->commit();
+    }
+    if (result.complete) return Status::done;
+    remark(fmt::format("faultline attribute: interrupted after {} of {} layers{}; the rest: --layers {}", result.layers.size(), capture.layers.size(),
+                       file ? fmt::format(", written to {} with complete = 0", escaped(call.common.output)) : "", missing_layers(capture, result)));
+    return Status::failed;
+}
+
+}  // namespace
+
+Command attribute_command() {
+    return {"attribute", "Say which rounding in which kernel made which output wrong",
+            "  faultline attribute run7.safetensors --plan fa2 -o run7.h5\n"
+            "  faultline attribute run7.safetensors --layers layer1 --outputs dq --correction none --full",
+            [](Settings& settings) -> Run {
+                const auto own = std::make_shared<AttributeSettings>();
+                settings.positional("capture", own->capture, "Tensors LAYER.{q,k,v,do} and LAYER.KERNEL.{o,dq,dk,dv}: safetensors, a folder of .npy, or HDF5");
+                settings.text("plan", own->plan, "NAME|FILE.toml", "The kernel's numerics: a preset (faultline plans) or a file; default fa2");
+                settings.list("layers", own->layers, "A,B", "Only these layers");
+                settings.list("heads", own->heads, "0,1", "Only these query heads, with those that share their keys");
+                settings.list("outputs", own->outputs, "o,dq,dk,dv", "Only these outputs");
+                settings.list("sites", own->sites, "A,B", "Counterfactuals for these sites alone (faultline sites)");
+                settings.items("correction", own->corrections, "NAME", "Correction to compare, NAME or NAME:ARGUMENTS, again for more; all (the default) or none");
+                settings.choice("causal", own->causal, "The mask; default: what the capture says, else causal unless there is a mask tensor");
+                settings.number("scale", own->scale, "X", "Factor on q k^T; default: what the capture says, else 1/sqrt(head_dim)");
+                settings.integer("verify-truth", own->verify_truth, 0, "N", "Recompute N elements of every output in MPFR and compare");
+                settings.integer("seed", own->seed, 0, "N", "Of stochastic rounding, and of what --verify-truth samples");
+                settings.list("allow", own->allow, "WHAT", "Take degenerate inputs: single-key, masked-rows, mask-min");
+                settings.flag("full", own->full, "Every site of every output in the table");
+                return [own](const Invocation& call) { return run(*own, call); };
+            }};
+}
+
+}  // namespace faultline::cli

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// A command of the program: one file each, listed in commands(). To add one, write its file and its line there.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <faultline/cli/settings.hpp>
+#include <faultline/record/manifest.hpp>
+
+namespace faultline::cli {
+
+/// What every command has.
+struct Common {
+    std::string output;         ///< -o: an HDF5 file; empty: none
+    bool force = false;         ///< replace the file
+    bool json = false;          ///< one JSON object on standard output in place of a text
+    bool quiet = false;         ///< no progress, no remarks
+    std::int64_t threads = 0;   ///< 0: one per hardware thread
+    std::string device = "cpu";
+};
+
+/// One call of the program, its settings read.
+struct Invocation {
+    const Settings& settings;
+    const Common& common;
+    std::string command_line;
+
+    /// Whether progress and remarks are to go to standard error.
+    [[nodiscard]] bool talks() const { return !common.quiet; }
+    /// Manifest of a file that this call writes.
+    [[nodiscard]] Manifest manifest(std::string kind, std::uint64_t seed = 0) const {
+        return make_manifest(std::move(kind), command_line, settings.print(), seed);
+    }
+};
+
+/// The exit statuses: 0 done, 1 the work failed or was interrupted, 2 the request was wrong.
+enum class Status : int { done = 0, failed = 1, refused = 2 };
+
+using Run = std::function<Status(const Invocation&)>;
+
+struct Command {
+    std::string_view name;
+    std::string_view summary;   ///< one line for `faultline --help`
+    std::string_view example;   ///< at the foot of its own --help
+    /// Declares the command's own settings and returns what runs it; what they are bound to lives in the returned function.
+    Run (*declare)(Settings&);
+};
+
+Command attribute_command();
+Command inspect_command();
+Command plans_command();
+Command sites_command();
+Command formats_command();
+
+/// All of them, in the order of --help.
+[[nodiscard]] std::vector<Command> commands();
+
+}  // namespace faultline::cli

@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/cli/command.hpp>
+
+namespace faultline::cli {
+
+std::vector<Command> commands() {
+    return {attribute_command(), inspect_command(), plans_command(), sites_command(), formats_command()};
+}
+
+}  // namespace faultline::cli

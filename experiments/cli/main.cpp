@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// faultline: finds where a low-precision attention kernel goes wrong. One command a file; here is what they share: options,
+// errors, exit statuses.
+#include <filesystem>
+#include <memory>
+#include <new>
+#include <array>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include <faultline/base/error.hpp>
+#include <faultline/cli/command.hpp>
+#include <faultline/cli/terminal.hpp>
+#include <faultline/plan/nearest_name.hpp>
+#include <faultline/tensor/text.hpp>
+
+namespace faultline::cli {
+namespace {
+
+/// One command, its options declared.
+struct Prepared {
+    Command command;
+    Settings settings;
+    Common common;
+    Run run;
+    CLI::App* app = nullptr;
+
+    Prepared(const Command& c, CLI::App& program) : command(c), settings(std::string(c.name)) {
+        run = command.declare(settings);
+        settings.text("output", common.output, "FILE.h5", "Write the results as HDF5");
+        settings.short_name("output", 'o');
+        settings.flag("force", common.force, "Replace the file of -o if it is there");
+        settings.flag("json", common.json, "Print one JSON object in place of a table");
+        settings.flag("quiet", common.quiet, "No progress and no remarks on standard error");
+        settings.integer("threads", common.threads, 0, "N", "Worker threads; 0: one per hardware thread. Results do not depend on it");
+        settings.text("device", common.device, "cpu|cuda", "Where kernels run");
+        app = program.add_subcommand(std::string(command.name), std::string(command.summary));
+        settings.add_to(*app);
+        app->footer(fmt::format("Example:\n{}", command.example));
+    }
+};
+
+void check_device(const Prepared& prepared) {
+    const std::string& device = prepared.common.device;
+    const std::string where = prepared.settings.where("device");
+    constexpr std::array<std::string_view, 2> devices{"cpu", "cuda"};
+    if (device == "cuda") throw RequestError(fmt::format("{}: this program was built without the device back end: expected cpu", where));
+    if (device != "cpu") throw RequestError(fmt::format("{}: {}: {}", where, in_quotes(device), expected_one_of(device, devices)));
+}
+
+void check_output(const Prepared& prepared) {
+    const Common& common = prepared.common;
+    std::error_code error;
+    if (!common.output.empty() && !common.force && std::filesystem::exists(common.output, error)) {
+        throw RequestError(fmt::format("{}: {}: exists already: expected a new name, or --force to replace it", prepared.settings.where("output"),
+                                       escaped(common.output, common.output.size())));
+    }
+}
+
+Status run_command(Prepared& prepared, const std::vector<std::string_view>& names, std::string command_line) {
+    prepared.settings.read(names);
+    if (prepared.settings.print_requested()) {
+        print(prepared.settings.print());
+        return Status::done;
+    }
+    check_device(prepared);
+    check_output(prepared);
+    return prepared.run(Invocation{prepared.settings, prepared.common, std::move(command_line)});
+}
+
+/// What is wrong with a command line that CLI11 could not take, in our words.
+std::string parse_problem(const CLI::ParseError& error, const CLI::App& program, const CLI::App* command, int argc, char** argv) {
+    if (command == nullptr) {
+        std::vector<std::string> owned;
+        for (const CLI::App* sub : program.get_subcommands([](const CLI::App*) { return true; })) owned.push_back(sub->get_name());
+        const std::vector<std::string_view> names(owned.begin(), owned.end());
+        if (argc < 2) return fmt::format("no command: {}", expected_one_of("", names));
+        return fmt::format("{}: {}", in_quotes(argv[1]), expected_one_of(argv[1], names));
+    }
+    if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
+        const std::vector<std::string> rest = command->remaining();
+        const std::string extra = rest.empty() ? "" : rest.front();
+        if (!extra.starts_with('-')) return fmt::format("{}: one argument too many: expected options only (see --help)", in_quotes(extra));
+        std::vector<std::string> owned;
+        for (const CLI::Option* option : command->get_options())
+            for (const std::string& name : option->get_lnames()) owned.push_back("--" + name);
+        const std::string_view near = nearest_name(extra, std::vector<std::string_view>(owned.begin(), owned.end()));
+        return fmt::format("{}: unknown option: expected one of --help{}", in_quotes(extra),
+                           near.empty() ? "" : fmt::format(" (did you mean \"{}\"?)", near));
+    }
+    return escaped(error.what());
+}
+
+int finish(std::string_view command, std::string_view message, Status status) {
+    remark(fmt::format("faultline{}{}: {}", command.empty() ? "" : " ", command, message));
+    return static_cast<int>(status);
+}
+
+int run_program(int argc, char** argv) {
+    CLI::App program{"Finds where a low-precision attention kernel goes wrong, and proves it against exact arithmetic.", "faultline"};
+    program.set_version_flag("--version", "faultline " FAULTLINE_VERSION);
+    program.require_subcommand(1);
+    program.footer("Each command has --help with an example. Exit status: 0 done, 1 the work failed or was interrupted,\n"
+                   "2 the request was wrong.");
+    program.get_formatter()->column_width(34);
+    std::vector<std::unique_ptr<Prepared>> all;
+    std::vector<std::string_view> names;
+    for (const Command& command : commands()) {
+        names.push_back(command.name);
+        all.push_back(std::make_unique<Prepared>(command, program));
+    }
+    Prepared* chosen = nullptr;
+    for (const auto& prepared : all)
+        if (argc > 1 && prepared->command.name == argv[1]) chosen = prepared.get();
+    const std::string_view name = chosen == nullptr ? "" : chosen->command.name;
+    try {
+        program.parse(argc, argv);
+        return static_cast<int>(run_command(*chosen, names, shell_line(argc, argv)));
+    } catch (const CLI::CallForHelp&) {
+        print((chosen == nullptr ? program : *chosen->app).help());
+    } catch (const CLI::CallForVersion&) {
+        print("faultline " FAULTLINE_VERSION "\n");
+    } catch (const CLI::ParseError& error) {
+        return finish(name, parse_problem(error, program, chosen == nullptr ? nullptr : chosen->app, argc, argv), Status::refused);
+    } catch (const RequestError& error) {
+        return finish(name, error.what(), Status::refused);
+    } catch (const WorkError& error) {
+        return finish(name, error.what(), Status::failed);
+    } catch (const std::bad_alloc&) {
+        return finish(name, "not enough memory: expected room for the layer's score matrices (choose fewer --heads or --threads)", Status::failed);
+    } catch (const std::exception& error) {
+        return finish(name, fmt::format("internal error: {}: expected none; please report it", error.what()), Status::failed);
+    }
+    return static_cast<int>(Status::done);
+}
+
+}  // namespace
+}  // namespace faultline::cli
+
+int main(int argc, char** argv) {
+    faultline::cli::ignore_broken_pipes();
+    return faultline::cli::run_program(argc, argv);
+}

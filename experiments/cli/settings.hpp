@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// The settings of a command: each is declared once, and is then an option of the command line (--key), a key of the
+// command's table in a TOML file (--config), and something that --set key=value changes. The command line beats --set,
+// --set beats the file. print() gives the whole configuration in force, which read back makes the same run.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace CLI {
+class App;
+}
+
+namespace faultline::cli {
+
+class Settings {
+  public:
+    /// `command`: the name of the table in a TOML file.
+    explicit Settings(std::string command);
+    ~Settings();
+    Settings(Settings&&) noexcept;
+
+    /// Each binds a key to a variable, which keeps its value where nobody sets it and must outlive the settings. `value`
+    /// is what stands for the value in --help, "FILE".
+    void text(const std::string& key, std::string& target, const std::string& value, const std::string& help);
+    void integer(const std::string& key, std::int64_t& target, std::int64_t least, const std::string& value, const std::string& help);
+    void number(const std::string& key, std::optional<double>& target, const std::string& value, const std::string& help);
+    void flag(const std::string& key, bool& target, const std::string& help);
+    /// --key and --no-key.
+    void choice(const std::string& key, std::optional<bool>& target, const std::string& help);
+    /// Names, separated by commas or by giving the option again.
+    void list(const std::string& key, std::vector<std::string>& target, const std::string& value, const std::string& help);
+    void list(const std::string& key, std::vector<int>& target, const std::string& value, const std::string& help);
+    /// Texts that may hold commas themselves: one each time the option is given.
+    void items(const std::string& key, std::vector<std::string>& target, const std::string& value, const std::string& help);
+    /// A positional argument.
+    void positional(const std::string& key, std::string& target, const std::string& help);
+    /// The same by a one-letter option too: short_name("output", 'o').
+    void short_name(const std::string& key, char letter);
+
+    /// Declares the options, and --config, --set, --print-config.
+    void add_to(CLI::App& command);
+    /// Reads file, --set and command line, in this order. `commands`: the tables that a file may have beside this one.
+    /// RequestError naming file, key and what was expected.
+    void read(const std::vector<std::string_view>& commands);
+    [[nodiscard]] bool print_requested() const { return print_config_; }
+    /// The configuration in force as TOML: [command] and every key that has a value.
+    [[nodiscard]] std::string print() const;
+    /// Where a key's value came from, to begin an error with: "--plan", "--set plan", "run.toml: attribute.plan".
+    [[nodiscard]] std::string where(std::string_view key) const;
+
+  private:
+    struct Setting;
+    Setting& add(const std::string& key, const std::string& value, const std::string& help, const std::string& expected);
+    Setting* find(std::string_view key);
+    [[nodiscard]] std::vector<std::string_view> keys() const;
+    void read_file(const std::string& path, const std::vector<std::string_view>& commands);
+    void read_assignment(const std::string& assignment);
+
+    std::string command_;
+    std::vector<std::unique_ptr<Setting>> settings_;
+    std::string config_;
+    std::vector<std::string> assignments_;
+    bool print_config_ = false;
+};
+
+}  // namespace faultline::cli

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a command says, and to whom: results on standard output, progress and errors on standard error.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace faultline::cli {
+
+/// Writes all of it to standard output. A reader that has gone away (`| head`) is no error; WorkError when the bytes
+/// cannot be written otherwise.
+void print(std::string_view text);
+/// One line on standard error; a failure to write it is nobody's business.
+void remark(std::string_view line);
+/// Whether standard output is a terminal that shows colours: NO_COLOR (no-color.org) and TERM=dumb say no.
+[[nodiscard]] bool colors();
+/// Writing to a reader that has gone away becomes an error code in place of a signal.
+void ignore_broken_pipes();
+
+/// Ctrl-C and SIGTERM ask the work to end; a second one ends the program at once.
+void watch_for_interrupts();
+[[nodiscard]] bool interrupted();
+
+/// How far the work is, on standard error: one line that is written over where that is a terminal, else a line every five
+/// seconds. Not for several threads at once.
+class Progress {
+  public:
+    explicit Progress(bool shown);
+    ~Progress();
+    Progress(const Progress&) = delete;
+    Progress& operator=(const Progress&) = delete;
+    /// `done` of `total` units; `what` is being done now.
+    void update(std::size_t done, std::size_t total, std::string_view what);
+    /// Removes the line from a terminal.
+    void clear();
+
+  private:
+    using Clock = std::chrono::steady_clock;
+    bool shown_;
+    bool terminal_;
+    bool line_on_screen_ = false;
+    Clock::time_point started_ = Clock::now();
+    Clock::time_point last_ = started_;
+};
+
+/// "45 s", "3 min 20 s", "2 h 5 min".
+[[nodiscard]] std::string duration_text(double seconds);
+
+}  // namespace faultline::cli
