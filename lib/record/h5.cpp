@@ -21,6 +21,8 @@ herr_t collect(unsigned, const H5E_error2_t* error, void* out) {
 
 void silence() {
     // Per thread: Debian's HDF5 is built thread-safe and keeps one error stack, and one printer, for each.
+    static const bool no_exit_handler = H5dont_atexit() >= 0;  // must be HDF5's first call
+    (void)no_exit_handler;
     thread_local const bool done = H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr) >= 0;
     (void)done;
 }

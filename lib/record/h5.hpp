@@ -37,12 +37,16 @@ class Handle {
     /// Closes now; false when HDF5 reports an error (the last bytes are written on closing).
     [[nodiscard]] bool reset() { return id_ < 0 || close_(std::exchange(id_, -1)) >= 0; }
 
+    /// Forgets the identifier without closing.
+    void release() { id_ = -1; }
+
   private:
     hid_t id_ = -1;
     herr_t (*close_)(hid_t) = nullptr;
 };
 
-/// Stops HDF5 from printing its error stack in this thread. Every public function of the folder begins with it.
+/// Stops HDF5 from printing its error stack in this thread, and from closing what is left open when the program ends (see
+/// RunFile; handles close the rest). Every public function of the folder begins with it.
 void silence();
 /// What the error stack says went wrong: the system's message ("No space left on device") if there is one, else HDF5's.
 [[nodiscard]] std::string reason();

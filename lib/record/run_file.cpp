@@ -135,6 +135,17 @@ struct RunFile::State {
     std::vector<Column> columns;
     std::optional<Column> step;
     std::int64_t steps = 0;
+    bool writing = false;  // within end_step(); still set afterwards if it threw
+
+    ~State() {
+        if (!writing) return;
+        // The disk refused: what is on it is a prefix of HDF5's ordered writes, readable as after a kill. Closing would
+        // write an end of file that the file does not reach, so nothing is closed (h5::silence() keeps HDF5 from doing
+        // it at exit).
+        for (Column& column : columns) column.dataset.release();
+        if (step) step->dataset.release();
+        out.file.release();
+    }
 
     void expect_not_started(const std::string& what) const {
         if (!path)
@@ -228,6 +239,9 @@ void RunFile::set_bytes(Series series, Dtype dtype, std::span<const std::byte> b
 void RunFile::end_step(std::int64_t step) {
     h5::silence();
     if (state_->path) throw WorkError(fmt::format("{}: step {}: expected start() before it", state_->out.name, step));
+    if (state_->writing)
+        throw WorkError(fmt::format("{}: step {}: expected no step after one that failed", state_->out.name, step));
+    state_->writing = true;
     for (Column& column : state_->columns) {
         append(state_->out, column, state_->steps);
         if (H5Dflush(column.dataset) < 0) h5::fail_write(state_->out.name, in_quotes(column.path));
@@ -237,13 +251,17 @@ void RunFile::end_step(std::int64_t step) {
     append(state_->out, *state_->step, state_->steps);
     if (H5Dflush(state_->step->dataset) < 0) h5::fail_write(state_->out.name, in_quotes(step_path));
     ++state_->steps;
+    state_->writing = false;
 }
 
 std::int64_t RunFile::steps() const { return state_->steps; }
 
 void RunFile::close() {
     h5::silence();
-    if (state_->path) throw WorkError(fmt::format("{}: close(): expected start() before it", state_->out.name));
+    if (state_->path || state_->writing) {
+        throw WorkError(
+            fmt::format("{}: close(): expected start() before it and no step that failed", state_->out.name));
+    }
     for (Column& column : state_->columns) {
         if (!column.dataset.reset()) h5::fail_write(state_->out.name, in_quotes(column.path));
     }
@@ -260,12 +278,15 @@ void mend_run(const std::string& path) {
     const bool free = descriptor >= 0 && (::flock(descriptor, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK);
     if (descriptor >= 0) ::close(descriptor);
     if (!free) throw WorkError(fmt::format("{}: is being written or read: expected nobody to have it open", name));
-    // The property that HDF5's own h5clear --status sets; it has no function of its own.
+    // What HDF5's own h5clear does with --status and --increment=0: the properties have no functions of their own. While
+    // SWMR lasts, the end of the allocated space in the superblock is stale, and readers without SWMR believe it.
     const h5::Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
-    const bool clear_flags = true;
-    if (H5Pset(access, "clear_status_flags", &clear_flags) < 0) h5::fail_write(name, "the file's status");
-    h5::Handle file(H5Fopen(path.c_str(), H5F_ACC_RDWR, access), H5Fclose);
-    if (!file.valid() || !file.reset()) h5::fail_write(name, "the file's status");
+    const bool yes = true;
+    h5::Handle file;
+    if (H5Pset(access, "clear_status_flags", &yes) >= 0 && H5Pset(access, "skip_eof_check", &yes) >= 0) {
+        file = h5::Handle(H5Fopen(path.c_str(), H5F_ACC_RDWR, access), H5Fclose);
+    }
+    if (!file.valid() || H5Fincrement_filesize(file, 0) < 0 || !file.reset()) h5::fail_write(name, "the file's status");
 }
 
 }  // namespace faultline

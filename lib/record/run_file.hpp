@@ -55,6 +55,7 @@ class RunFile {
     }
     void set_bytes(Series series, Dtype dtype, std::span<const std::byte> bytes);
     /// Appends the step to every series and flushes; the step number goes last, so a step that has one is complete.
+    /// WorkError when the disk refuses; the file then stays as it is, as after a kill, and takes no further step.
     void end_step(std::int64_t step);
     /// Steps completed.
     [[nodiscard]] std::int64_t steps() const;
@@ -67,7 +68,7 @@ class RunFile {
     std::unique_ptr<State> state_;
 };
 
-/// Clears the mark of a killed writer, so that readers without SWMR open the file. Nothing else changes. RequestError
+/// Clears the mark of a killed writer, so that readers without SWMR open the file. The steps stay as they are. RequestError
 /// when the file is not HDF5; WorkError when its writer is still alive.
 void mend_run(const std::string& path);
 

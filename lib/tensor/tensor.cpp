@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <faultline/tensor/tensor.hpp>
 
-#include <algorithm>
-#include <array>
-#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -11,6 +8,7 @@
 #include <fmt/ranges.h>
 
 #include <faultline/base/error.hpp>
+#include <faultline/format/format.hpp>
 #include <faultline/tensor/text.hpp>
 
 namespace faultline {
@@ -23,44 +21,22 @@ T element(std::span<const std::byte> bytes, std::size_t i) {
     return value;
 }
 
-/// The value of a float of `exponent_bits` and `mantissa_bits` with IEEE 754 subnormals and, if `specials`, IEEE
-/// infinities and NaNs in the last binade; otherwise (OCP E4M3) only the all-ones pattern is a NaN.
-double small_float(unsigned bits, int exponent_bits, int mantissa_bits, bool specials) {
-    const unsigned mantissa_mask = (1u << mantissa_bits) - 1u;
-    const unsigned exponent_mask = (1u << exponent_bits) - 1u;
-    const unsigned mantissa = bits & mantissa_mask;
-    const unsigned exponent = bits >> mantissa_bits & exponent_mask;
-    const double sign = bits >> (mantissa_bits + exponent_bits) & 1u ? -1.0 : 1.0;
-    const int bias = (1 << (exponent_bits - 1)) - 1;
-    if (exponent == exponent_mask) {
-        if (specials && mantissa == 0) return sign * std::numeric_limits<double>::infinity();
-        if (specials || mantissa == mantissa_mask) return std::numeric_limits<double>::quiet_NaN();
-    }
-    const double significand = exponent == 0 ? mantissa : mantissa + (1u << mantissa_bits);
-    return sign * std::ldexp(significand, std::max(static_cast<int>(exponent), 1) - bias - mantissa_bits);
-}
-
 template <class T, class Source>
 void convert(std::span<const std::byte> bytes, std::vector<T>& out) {
     for (std::size_t i = 0; i < out.size(); ++i) out[i] = static_cast<T>(element<Source>(bytes, i));
 }
 
-/// Every encoding of a format of at most 16 bits, decoded once.
-template <class T, class Bits>
-void convert_by_table(std::span<const std::byte> bytes, std::vector<T>& out, int exponent_bits, int mantissa_bits,
-                      bool specials) {
-    const std::size_t encodings = std::size_t{1} << (8 * sizeof(Bits));
-    if (out.size() < encodings) {
-        for (std::size_t i = 0; i < out.size(); ++i) {
-            out[i] = static_cast<T>(small_float(element<Bits>(bytes, i), exponent_bits, mantissa_bits, specials));
-        }
+/// Codes of a format of at most 16 bits; each is decoded once where there are more elements than codes.
+template <class T, class Code>
+void decode_all(std::span<const std::byte> bytes, std::vector<T>& out, Format format) {
+    const std::size_t codes = std::size_t{1} << (8 * sizeof(Code));
+    if (out.size() < codes) {
+        for (std::size_t i = 0; i < out.size(); ++i) out[i] = static_cast<T>(decode(element<Code>(bytes, i), format));
         return;
     }
-    std::vector<T> value(encodings);
-    for (std::size_t i = 0; i < encodings; ++i) {
-        value[i] = static_cast<T>(small_float(static_cast<unsigned>(i), exponent_bits, mantissa_bits, specials));
-    }
-    for (std::size_t i = 0; i < out.size(); ++i) out[i] = value[element<Bits>(bytes, i)];
+    std::vector<T> value(codes);
+    for (std::size_t code = 0; code < codes; ++code) value[code] = static_cast<T>(decode(code, format));
+    for (std::size_t i = 0; i < out.size(); ++i) out[i] = value[element<Code>(bytes, i)];
 }
 
 template <class T>
@@ -81,13 +57,13 @@ std::vector<T> to(const Tensor& tensor) {
             }
             break;
         case Dtype::f16:
-            convert_by_table<T, std::uint16_t>(bytes, out, 5, 10, true);
+            decode_all<T, std::uint16_t>(bytes, out, fp16);
             break;
         case Dtype::e5m2:
-            convert_by_table<T, std::uint8_t>(bytes, out, 5, 2, true);
+            decode_all<T, std::uint8_t>(bytes, out, e5m2);
             break;
         case Dtype::e4m3:
-            convert_by_table<T, std::uint8_t>(bytes, out, 4, 3, false);
+            decode_all<T, std::uint8_t>(bytes, out, e4m3);
             break;
         case Dtype::i64:
             convert<T, std::int64_t>(bytes, out);
