@@ -10,9 +10,8 @@ namespace {
 
 using Args = CorrectionArguments;
 
-constexpr std::string_view paper = "arXiv 2510.04212";
-constexpr std::string_view law = "sum_j ds_ij = 0 in exact arithmetic";
-
+constexpr std::string_view zero_sum_law =
+    "sum_j ds_ij = 0 in exact arithmetic, which the cast of ds breaks: our reading of a projection";
 constexpr double below_zero = -std::numeric_limits<double>::denorm_min();  // an exclusive bound that lets 0 through
 
 /// At least fp32: a site that rounds to something narrower rounds to fp32, to nearest; others stay.
@@ -84,61 +83,124 @@ void fp32_backward(RoundingPlan& plan, const Args&) {
 }
 
 void fp32_forward_o(RoundingPlan& plan, const Args&) {
-    for (const Site site : {Site::o_rescale, Site::pv_accumulate, Site::o_normalize, Site::partial_o_cast, Site::merge, Site::o_cast})
+    for (const Site site :
+         {Site::o_rescale, Site::pv_accumulate, Site::o_normalize, Site::partial_o_cast, Site::merge, Site::o_cast})
         widen(plan, site);
 }
 
-const std::vector<CorrectionInfo>& table() {
-    static const std::vector<CorrectionInfo> entries = [] {
-        std::vector<CorrectionInfo> t;
-        t.push_back({"stable_max", "repeated row maxima are shifted so that no probability is exactly 1", "arXiv 2510.04212, algorithm 1", "max",
-                     Arguments::numbers,
-                     {{"beta", 7, 1, "a factor above 1 on a positive repeated maximum"},
-                      {"tolerance", 1e-3, below_zero, "a distance in logits, 0 or more, at which a score repeats the maximum"}},
-                     false, stable_max});
-        t.push_back({"subtract_then_scale", "the exponent's argument is (s - m) scale: exactly 0 at the maximum",
-                     "torch-mojo-backend pull request 398; FlashMLA pull request 68", "argument", Arguments::none, {}, false,
-                     [](RoundingPlan& plan, const Args&) { set_argument(plan, ArgumentForm::subtract_then_scale); }});
-        t.push_back({"unfused", "the exponent's argument is round(s scale) - round(m scale): exactly 0 at the maximum",
-                     "UNFUSE_FMA of FlashAttention-2, csrc/flash_attn/src/softmax.h:85", "argument", Arguments::none, {}, false,
-                     [](RoundingPlan& plan, const Args&) { set_argument(plan, ArgumentForm::unfused); }});
-        t.push_back({"o_fp32_delta", "delta is made of O before its cast", paper, "delta", Arguments::none, {}, false,
-                     [](RoundingPlan& plan, const Args&) { plan.schedule.delta_from = DeltaFrom::o_unrounded; }});
-        t.push_back({"delta_p_dp", "delta = rowsum(P o dP) of the backward's own P and dP, in fp32", paper, "delta", Arguments::none, {},
-                     false, [](RoundingPlan& plan, const Args&) { delta_from_p_dp(plan); }});
-        t.push_back({"delta_exact", "delta's dot product is exact, of O before its cast (or of P and dP where the plan takes those)", paper,
-                     "delta", Arguments::none, {}, false, delta_exact});
-        const auto zero_sum = [](ZeroSum kind) {
-            return [kind](RoundingPlan& plan, const Args&) { plan.schedule.zero_sum = kind; };
-        };
-        t.push_back({"zero_sum_uniform", "the row sum of the cast score gradient is taken off dq and dk, spread evenly over the keys", law,
-                     "zero_sum", Arguments::none, {}, false, zero_sum(ZeroSum::uniform)});
-        t.push_back({"zero_sum_weighted", "the same, spread over the keys by their probability", law, "zero_sum", Arguments::none, {}, false,
-                     zero_sum(ZeroSum::weighted)});
-        t.push_back({"zero_sum_largest", "the same, put on the largest element of the row, which stays in fp32", law, "zero_sum",
-                     Arguments::none, {}, false, zero_sum(ZeroSum::largest)});
-        t.push_back({"key_centering", "dq is the score gradient times (k - mean k)", "SageAttention's K smoothing, arXiv 2410.02367",
-                     "key_centering", Arguments::none, {}, false, [](RoundingPlan& plan, const Args&) { plan.schedule.key_centering = true; }});
-        t.push_back({"stochastic_rounding", "the named sites round stochastically", "arXiv 2502.20566", "stochastic_rounding", Arguments::sites,
-                     {}, false, stochastic_rounding});
-        t.push_back({"fp32_backward", "the backward in fp32 with sequential sums, delta from P and dP, in the named layers or all", paper,
-                     "delta", Arguments::layers, {}, false, fp32_backward});
-        t.push_back({"fp32_forward_o", "O is kept and stored in fp32", paper, "forward_o", Arguments::none, {}, false, fp32_forward_o});
-        t.push_back({"two_sum", "two row sums: of the cast P for the output, of the uncast P for lse", "flash-attention pull request 2721",
-                     "row_sum", Arguments::none, {}, false,
-                     [](RoundingPlan& plan, const Args&) { plan.schedule.row_sum_adds = RowSumAdds::two_sums; }});
-        t.push_back({"rounded_row_sum", "the row sum adds P after its cast", "flash-attention pull request 2721, its simpler form", "row_sum",
-                     Arguments::none, {}, false,
-                     [](RoundingPlan& plan, const Args&) { plan.schedule.row_sum_adds = RowSumAdds::rounded; }});
-        t.push_back({"qk_norm", "each row of q and k over its root mean square before attention: another function", "arXiv 2010.04245",
-                     "inputs", Arguments::none, {}, true, [](RoundingPlan&, const Args&) {}});
-        return t;
-    }();
-    return entries;
+std::string needs_scale_in_exponent(const RoundingPlan& plan) {
+    if (plan.schedule.scale_at == ScaleAt::exponent) return {};
+    return "its scores are scaled before the maximum is taken: expected scale_at = \"exponent\"";
 }
+
+std::string needs_division_after_pv(const RoundingPlan& plan) {
+    if (plan.schedule.normalize == Normalize::after_pv) return {};
+    return "the row sum divides something else than P V: expected normalize = \"after_pv\"";
+}
+
+template <auto field, auto value>
+void set(RoundingPlan& plan, const Args&) {
+    plan.schedule.*field = value;
+}
+
+const std::vector<CorrectionInfo> table{
+    {.name = "stable_max",
+     .description = "repeated row maxima are shifted so that no probability is exactly 1",
+     .source = "arXiv 2510.04212, algorithm 1; beta 7 as in its figure 7, tolerance as in its code",
+     .topic = "the row maximum",
+     .arguments = Arguments::numbers,
+     .parameters = {{"beta", 7, 1, "a factor above 1 on a positive repeated maximum"},
+                    {"tolerance", 1e-3, below_zero,
+                     "a distance in logits, 0 or more, at which a score repeats the maximum"}},
+     .change = stable_max},
+    {.name = "subtract_then_scale",
+     .description = "the exponent's argument is (s - m) scale: exactly 0 at the maximum",
+     .source = "torch-mojo-backend pull request 398; FlashMLA pull request 68",
+     .topic = "the exponent's argument",
+     .problem = needs_scale_in_exponent,
+     .change = [](RoundingPlan& plan, const Args&) { set_argument(plan, ArgumentForm::subtract_then_scale); }},
+    {.name = "unfused",
+     .description = "the exponent's argument is round(s scale) - round(m scale): exactly 0 at the maximum",
+     .source = "flash-attention csrc/flash_attn/src/softmax.h:85, UNFUSE_FMA",
+     .topic = "the exponent's argument",
+     .problem = needs_scale_in_exponent,
+     .change = [](RoundingPlan& plan, const Args&) { set_argument(plan, ArgumentForm::unfused); }},
+    {.name = "o_fp32_delta",
+     .description = "delta is made of O before its cast",
+     .source = "arXiv 2510.04212, section 3: O in fp32 for delta only",
+     .topic = "delta",
+     .change = set<&Schedule::delta_from, DeltaFrom::o_unrounded>},
+    {.name = "delta_p_dp",
+     .description = "delta = rowsum(P o dP) of the backward's own P and dP, in fp32",
+     .source = "arXiv 2510.04212, section 3; llm.c llmc/attention.cuh:171",
+     .topic = "delta",
+     .change = [](RoundingPlan& plan, const Args&) { delta_from_p_dp(plan); }},
+    {.name = "delta_exact",
+     .description = "delta's dot product is exact, of O before its cast, or of P and dP where the plan takes those",
+     .source = "the bound of what any better sum can do",
+     .topic = "delta",
+     .change = delta_exact},
+    {.name = "zero_sum_uniform",
+     .description =
+         "the row sum of the cast score gradient is taken off dq and dk, spread evenly over the visible keys",
+     .source = zero_sum_law,
+     .topic = "the zero-sum projection",
+     .change = set<&Schedule::zero_sum, ZeroSum::uniform>},
+    {.name = "zero_sum_weighted",
+     .description =
+         "the row sum of the cast score gradient is taken off dq and dk, spread over the keys by probability",
+     .source = zero_sum_law,
+     .topic = "the zero-sum projection",
+     .change = set<&Schedule::zero_sum, ZeroSum::weighted>},
+    {.name = "zero_sum_largest",
+     .description = "the row sum of the cast score gradient is taken off its largest element, which stays in fp32",
+     .source = zero_sum_law,
+     .topic = "the zero-sum projection",
+     .change = set<&Schedule::zero_sum, ZeroSum::largest>},
+    {.name = "key_centering",
+     .description = "dq is the score gradient times (k - mean k)",
+     .source = "sum_j ds_ij = 0; smoothing of K in SageAttention, arXiv 2410.02367",
+     .topic = "the keys that dq is made of",
+     .change = set<&Schedule::key_centering, true>},
+    {.name = "stochastic_rounding",
+     .description = "the named sites round stochastically: no bias, more noise",
+     .source = "arXiv 2502.20566",
+     .topic = "stochastic rounding",
+     .arguments = Arguments::sites,
+     .change = stochastic_rounding},
+    {.name = "fp32_backward",
+     .description = "the backward in fp32 with sequential sums, delta from P and dP, in the named layers or all",
+     .source = "arXiv 2510.04212, table of isolations",
+     .topic = "delta",
+     .arguments = Arguments::layers,
+     .change = fp32_backward},
+    {.name = "fp32_forward_o",
+     .description = "O is kept and stored in fp32",
+     .source = "arXiv 2510.04212, section 3: O in fp32 in the forward",
+     .topic = "the stored O",
+     .change = fp32_forward_o},
+    {.name = "two_sum",
+     .description = "two row sums: of the cast P for the output, of the uncast P for lse",
+     .source = "flash-attention pull request 2721",
+     .topic = "the row sum",
+     .problem = needs_division_after_pv,
+     .change = set<&Schedule::row_sum_adds, RowSumAdds::two_sums>},
+    {.name = "rounded_row_sum",
+     .description = "the row sum adds P after its cast",
+     .source = "flash-attention pull request 2721",
+     .topic = "the row sum",
+     .problem = needs_division_after_pv,
+     .change = set<&Schedule::row_sum_adds, RowSumAdds::rounded>},
+    {.name = "qk_norm",
+     .description = "each row of q and k over its root mean square before attention: another function",
+     .source = "arXiv 2608.02091; query-key normalisation, arXiv 2010.04245",
+     .topic = "the inputs",
+     .changes_function = true,
+     .change = [](RoundingPlan&, const Args&) {}},
+};
 
 }  // namespace
 
-std::span<const CorrectionInfo> corrections() { return table(); }
+std::span<const CorrectionInfo> corrections() { return table; }
 
 }  // namespace faultline

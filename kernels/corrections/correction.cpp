@@ -50,32 +50,38 @@ class Parser {
         const std::size_t colon = part.find(':');
         const std::string_view wanted = part.substr(0, colon);
         const auto all = corrections();
-        const auto found = std::find_if(all.begin(), all.end(), [&](const CorrectionInfo& c) { return c.name == wanted; });
+        const auto found =
+            std::find_if(all.begin(), all.end(), [&](const CorrectionInfo& c) { return c.name == wanted; });
         if (found == all.end()) {
             std::vector<std::string_view> names;
             for (const CorrectionInfo& c : all) names.push_back(c.name);
-            fail((wanted.empty() ? std::string("a name is missing: ") : "no such correction as \"" + std::string(wanted) + "\": ") +
+            fail((wanted.empty() ? std::string("a name is missing: ")
+                                 : "no such correction as \"" + std::string(wanted) + "\": ") +
                  expected_one_of(wanted, names));
         }
         CorrectionStep step{&*found, {}};
         for (const Parameter& parameter : found->parameters) step.arguments.numbers.push_back(parameter.standard);
         if (colon != std::string_view::npos) read_arguments(step, split(part.substr(colon + 1), ','));
         if (found->arguments == Arguments::sites && step.arguments.sites.empty())
-            fail(std::string(wanted) + " needs the sites at which it acts: expected e.g. " + std::string(wanted) + ":ds_cast");
+            fail(std::string(wanted) + " needs the sites at which it acts: expected e.g. " + std::string(wanted) +
+                 ":ds_cast");
         return step;
     }
 
     void read_arguments(CorrectionStep& step, const std::vector<std::string_view>& given) const {
         const std::string name(step.info->name);
         switch (step.info->arguments) {
-            case Arguments::none: fail(name + " takes no argument: expected \"" + name + "\" alone");
-            case Arguments::numbers: return read_numbers(step, given);
+            case Arguments::none:
+                fail(name + " takes no argument: expected \"" + name + "\" alone");
+            case Arguments::numbers:
+                return read_numbers(step, given);
             case Arguments::sites:
                 for (const std::string_view site : given) step.arguments.sites.push_back(read_site(name, site));
                 return;
             case Arguments::layers:
                 for (const std::string_view layer : given) {
-                    if (layer.empty()) fail(name + ": a layer's name is missing: expected e.g. " + name + ":layer1,layer3");
+                    if (layer.empty())
+                        fail(name + ": a layer's name is missing: expected e.g. " + name + ":layer1,layer3");
                     step.arguments.layers.emplace_back(layer);
                 }
                 return;
@@ -93,7 +99,8 @@ class Parser {
         const std::vector<Parameter>& parameters = step.info->parameters;
         const std::string name(step.info->name);
         if (given.size() > parameters.size())
-            fail(name + " has " + std::to_string(given.size()) + " arguments: expected at most " + std::to_string(parameters.size()));
+            fail(name + " has " + std::to_string(given.size()) + " arguments: expected at most " +
+                 std::to_string(parameters.size()));
         for (std::size_t i = 0; i < given.size(); ++i) {
             const Parameter& parameter = parameters[i];
             double& value = step.arguments.numbers[i];
@@ -106,29 +113,39 @@ class Parser {
     }
 
     void exclude(const CorrectionInfo& a, const CorrectionInfo& b) const {
-        if (a.name == b.name) fail(std::string(a.name) + " stands there twice: expected it once, with all its arguments");
+        if (a.name == b.name)
+            fail(std::string(a.name) + " stands there twice: expected it once, with all its arguments");
         if (a.topic == b.topic)
-            fail(std::string(a.name) + " and " + std::string(b.name) + " both decide on " + std::string(a.topic) + ": expected one of them");
+            fail(std::string(a.name) + " and " + std::string(b.name) + " both decide on " + std::string(a.topic) +
+                 ": expected one of them");
     }
 
     std::string_view text_;
 };
 
+[[noreturn]] void refuse(const Correction& correction, const RoundingPlan& plan, const std::string& why) {
+    throw RequestError("correction \"" + correction.name + "\": plan \"" + plan.name + "\" cannot take it: " + why);
+}
+
 void require_applicable(const Correction& correction, const CorrectionStep& step, const RoundingPlan& plan) {
+    if (const std::string problem = step.info->problem ? step.info->problem(plan) : ""; !problem.empty())
+        refuse(correction, plan, problem);
     for (const Site site : step.arguments.sites) {
         if (!is_exact(plan[site].format)) continue;
         std::string rounding;
         for (const SiteInfo& s : sites())
             if (!is_exact(plan[s.site].format)) (rounding += rounding.empty() ? "" : ", ") += s.name;
-        throw RequestError("correction \"" + correction.name + "\": plan \"" + plan.name + "\" does not round at " + std::string(name(site)) +
-                           ": expected " + (rounding.empty() ? "a plan that rounds" : "one of " + rounding));
+        refuse(correction, plan,
+               "it does not round at " + std::string(name(site)) + ": expected " +
+                   (rounding.empty() ? "a plan that rounds" : "one of " + rounding));
     }
 }
 
 }  // namespace
 
 bool Correction::changes_function() const {
-    return std::any_of(steps.begin(), steps.end(), [](const CorrectionStep& step) { return step.info->changes_function; });
+    return std::any_of(steps.begin(), steps.end(),
+                       [](const CorrectionStep& step) { return step.info->changes_function; });
 }
 
 std::vector<std::string> Correction::layers() const {
@@ -150,8 +167,7 @@ RoundingPlan apply(const Correction& correction, const RoundingPlan& plan, std::
         step.info->change(corrected, step.arguments);
     }
     corrected.name = plan.name + "+" + correction.name;
-    if (const std::string problem = problem_with(corrected); !problem.empty())
-        throw RequestError("correction \"" + correction.name + "\": plan \"" + plan.name + "\" cannot take it: " + problem);
+    if (const std::string problem = problem_with(corrected); !problem.empty()) refuse(correction, plan, problem);
     return corrected;
 }
 
@@ -171,10 +187,12 @@ std::vector<Correction> standard_corrections(const RoundingPlan& plan) {
             wanted.emplace_back(info.name);
             continue;
         }
-        for (const std::string_view site : {"ds_cast", "o_cast"}) wanted.push_back(std::string(info.name) + ":" + std::string(site));
+        for (const std::string_view site : {"ds_cast", "o_cast"})
+            wanted.push_back(std::string(info.name) + ":" + std::string(site));
     }
     // The zero-sum law is broken by delta (through the cast of O) and by the cast of ds: each pair repairs both.
-    for (const std::string_view pair : {"o_fp32_delta+zero_sum_uniform", "o_fp32_delta+zero_sum_weighted", "delta_p_dp+zero_sum_weighted"})
+    for (const std::string_view pair :
+         {"o_fp32_delta+zero_sum_uniform", "o_fp32_delta+zero_sum_weighted", "delta_p_dp+zero_sum_weighted"})
         wanted.emplace_back(pair);
     std::vector<Correction> found;
     for (const std::string& text : wanted) {

@@ -33,7 +33,7 @@ struct Parameter {
 
 /// One argument list as read.
 struct CorrectionArguments {
-    std::vector<double> numbers;      ///< one for each parameter
+    std::vector<double> numbers;  ///< one for each parameter
     std::vector<Site> sites;
     std::vector<std::string> layers;  ///< empty: all
 };
@@ -43,10 +43,12 @@ struct CorrectionInfo {
     std::string_view name;
     std::string_view description;  ///< one line: what it does
     std::string_view source;       ///< where it is proposed
-    std::string_view topic;        ///< two corrections of the same non-empty topic exclude each other
+    std::string_view topic;        ///< what it decides on: two corrections of one topic exclude each other
     Arguments arguments = Arguments::none;
-    std::vector<Parameter> parameters;
+    std::vector<Parameter> parameters{};
     bool changes_function = false;  ///< the exact result is another one: truth must be computed on transform_inputs
+    std::function<std::string(const RoundingPlan&)>
+        problem{};  ///< why the plan cannot take it, or empty; may be missing
     std::function<void(RoundingPlan&, const CorrectionArguments&)> change;  ///< the plan, in place
 };
 

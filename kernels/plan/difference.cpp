@@ -16,20 +16,21 @@ std::string text(double value) {
     return {digits, std::to_chars(digits, digits + sizeof digits, value).ptr};
 }
 template <class E>
-    requires requires { enumerators<E>(); }
-std::string text(E value) {
-    return std::string(name(value));
-}
+requires requires { enumerators<E>(); }
+std::string text(E value) { return std::string(name(value)); }
 
 /// "64: 128x64, backward 64x128, delta threads same; 128 causal: …"
 std::string text(const std::vector<TileCase>& tiles) {
     if (tiles.empty()) return "none";
-    const auto size = [](const std::optional<int>& block) { return block ? std::to_string(*block) : std::string("same"); };
+    const auto size = [](const std::optional<int>& block) {
+        return block ? std::to_string(*block) : std::string("same");
+    };
     std::string out;
     for (const TileCase& t : tiles) {
         if (!out.empty()) out += "; ";
-        out += std::to_string(t.head_dim) + (t.causal ? (*t.causal ? " causal" : " full") : "") + ": " + size(t.block_q) + "x" +
-               size(t.block_k) + ", backward " + size(t.bwd_block_q) + "x" + size(t.bwd_block_k) + ", delta threads " + size(t.delta_threads);
+        out += std::to_string(t.head_dim) + (t.causal ? (*t.causal ? " causal" : " full") : "") + ": " +
+               size(t.block_q) + "x" + size(t.block_k) + ", backward " + size(t.bwd_block_q) + "x" +
+               size(t.bwd_block_k) + ", delta threads " + size(t.delta_threads);
     }
     return out;
 }
@@ -46,7 +47,8 @@ std::vector<Difference> differences(const RoundingPlan& a, const RoundingPlan& b
         for_each_field(b.schedule, [&](std::string_view other, const auto& of_b) {
             if constexpr (std::is_same_v<decltype(of_a), decltype(of_b)>)
                 if (field == other)
-                    compare(found, "schedule." + std::string(field), of_a, of_b, [](const auto& value) { return text(value); });
+                    compare(found, "schedule." + std::string(field), of_a, of_b,
+                            [](const auto& value) { return text(value); });
         });
     });
     compare(found, "tiles", a.tiles, b.tiles, [](const auto& tiles) { return text(tiles); });

@@ -33,16 +33,26 @@ std::string joined(std::string_view path, std::string_view key) {
 
 std::string_view kind_of(const toml::node& node) {
     switch (node.type()) {
-        case toml::node_type::table: return "a table";
-        case toml::node_type::array: return "an array";
-        case toml::node_type::string: return "a string";
-        case toml::node_type::integer: return "an integer";
-        case toml::node_type::floating_point: return "a number with a point";
-        case toml::node_type::boolean: return "a boolean";
-        case toml::node_type::date: return "a date";
-        case toml::node_type::time: return "a time";
-        case toml::node_type::date_time: return "a date and time";
-        case toml::node_type::none: break;
+        case toml::node_type::table:
+            return "a table";
+        case toml::node_type::array:
+            return "an array";
+        case toml::node_type::string:
+            return "a string";
+        case toml::node_type::integer:
+            return "an integer";
+        case toml::node_type::floating_point:
+            return "a number with a point";
+        case toml::node_type::boolean:
+            return "a boolean";
+        case toml::node_type::date:
+            return "a date";
+        case toml::node_type::time:
+            return "a time";
+        case toml::node_type::date_time:
+            return "a date and time";
+        case toml::node_type::none:
+            break;
     }
     return "nothing";
 }
@@ -63,10 +73,12 @@ class Reader {
 
     [[noreturn]] void fail_choice(const toml::value<std::string>& text, std::string_view field, std::string_view kind,
                                   std::span<const std::string_view> names) const {
-        fail(text.source(), field, "no such " + std::string(kind) + " " + in_quotes(text.get()) + ": " + expected_one_of(text.get(), names));
+        fail(text.source(), field,
+             "no such " + std::string(kind) + " " + in_quotes(text.get()) + ": " + expected_one_of(text.get(), names));
     }
 
-    [[nodiscard]] const toml::table& table(const toml::node& node, std::string_view field, std::string_view expected) const {
+    [[nodiscard]] const toml::table& table(const toml::node& node, std::string_view field,
+                                           std::string_view expected) const {
         if (const auto* found = node.as_table()) return *found;
         fail_type(node, field, expected);
     }
@@ -104,7 +116,7 @@ class Reader {
         read(node, field, value.emplace());
     }
     template <class E>
-        requires requires { enumerators<E>(); }
+    requires requires { enumerators<E>(); }
     void read(const toml::node& node, std::string_view field, E& value) const {
         std::array<std::string_view, enumerators<E>().size()> names;
         for (std::size_t i = 0; i < names.size(); ++i) names[i] = enumerators<E>()[i].name;
@@ -165,7 +177,8 @@ void Reader::read(const toml::node& node, std::string_view field, Format& value)
     }
     const toml::table& given = table(node, field, "a format's name or a table with precision, emin, emax");
     Format format{};
-    constexpr std::array<std::string_view, 7> keys{"precision", "emin", "emax", "subnormals", "infinities", "nans", "saturates"};
+    constexpr std::array<std::string_view, 7> keys{"precision",  "emin", "emax",     "subnormals",
+                                                   "infinities", "nans", "saturates"};
     constexpr std::array<std::string_view, 3> kinds{"none", "single_code", "ieee"};  // in the order of NanKind
     check_keys(given, field, keys);
     for (const std::string_view needed : {"precision", "emin", "emax"})
@@ -184,7 +197,7 @@ void Reader::read(const toml::node& node, std::string_view field, Format& value)
 }
 
 void Reader::read_unit(const toml::table& given, std::string_view field, MatrixUnit& unit) const {
-    constexpr std::array<std::string_view, 7> keys{"terms",          "fraction_bits",        "output", "a_min_exponent",
+    constexpr std::array<std::string_view, 7> keys{"terms",          "fraction_bits",       "output", "a_min_exponent",
                                                    "b_min_exponent", "input_fraction_bits", "zero"};
     constexpr std::array<std::string_view, 3> outputs{"f32_rz", "e8m13_rz", "f16_rne"};  // in the order of OutputFormat
     constexpr std::array<std::string_view, 2> zeros{"ignored", "at_minimum"};            // in the order of ZeroOperand
@@ -197,8 +210,10 @@ void Reader::read_unit(const toml::table& given, std::string_view field, MatrixU
     integer("a_min_exponent", unit.a_min_exponent);
     integer("b_min_exponent", unit.b_min_exponent);
     integer("input_fraction_bits", unit.input_fraction_bits);
-    if (const auto* n = given.get("output")) unit.output = static_cast<OutputFormat>(choice(*n, joined(field, "output"), outputs));
-    if (const auto* n = given.get("zero")) unit.zero = static_cast<ZeroOperand>(choice(*n, joined(field, "zero"), zeros));
+    if (const auto* n = given.get("output"))
+        unit.output = static_cast<OutputFormat>(choice(*n, joined(field, "output"), outputs));
+    if (const auto* n = given.get("zero"))
+        unit.zero = static_cast<ZeroOperand>(choice(*n, joined(field, "zero"), zeros));
 }
 
 void Reader::read(const toml::node& node, std::string_view field, Accumulation& value) const {
@@ -211,7 +226,8 @@ void Reader::read(const toml::node& node, std::string_view field, Accumulation& 
         return;
     }
     Accumulation accumulation{.kind = Accumulation::Kind::fused};
-    read_unit(table(node, field, "an accumulation's name or a table with the numbers of a matrix unit"), field, accumulation.unit);
+    read_unit(table(node, field, "an accumulation's name or a table with the numbers of a matrix unit"), field,
+              accumulation.unit);
     try {
         validate(accumulation);
     } catch (const RequestError& error) {
@@ -235,8 +251,10 @@ void Reader::read_sites(const toml::node& node, RoundingPlan& plan) const {
             visit("rounding", rule.rounding);
             visit("accumulation", rule.accumulation);
         });
-        if (const toml::node* sum = fields.get("accumulation"); sum != nullptr && !info(*site).accumulates && rule.accumulation != exact_sum)
-            fail(sum->source(), joined(field, "accumulation"), "the site does not sum: expected format and rounding alone");
+        if (const toml::node* sum = fields.get("accumulation");
+            sum != nullptr && !info(*site).accumulates && rule.accumulation != exact_sum)
+            fail(sum->source(), joined(field, "accumulation"),
+                 "the site does not sum: expected format and rounding alone");
         plan.set(*site, rule);
     }
 }
@@ -259,9 +277,12 @@ void Reader::read_tiles(const toml::node& node, RoundingPlan& plan) const {
             visit("bwd_block_k", tile.bwd_block_k);
             visit("delta_threads", tile.delta_threads);
         });
-        if (tile.head_dim < 1) fail(entry.source(), joined(field, "head_dim"), "expected the largest head size that the case fits, 1 or more");
+        if (tile.head_dim < 1)
+            fail(entry.source(), joined(field, "head_dim"),
+                 "expected the largest head size that the case fits, 1 or more");
         for (const auto* block : {&tile.block_q, &tile.block_k, &tile.bwd_block_q, &tile.bwd_block_k})
-            if (*block && **block < 0) fail(entry.source(), field, "a block size is negative: expected 0 (whole sequence) or more");
+            if (*block && **block < 0)
+                fail(entry.source(), field, "a block size is negative: expected 0 (whole sequence) or more");
         if (const int threads = tile.delta_threads.value_or(1); threads < 1 || (threads & (threads - 1)) != 0)
             fail(entry.source(), joined(field, "delta_threads"), "expected a power of two");
         plan.tiles.push_back(tile);
@@ -274,7 +295,8 @@ bool is_plain_name(std::string_view name) {
 }
 
 RoundingPlan Reader::read_root(const toml::table& root, std::span<const RoundingPlan> bases) const {
-    constexpr std::array<std::string_view, 7> keys{"name", "base", "description", "source", "schedule", "tiles", "sites"};
+    constexpr std::array<std::string_view, 7> keys{"name",     "base",  "description", "source",
+                                                   "schedule", "tiles", "sites"};
     check_keys(root, "", keys);
     RoundingPlan plan;
     if (const toml::node* node = root.get("base")) {
@@ -289,7 +311,8 @@ RoundingPlan Reader::read_root(const toml::table& root, std::span<const Rounding
     const toml::node* name_node = root.get("name");
     if (name_node != nullptr) read(*name_node, "name", plan.name);
     if (!is_plain_name(plan.name))
-        fail(name_node != nullptr ? name_node->source() : root.source(), "name", "expected some characters, none of them a slash or a control character");
+        fail(name_node != nullptr ? name_node->source() : root.source(), "name",
+             "expected some characters, none of them a slash or a control character");
     if (const toml::node* node = root.get("description")) read(*node, "description", plan.description);
     if (const toml::node* node = root.get("source")) read(*node, "source", plan.source);
     if (const toml::node* node = root.get("schedule"))
@@ -322,7 +345,8 @@ RoundingPlan read_plan(const std::filesystem::path& file) {
     const std::string shown = file.string();
     std::error_code problem;
     if (!std::filesystem::is_regular_file(file, problem))
-        throw RequestError(shown + ": " + (std::filesystem::exists(file, problem) ? "is not a regular file" : "no such file") +
+        throw RequestError(shown + ": " +
+                           (std::filesystem::exists(file, problem) ? "is not a regular file" : "no such file") +
                            ": expected a plan in TOML");
     if (const std::uintmax_t size = std::filesystem::file_size(file, problem); problem || size > largest_file)
         throw RequestError(shown + ": has more than 1 MiB: expected a plan in TOML");

@@ -38,10 +38,8 @@ std::string text(double value) {
 }
 
 template <class E>
-    requires requires { enumerators<E>(); }
-std::string text(E value) {
-    return text(name(value));
-}
+requires requires { enumerators<E>(); }
+std::string text(E value) { return text(name(value)); }
 
 std::string text(const Format& f) {
     if (const std::string known = name(f); find_format(known) == f) return text(known);
@@ -57,8 +55,9 @@ std::string text(const Accumulation& accumulation) {
     constexpr std::array<std::string_view, 2> zeros{"ignored", "at_minimum"};
     const MatrixUnit& u = accumulation.unit;
     return "{ terms = " + text(u.terms) + ", fraction_bits = " + text(u.fraction_bits) +
-           ", output = " + text(outputs[static_cast<std::size_t>(u.output)]) + ", a_min_exponent = " + text(u.a_min_exponent) +
-           ", b_min_exponent = " + text(u.b_min_exponent) + ", input_fraction_bits = " + text(u.input_fraction_bits) +
+           ", output = " + text(outputs[static_cast<std::size_t>(u.output)]) +
+           ", a_min_exponent = " + text(u.a_min_exponent) + ", b_min_exponent = " + text(u.b_min_exponent) +
+           ", input_fraction_bits = " + text(u.input_fraction_bits) +
            ", zero = " + text(zeros[static_cast<std::size_t>(u.zero)]) + " }";
 }
 

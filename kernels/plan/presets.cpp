@@ -29,8 +29,8 @@ std::vector<RoundingPlan> read_presets() {
 
 [[noreturn]] void unknown(std::string_view name) {
     std::string quoted = "\"" + std::string(name) + "\"";
-    throw RequestError("plan " + quoted + ": no such preset and not a file ending in .toml: " +
-                       expected_one_of(name, preset_names()));
+    throw RequestError("plan " + quoted +
+                       ": no such preset and not a file ending in .toml: " + expected_one_of(name, preset_names()));
 }
 
 }  // namespace

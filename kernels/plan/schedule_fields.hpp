@@ -113,7 +113,7 @@ template <>
 
 /// "descending" of Order::descending; "?" for a value that is no enumerator.
 template <class E>
-    requires requires { enumerators<E>(); }
+requires requires { enumerators<E>(); }
 [[nodiscard]] constexpr std::string_view name(E value) {
     constexpr auto all = enumerators<E>();
     for (const auto& entry : all)

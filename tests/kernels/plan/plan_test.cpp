@@ -66,8 +66,10 @@ TEST(Plan, ExactExceptKeepsTheSiteAndTheSchedule) {
 }
 
 TEST(Plan, RoundingSitesAreTheOnesThatRound) {
-    const RoundingPlan plan = RoundingPlan{}.with(Site::ds_cast, {.format = bf16}).with(Site::p_cast, {.format = bf16}).with(
-        Site::delta, {.accumulation = fp32_sequential});
+    const RoundingPlan plan = RoundingPlan{}
+                                  .with(Site::ds_cast, {.format = bf16})
+                                  .with(Site::p_cast, {.format = bf16})
+                                  .with(Site::delta, {.accumulation = fp32_sequential});
     EXPECT_THAT(plan.rounding_sites(), ElementsAre(Site::p_cast, Site::delta, Site::ds_cast));
     EXPECT_THAT(RoundingPlan{}.rounding_sites(), IsEmpty());
 }
@@ -123,7 +125,8 @@ TEST(NearestName, CountsEditsAndGivesUpWhenNothingIsNear) {
     EXPECT_EQ(nearest_name("", names), "");
     EXPECT_EQ(nearest_name(std::string(100000, 'a'), names), "");
     EXPECT_EQ(expected_one_of("sideways", names), "expected one of ascending, descending, p_cast");
-    EXPECT_EQ(expected_one_of("p_casts", names), "expected one of ascending, descending, p_cast (did you mean \"p_cast\"?)");
+    EXPECT_EQ(expected_one_of("p_casts", names),
+              "expected one of ascending, descending, p_cast (did you mean \"p_cast\"?)");
 }
 
 }  // namespace

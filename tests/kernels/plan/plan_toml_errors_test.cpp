@@ -60,7 +60,9 @@ TEST(PlanErrors, UnknownKeys) {
          "a_min_exponent, b_min_exponent, input_fraction_bits, zero (did you mean \"terms\"?)"},
     });
     const std::string far = error_of("[sites.wibble_wobble_wibble]");
-    EXPECT_TRUE(far.starts_with("f.toml:1:8: sites.wibble_wobble_wibble: no such site: expected one of q_cast, k_cast, ")) << far;
+    EXPECT_TRUE(
+        far.starts_with("f.toml:1:8: sites.wibble_wobble_wibble: no such site: expected one of q_cast, k_cast, "))
+        << far;
 }
 
 TEST(PlanErrors, WrongTypes) {
@@ -70,27 +72,32 @@ TEST(PlanErrors, WrongTypes) {
         {"source = true", "f.toml:1:10: source: is a boolean: expected a string"},
         {"schedule = 1", "f.toml:1:12: schedule: is an integer: expected a table of the schedule's fields"},
         {"sites = \"all\"", "f.toml:1:9: sites: is a string: expected a table of sites"},
-        {"sites.p_cast = \"bf16\"", "f.toml:1:16: sites.p_cast: is a string: expected a table with format, rounding, accumulation"},
+        {"sites.p_cast = \"bf16\"",
+         "f.toml:1:16: sites.p_cast: is a string: expected a table with format, rounding, accumulation"},
         {"tiles = 1", "f.toml:1:9: tiles: is an integer: expected an array of tables, [[tiles]]"},
         {"tiles = [1]", "f.toml:1:10: tiles[0]: is an integer: expected a table with head_dim and block sizes"},
         {"schedule.block_q = 64.0", "f.toml:1:20: schedule.block_q: is a number with a point: expected an integer"},
         {"schedule.block_q = \"64\"", "f.toml:1:20: schedule.block_q: is a string: expected an integer"},
         {"schedule.block_q = 1979-05-27", "f.toml:1:20: schedule.block_q: is a date: expected an integer"},
         {"schedule.block_q = 07:32:00", "f.toml:1:20: schedule.block_q: is a time: expected an integer"},
-        {"schedule.block_q = 1979-05-27T07:32:00Z", "f.toml:1:20: schedule.block_q: is a date and time: expected an integer"},
+        {"schedule.block_q = 1979-05-27T07:32:00Z",
+         "f.toml:1:20: schedule.block_q: is a date and time: expected an integer"},
         {"schedule.stable_beta = \"7\"", "f.toml:1:24: schedule.stable_beta: is a string: expected a number"},
         {"schedule.p_saved = 1", "f.toml:1:20: schedule.p_saved: is an integer: expected true or false"},
-        {"schedule.key_order = 1", "f.toml:1:22: schedule.key_order: is an integer: expected a string, one of ascending, descending"},
+        {"schedule.key_order = 1",
+         "f.toml:1:22: schedule.key_order: is an integer: expected a string, one of ascending, descending"},
         {"base = 1",
          "f.toml:1:8: base: is an integer: expected a string, one of exact, standard-bf16, math, fa1, fa2, fa2-unfused, "
          "fa2-unfused-splitkv, fa3, efficient, cudnn-like, repo-2510.04212"},
-        {"sites.p_cast.format = 8", "f.toml:1:23: sites.p_cast.format: is an integer: expected a format's name or a table with precision, emin, emax"},
+        {"sites.p_cast.format = 8",
+         "f.toml:1:23: sites.p_cast.format: is an integer: expected a format's name or a table with precision, emin, emax"},
         {"sites.p_cast.rounding = 1",
          "f.toml:1:25: sites.p_cast.rounding: is an integer: expected a string, one of nearest_even, nearest_away, toward_zero, "
          "upward, downward, to_odd, stochastic"},
         {"sites.delta.accumulation = 1",
          "f.toml:1:28: sites.delta.accumulation: is an integer: expected an accumulation's name or a table with the numbers of a matrix unit"},
-        {"sites.delta.accumulation.terms = \"x\"", "f.toml:1:34: sites.delta.accumulation.terms: is a string: expected an integer"},
+        {"sites.delta.accumulation.terms = \"x\"",
+         "f.toml:1:34: sites.delta.accumulation.terms: is a string: expected an integer"},
     });
 }
 
@@ -118,17 +125,21 @@ TEST(PlanErrors, ValuesOutOfRange) {
     expect_errors({
         {"name = \"\"", "f.toml:1:8: name: expected some characters, none of them a slash or a control character"},
         {"name = \"a/b\"", "f.toml:1:8: name: expected some characters, none of them a slash or a control character"},
-        {"schedule.block_q = 99999999999", "f.toml:1:20: schedule.block_q: is 99999999999: expected an integer of 32 bits"},
+        {"schedule.block_q = 99999999999",
+         "f.toml:1:20: schedule.block_q: is 99999999999: expected an integer of 32 bits"},
         {"schedule.stable_beta = inf", "f.toml:1:24: schedule.stable_beta: is not finite: expected a finite number"},
         {"schedule.stable_beta = nan", "f.toml:1:24: schedule.stable_beta: is not finite: expected a finite number"},
         {"schedule.block_q = -1", "f.toml: schedule: a block size is negative: expected 0 (whole sequence) or more"},
         {"schedule.key_splits = 0", "f.toml: schedule: key_splits must be 1 or more"},
-        {"[[tiles]]\nblock_q = 1", "f.toml:1:1: tiles[0].head_dim: expected the largest head size that the case fits, 1 or more"},
-        {"[[tiles]]\nhead_dim = 64\nblock_k = -64", "f.toml:1:1: tiles[0]: a block size is negative: expected 0 (whole sequence) or more"},
+        {"[[tiles]]\nblock_q = 1",
+         "f.toml:1:1: tiles[0].head_dim: expected the largest head size that the case fits, 1 or more"},
+        {"[[tiles]]\nhead_dim = 64\nblock_k = -64",
+         "f.toml:1:1: tiles[0]: a block size is negative: expected 0 (whole sequence) or more"},
         {"[[tiles]]\nhead_dim = 64\ndelta_threads = 3", "f.toml:1:1: tiles[0].delta_threads: expected a power of two"},
         {"sites.p_cast.accumulation = \"fp32-fma\"",
          "f.toml:1:29: sites.p_cast.accumulation: the site does not sum: expected format and rounding alone"},
-        {"sites.p_cast.format = { precision = 4 }", "f.toml:1:23: sites.p_cast.format.emin: is missing: expected an integer"},
+        {"sites.p_cast.format = { precision = 4 }",
+         "f.toml:1:23: sites.p_cast.format.emin: is missing: expected an integer"},
         {"sites.p_cast.format = { precision = 1, emin = -6, emax = 8 }",
          "f.toml:1:23: sites.p_cast.format: precision is 1: expected 2 to 53 significant bits, the hidden bit included"},
         {"sites.dv_accumulate.accumulation = { terms = 0 }",

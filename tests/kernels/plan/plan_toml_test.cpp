@@ -60,7 +60,8 @@ TEST(PlanToml, EveryFieldOfTheScheduleRoundTrips) {
 }
 
 TEST(PlanToml, EveryFormatRoundingAndAccumulationRoundTrips) {
-    for (const NamedFormat& format : all_formats()) expect_round_trip(RoundingPlan{}.with(Site::p_cast, {.format = format.format}));
+    for (const NamedFormat& format : all_formats())
+        expect_round_trip(RoundingPlan{}.with(Site::p_cast, {.format = format.format}));
     for (const Rounding rounding : all_roundings())
         expect_round_trip(RoundingPlan{}.with(Site::p_cast, {.format = bf16, .rounding = rounding}));
     for (const NamedAccumulation& known : accumulations())
@@ -70,15 +71,22 @@ TEST(PlanToml, EveryFormatRoundingAndAccumulationRoundTrips) {
 
 TEST(PlanToml, FormatsAndUnitsWithoutANameRoundTrip) {
     const Format odd{.precision = 5, .emin = -14, .emax = 15, .subnormals = false};
-    const Format no_nan{.precision = 3, .emin = -2, .emax = 4, .infinities = false, .nans = NanKind::none, .saturates = true};
+    const Format no_nan{
+        .precision = 3, .emin = -2, .emax = 4, .infinities = false, .nans = NanKind::none, .saturates = true};
     const Format one_nan{.precision = 6, .emin = -6, .emax = 8, .infinities = false, .nans = NanKind::single_code};
-    const MatrixUnit unit{.terms = 12, .fraction_bits = 20, .output = OutputFormat::e8m13_rz, .a_min_exponent = -14,
-                          .b_min_exponent = -6, .input_fraction_bits = 9, .zero = ZeroOperand::at_minimum};
+    const MatrixUnit unit{.terms = 12,
+                          .fraction_bits = 20,
+                          .output = OutputFormat::e8m13_rz,
+                          .a_min_exponent = -14,
+                          .b_min_exponent = -6,
+                          .input_fraction_bits = 9,
+                          .zero = ZeroOperand::at_minimum};
     for (const Format& format : {odd, no_nan, one_nan}) {
         ASSERT_EQ(validate(format), "");
         expect_round_trip(RoundingPlan{}.with(Site::ds_cast, {.format = format, .rounding = Rounding::stochastic}));
     }
-    expect_round_trip(RoundingPlan{}.with(Site::dq_accumulate, {fp32, Rounding::toward_zero, {Accumulation::Kind::fused, unit}}));
+    expect_round_trip(
+        RoundingPlan{}.with(Site::dq_accumulate, {fp32, Rounding::toward_zero, {Accumulation::Kind::fused, unit}}));
 }
 
 TEST(PlanToml, TextsOfAnyKindRoundTrip) {
@@ -86,7 +94,8 @@ TEST(PlanToml, TextsOfAnyKindRoundTrip) {
     plan.name = "it's \"mine\" \\ 100% größer";
     plan.description = "two\nlines\tand a bell\a and \x7F";
     plan.source = "kernel.cu:1 # not a comment";
-    plan.tiles = {{.head_dim = 64, .causal = false, .block_q = 0, .delta_threads = 2}, {.head_dim = 128, .bwd_block_k = 80}};
+    plan.tiles = {{.head_dim = 64, .causal = false, .block_q = 0, .delta_threads = 2},
+                  {.head_dim = 128, .bwd_block_k = 80}};
     expect_round_trip(plan);
 }
 
@@ -96,11 +105,12 @@ TEST(PlanToml, WhatIsLeftOutIsExactAndDefault) {
     EXPECT_EQ(plan.name, "my plan") << "named for its file";
     EXPECT_EQ(parse_plan("name = \"other\"", "folder/mine.toml").name, "other");
     const RoundingPlan partial = parse_plan("[sites.p_cast]\nformat = \"bf16\"\n[schedule]\nblock_q = 64", "x");
-    EXPECT_THAT(differences(RoundingPlan{}, partial),
-                ElementsAre(Difference{"schedule.block_q", "0", "64"}, Difference{"sites.p_cast.format", "exact", "bf16"}));
+    EXPECT_THAT(differences(RoundingPlan{}, partial), ElementsAre(Difference{"schedule.block_q", "0", "64"},
+                                                                  Difference{"sites.p_cast.format", "exact", "bf16"}));
     const RoundingPlan numbers = parse_plan("schedule.stable_beta = 3", "x");
     EXPECT_EQ(numbers.schedule.stable_beta, 3) << "an integer is a number";
-    EXPECT_EQ(parse_plan("sites.p_cast.rounding = \"nearest_away\"", "x")[Site::p_cast].rounding, Rounding::nearest_away);
+    EXPECT_EQ(parse_plan("sites.p_cast.rounding = \"nearest_away\"", "x")[Site::p_cast].rounding,
+              Rounding::nearest_away);
 }
 
 TEST(PlanToml, BaseIsChangedWhereTheFileSaysSo) {
@@ -112,9 +122,11 @@ TEST(PlanToml, BaseIsChangedWhereTheFileSaysSo) {
         rounding = "stochastic"
         [sites.o_cast]
         format = "fp32"
-    )", "changed.toml");
+    )",
+                                            "changed.toml");
     EXPECT_THAT(differences(plan("fa2"), changed),
-                ElementsAre(Difference{"schedule.delta_from", "o", "o_unrounded"}, Difference{"sites.o_cast.format", "bf16", "fp32"},
+                ElementsAre(Difference{"schedule.delta_from", "o", "o_unrounded"},
+                            Difference{"sites.o_cast.format", "bf16", "fp32"},
                             Difference{"sites.ds_cast.rounding", "nearest_even", "stochastic"}));
     EXPECT_EQ(changed.name, "changed");
     EXPECT_EQ(changed.source, "") << "the base's source speaks of the base alone";

@@ -32,9 +32,10 @@ std::string text_of(const fs::path& file) {
 TEST(Presets, AreTheFilesOfTheFolder) {
     std::vector<std::string> files;
     for (const auto& entry : fs::directory_iterator(folder)) files.push_back(entry.path().stem().string());
-    EXPECT_THAT(preset_names(), UnorderedElementsAreArray(files)) << "a preset's name stands in kernels/plan/CMakeLists.txt";
-    EXPECT_THAT(preset_names(), IsSupersetOf({"exact", "standard-bf16", "fa1", "fa2", "fa2-unfused", "fa2-unfused-splitkv",
-                                              "fa3", "repo-2510.04212"}));
+    EXPECT_THAT(preset_names(), UnorderedElementsAreArray(files))
+        << "a preset's name stands in kernels/plan/CMakeLists.txt";
+    EXPECT_THAT(preset_names(), IsSupersetOf({"exact", "standard-bf16", "fa1", "fa2", "fa2-unfused",
+                                              "fa2-unfused-splitkv", "fa3", "repo-2510.04212"}));
     EXPECT_EQ(preset_names().front(), "exact");
     for (const std::string_view name : preset_names())
         EXPECT_EQ(preset_toml(name), text_of(folder / (std::string(name) + ".toml"))) << name;
@@ -63,9 +64,10 @@ TEST(Presets, AreFoundByNameAndByFile) {
         (void)plan("fa22");
         FAIL();
     } catch (const RequestError& error) {
-        EXPECT_STREQ(error.what(), "plan \"fa22\": no such preset and not a file ending in .toml: expected one of exact, "
-                                   "standard-bf16, math, fa1, fa2, fa2-unfused, fa2-unfused-splitkv, fa3, efficient, "
-                                   "cudnn-like, repo-2510.04212 (did you mean \"fa2\"?)");
+        EXPECT_STREQ(error.what(),
+                     "plan \"fa22\": no such preset and not a file ending in .toml: expected one of exact, "
+                     "standard-bf16, math, fa1, fa2, fa2-unfused, fa2-unfused-splitkv, fa3, efficient, "
+                     "cudnn-like, repo-2510.04212 (did you mean \"fa2\"?)");
     }
     EXPECT_THROW((void)preset_toml("nothing"), RequestError);
 }
