@@ -100,7 +100,8 @@ void register_all() {
     add_peak("peak/binary64", chains_double);
     add_peak("peak/fp32", chains_float);
     for (const std::ptrdiff_t size : {64, 128}) {
-        for (const char* name : {"exact", "fp32-sequential", "fp32-fma", "fp32-pairwise"}) add(name, size, Input::narrow);
+        for (const char* name : {"exact", "fp32-sequential", "fp32-fma", "fp32-pairwise"})
+            add(name, size, Input::narrow);
         for (const char* name : {"volta-mma-fp16", "ampere-mma-bf16", "hopper-mma-bf16", "hopper-mma-fp16-f16acc",
                                  "hopper-mma-tf32", "hopper-wgmma-e4m3", "blackwell-tcgen05-e4m3"})
             for (const Input input : {Input::narrow, Input::wide, Input::softmax}) add(name, size, input);

@@ -31,7 +31,7 @@ struct Accumulation {
 
 /// A named accumulation and where its figures come from.
 struct NamedAccumulation {
-    std::string_view name;         ///< e.g. "hopper-wgmma-bf16"
+    std::string_view name;  ///< e.g. "hopper-wgmma-bf16"
     Accumulation accumulation;
     std::string_view description;  ///< one line
     std::string_view source;       ///< paper or document

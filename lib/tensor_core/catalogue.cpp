@@ -85,18 +85,24 @@ constexpr std::array table = std::to_array<NamedAccumulation>({
 
 std::string_view spelling(ZeroOperand zero) {
     switch (zero) {
-        case ZeroOperand::ignored: return "ignored";
-        case ZeroOperand::at_minimum: return "at_minimum";
-        case ZeroOperand::at_fp32_minimum: return "at_fp32_minimum";
+        case ZeroOperand::ignored:
+            return "ignored";
+        case ZeroOperand::at_minimum:
+            return "at_minimum";
+        case ZeroOperand::at_fp32_minimum:
+            return "at_fp32_minimum";
     }
     return "?";
 }
 
 std::string_view spelling(OutputFormat output) {
     switch (output) {
-        case f32_rz: return "f32_rz";
-        case e8m13_rz: return "e8m13_rz";
-        case f16_rne: return "f16_rne";
+        case f32_rz:
+            return "f32_rz";
+        case e8m13_rz:
+            return "e8m13_rz";
+        case f16_rne:
+            return "f16_rne";
     }
     return "?";
 }

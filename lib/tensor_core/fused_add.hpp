@@ -144,19 +144,25 @@ FAULTLINE_HD double add(const MatrixUnit& u, const A& a, const B& b, int count, 
     for (int i = 0; i < count; ++i) {
         const double x = operand_a(i), y = operand_b(i);
         if (!is_finite(x) || !is_finite(y)) {
-            if (x != x || y != y || x == 0 || y == 0) nan = true;
-            else if ((x < 0) == (y < 0)) positive_infinity = true;
-            else negative_infinity = true;
+            if (x != x || y != y || x == 0 || y == 0)
+                nan = true;
+            else if ((x < 0) == (y < 0))
+                positive_infinity = true;
+            else
+                negative_infinity = true;
             continue;
         }
         if (u.zero == ZeroOperand::ignored && (x == 0 || y == 0)) continue;
-        const int ex = x == 0 ? zero_operand_exponent(u.zero, u.a_min_exponent) : take_apart(x, u.a_min_exponent).exponent;
-        const int ey = y == 0 ? zero_operand_exponent(u.zero, u.b_min_exponent) : take_apart(y, u.b_min_exponent).exponent;
+        const int ex =
+            x == 0 ? zero_operand_exponent(u.zero, u.a_min_exponent) : take_apart(x, u.a_min_exponent).exponent;
+        const int ey =
+            y == 0 ? zero_operand_exponent(u.zero, u.b_min_exponent) : take_apart(y, u.b_min_exponent).exponent;
         const int e = ex + ey;
         if (e > largest) largest = e;
     }
     if (nan || (positive_infinity && negative_infinity)) return canonical_nan();
-    if (positive_infinity || negative_infinity) return from_bits(positive_infinity ? 0x7FF0000000000000u : 0xFFF0000000000000u);
+    if (positive_infinity || negative_infinity)
+        return from_bits(positive_infinity ? 0x7FF0000000000000u : 0xFFF0000000000000u);
 
     const int unit = largest - u.fraction_bits;
     std::int64_t sum = align(oc.significand, oc.lsb, unit, oc.negative);

@@ -47,9 +47,9 @@ constexpr int huge_exponent = 500;
 constexpr std::int64_t exponent_cap = 1015;
 
 constexpr int narrow_significant_bits = 12;
-constexpr int narrow_fraction_bits = 25;              // products below 2^27, so that 15 of them fit an int32
+constexpr int narrow_fraction_bits = 25;  // products below 2^27, so that 15 of them fit an int32
 constexpr int narrow_lowest = narrow_fraction_bits - 125;
-constexpr int narrow_highest = 100;                   // the sum is below 2^(100 + 2 + 10), so no overflow either
+constexpr int narrow_highest = 100;  // the sum is below 2^(100 + 2 + 10), so no overflow either
 
 /// A or B with inputs truncated, exponents as the unit aligns them, and what is known of all its elements.
 struct Operands {
@@ -63,13 +63,13 @@ struct Operands {
 };
 
 struct Scan {
-    std::uint64_t fractions;    // OR of all stored significands
-    std::uint64_t not_float;    // nonzero when an element is not an fp32 number
-    std::int32_t largest;       // of the exponent fields
+    std::uint64_t fractions;  // OR of all stored significands
+    std::uint64_t not_float;  // nonzero when an element is not an fp32 number
+    std::int32_t largest;     // of the exponent fields
 };
 
-FAULTLINE_CLONES Scan scan(const double* x, std::ptrdiff_t n, int min_exponent, std::int16_t zero, std::int16_t* exponents,
-                           float* narrow) {
+FAULTLINE_CLONES Scan scan(const double* x, std::ptrdiff_t n, int min_exponent, std::int16_t zero,
+                           std::int16_t* exponents, float* narrow) {
     Scan r{0, 0, 0};
     for (std::ptrdiff_t j = 0; j < n; ++j) {
         std::uint64_t bits;
@@ -224,14 +224,14 @@ struct Scaling {
         std::int32_t e = std::max((magnitude >> 23) - 127, c_min);
         e = magnitude == 0 ? zero_accumulator_exponent : e;
         e = std::max(p, e);
-        const std::int32_t all_zero = -static_cast<std::int32_t>(magnitude == 0) & -static_cast<std::int32_t>(p < no_product);
-        e &= ~all_zero;                                        // any exponent serves then
+        const std::int32_t all_zero =
+            -static_cast<std::int32_t>(magnitude == 0) & -static_cast<std::int32_t>(p < no_product);
+        e &= ~all_zero;                                         // any exponent serves then
         outside |= (e - narrow_lowest) | (narrow_highest - e);  // negative when e is outside
         largest[j] = e;
     }
     for (int j = 0; j < width; ++j) s.up[j] = (fraction_bits + 127 - largest[j]) << 23;
-    for (int j = 0; j < width; ++j)
-        s.down[j] = (static_cast<std::int64_t>(largest[j]) + (1023 - fraction_bits)) << 52;
+    for (int j = 0; j < width; ++j) s.down[j] = (static_cast<std::int64_t>(largest[j]) + (1023 - fraction_bits)) << 52;
     return outside >= 0;
 }
 
@@ -298,8 +298,10 @@ class TowardZero {
 
   public:
     TowardZero() { _mm_setcsr(before_ | _MM_ROUND_TOWARD_ZERO | _MM_FLUSH_ZERO_ON); }
-    ~TowardZero() { _mm_setcsr((_mm_getcsr() & ~(_MM_ROUND_MASK | _MM_FLUSH_ZERO_MASK)) |
-                               (before_ & (_MM_ROUND_MASK | _MM_FLUSH_ZERO_MASK))); }
+    ~TowardZero() {
+        _mm_setcsr((_mm_getcsr() & ~(_MM_ROUND_MASK | _MM_FLUSH_ZERO_MASK)) |
+                   (before_ & (_MM_ROUND_MASK | _MM_FLUSH_ZERO_MASK)));
+    }
 #else
     int before_ = std::fegetround();
 
@@ -344,7 +346,7 @@ void accumulate_row(const MatrixUnit& unit, const Operands& a, const Operands& b
         const int count = static_cast<int>(std::min<std::ptrdiff_t>(unit.terms, k - t));
         for (std::ptrdiff_t j = 0; j < cols; j += width) {
             unsigned char& narrow = c.is_narrow[j / width];
-            const Group g{a.wide.row(i) + t,    a.narrow.row(i) + t,     a.exponents.row(i) + t, b.wide.row(t) + j,
+            const Group g{a.wide.row(i) + t,   a.narrow.row(i) + t,    a.exponents.row(i) + t, b.wide.row(t) + j,
                           b.narrow.row(t) + j, b.exponents.row(t) + j, b.wide.stride,          count};
             if (narrow && narrow_add(unit, g, c.narrow.data() + j)) continue;
             if (narrow) c.widen_block(j);

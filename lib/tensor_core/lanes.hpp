@@ -25,10 +25,14 @@ constexpr int width = 32;
 constexpr std::ptrdiff_t padded(std::ptrdiff_t n) { return (n + width - 1) / width * width; }
 
 template <class Vector, class T>
-[[gnu::always_inline]] inline void load(Vector& to, const T* from) { std::memcpy(&to, from, sizeof to); }
+[[gnu::always_inline]] inline void load(Vector& to, const T* from) {
+    std::memcpy(&to, from, sizeof to);
+}
 
 template <class Vector, class T>
-[[gnu::always_inline]] inline void store(T* to, const Vector& from) { std::memcpy(to, &from, sizeof from); }
+[[gnu::always_inline]] inline void store(T* to, const Vector& from) {
+    std::memcpy(to, &from, sizeof from);
+}
 
 /// B as T, rows padded with zeros to a multiple of `width`.
 template <class T>

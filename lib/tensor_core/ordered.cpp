@@ -131,11 +131,20 @@ void multiply_accumulate(Accumulation::Kind kind, MatrixView<const double> a, Ma
                          const MatrixView<double>& c) {
     using Kind = Accumulation::Kind;
     switch (kind) {
-        case Kind::exact: run<double>(exact, a, b, c); break;
-        case Kind::sequential: run<float>(sequential, a, b, c); break;
-        case Kind::fma: run<float>(fma, a, b, c); break;
-        case Kind::pairwise: run<float>(pairwise, a, b, c); break;
-        case Kind::fused: break;
+        case Kind::exact:
+            run<double>(exact, a, b, c);
+            break;
+        case Kind::sequential:
+            run<float>(sequential, a, b, c);
+            break;
+        case Kind::fma:
+            run<float>(fma, a, b, c);
+            break;
+        case Kind::pairwise:
+            run<float>(pairwise, a, b, c);
+            break;
+        case Kind::fused:
+            break;
     }
 }
 

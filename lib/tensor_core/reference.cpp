@@ -50,12 +50,14 @@ double dot(const Accumulation& accumulation, const double* a, std::ptrdiff_t a_s
             for (std::ptrdiff_t i = 0; i < k; ++i) products.push_back(xf(i) * yf(i));
             return static_cast<double>(static_cast<float>(c) + tree(std::move(products)));
         }
-        case Kind::fused: break;
+        case Kind::fused:
+            break;
     }
     const MatrixUnit& unit = accumulation.unit;
     for (std::ptrdiff_t first = 0; first < k; first += unit.terms) {
         const int count = static_cast<int>(std::min<std::ptrdiff_t>(unit.terms, k - first));
-        c = fused::add(unit, [&](int i) { return x(first + i); }, [&](int i) { return y(first + i); }, count, c);
+        c = fused::add(
+            unit, [&](int i) { return x(first + i); }, [&](int i) { return y(first + i); }, count, c);
     }
     return c;
 }

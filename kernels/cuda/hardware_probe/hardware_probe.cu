@@ -99,8 +99,8 @@ __device__ std::uint32_t predict(const Rival& rival, const std::uint32_t* a, con
 }
 
 template <class I>
-__global__ void __launch_bounds__(128) probe(RandomStream stream, Rivals rivals, int tiles, Tally* tallies,
-                                             Example* examples) {
+__global__ void __launch_bounds__(128)
+    probe(RandomStream stream, Rivals rivals, int tiles, Tally* tallies, Example* examples) {
     __shared__ std::uint32_t a[rows][words];
     __shared__ std::uint32_t b[columns][words];
     __shared__ alignas(128) std::uint32_t b_cores[2][columns][4];  // as wgmma reads it
@@ -222,7 +222,7 @@ bool run(const char* instruction, std::uint64_t seed, int id, int tiles, const s
     check(cudaMemset(device_tallies, 0, tally_bytes));
     check(cudaMemset(device_examples, 0, example_bytes));
     probe<I><<<dim3(tiles < 1024 ? tiles : 1024, pattern_count), 128>>>(RandomStream(seed, id), rivals, tiles,
-                                                                                device_tallies, device_examples);
+                                                                        device_tallies, device_examples);
     check(cudaGetLastError());
     check(cudaDeviceSynchronize());
     check(cudaMemcpy(tallies.data(), device_tallies, tally_bytes, cudaMemcpyDeviceToHost));
@@ -249,7 +249,8 @@ bool run(const char* instruction, std::uint64_t seed, int id, int tiles, const s
     for (int p = 0; p < pattern_count; ++p) {
         const Example& e = examples[p];
         if (!e.taken) continue;
-        std::printf("  e.g. %s: c=%08x card=%08x rule=%08x\n    a=", name(static_cast<Pattern>(p)), e.c, e.card, e.rule);
+        std::printf("  e.g. %s: c=%08x card=%08x rule=%08x\n    a=", name(static_cast<Pattern>(p)), e.c, e.card,
+                    e.rule);
         for (const std::uint32_t w : e.a) std::printf("%08x ", w);
         std::printf("\n    b=");
         for (const std::uint32_t w : e.b) std::printf("%08x ", w);
@@ -295,6 +296,7 @@ int main(int argc, char** argv) {
     // Not in the library's list: no unit of its own stands behind these on Hopper.
     run<MmaE4m3>("mma.m16n8k32.e4m3 on Hopper", seed, id++, tiles, fp8_mma_rivals());
     run<MmaE5m2>("mma.m16n8k32.e5m2 on Hopper", seed, id++, tiles, fp8_mma_rivals());
-    std::printf("\n%s\n", held ? "The library's rule holds on this card." : "The library's rule does NOT hold on this card.");
+    std::printf("\n%s\n",
+                held ? "The library's rule holds on this card." : "The library's rule does NOT hold on this card.");
     return held ? 0 : 1;
 }

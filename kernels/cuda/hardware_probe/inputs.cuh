@@ -12,17 +12,17 @@ namespace faultline::probe {
 
 /// What a tile's numbers look like.
 enum class Pattern : int {
-    any_bits,      ///< every encoding alike, NaN and infinities included
-    finite_bits,   ///< every finite encoding alike
-    attention,     ///< exponents within a few of each other, as in real tiles
-    wide,          ///< exponents spread over 40 (or all that the format has)
-    cancelling,    ///< the second half of k undoes the first but for one small product; or C undoes the first product
-    subnormals,    ///< half the operands subnormal, their partners large
-    zeros,         ///< three operands of four are zero, their partners large, the rest small
-    c_dominates,   ///< C above every product
-    c_tiny,        ///< C below every product: subnormal, zero, or up to 2^40 smaller
-    range_ends,    ///< sums near the overflow and near the underflow of the result
-    specials,      ///< a few infinities and NaN among ordinary numbers
+    any_bits,     ///< every encoding alike, NaN and infinities included
+    finite_bits,  ///< every finite encoding alike
+    attention,    ///< exponents within a few of each other, as in real tiles
+    wide,         ///< exponents spread over 40 (or all that the format has)
+    cancelling,   ///< the second half of k undoes the first but for one small product; or C undoes the first product
+    subnormals,   ///< half the operands subnormal, their partners large
+    zeros,        ///< three operands of four are zero, their partners large, the rest small
+    c_dominates,  ///< C above every product
+    c_tiny,       ///< C below every product: subnormal, zero, or up to 2^40 smaller
+    range_ends,   ///< sums near the overflow and near the underflow of the result
+    specials,     ///< a few infinities and NaN among ordinary numbers
     count
 };
 constexpr int pattern_count = static_cast<int>(Pattern::count);
@@ -63,19 +63,24 @@ __device__ inline std::uint32_t any_number(const Storage& f, std::uint64_t r, bo
 
 /// Infinity, a NaN, zero, or the largest number.
 __device__ inline std::uint32_t special(const Storage& f, std::uint64_t r) {
-    const std::uint32_t fraction_mask = (1u << f.fraction_bits) - 1, top = ((1u << f.exponent_bits) - 1) << f.fraction_bits;
+    const std::uint32_t fraction_mask = (1u << f.fraction_bits) - 1, top = ((1u << f.exponent_bits) - 1)
+                                                                           << f.fraction_bits;
     const std::uint32_t sign = (r & 1) << (f.bits - 1);
     switch (r >> 1 & 3) {
-        case 0: return sign | top;  // of e4m3: 256
-        case 1: return sign | top | (static_cast<std::uint32_t>(r >> 3) & fraction_mask);
-        case 2: return sign;
-        default: return sign | (f.ieee ? top - 1 : top | (fraction_mask - 1));
+        case 0:
+            return sign | top;  // of e4m3: 256
+        case 1:
+            return sign | top | (static_cast<std::uint32_t>(r >> 3) & fraction_mask);
+        case 2:
+            return sign;
+        default:
+            return sign | (f.ieee ? top - 1 : top | (fraction_mask - 1));
     }
 }
 
 /// Element of A (which = 0, line = row) or B (which = 1, line = column) at depth k of a tile of depth `depth`.
-__device__ inline std::uint32_t element(const Storage& f, Pattern pattern, const RandomStream& tile, int which, int line,
-                                        int k, int depth) {
+__device__ inline std::uint32_t element(const Storage& f, Pattern pattern, const RandomStream& tile, int which,
+                                        int line, int k, int depth) {
     const auto at = [&](int depth_index) {
         return tile.bits(static_cast<std::uint64_t>((which * 64 + line) * 64 + depth_index));
     };
@@ -83,10 +88,14 @@ __device__ inline std::uint32_t element(const Storage& f, Pattern pattern, const
     const int largest = f.largest_field() - f.bias(), smallest = 1 - f.bias();
     const std::uint32_t sign = r >> 63 << (f.bits - 1);
     switch (pattern) {
-        case Pattern::any_bits: return any_number(f, r, false);
-        case Pattern::finite_bits: return any_number(f, r, true);
-        case Pattern::attention: return number(f, r, -4, 1);
-        case Pattern::wide: return number(f, r, -20, 20);
+        case Pattern::any_bits:
+            return any_number(f, r, false);
+        case Pattern::finite_bits:
+            return any_number(f, r, true);
+        case Pattern::attention:
+            return number(f, r, -4, 1);
+        case Pattern::wide:
+            return number(f, r, -20, 20);
         case Pattern::cancelling: {
             if (k == depth - 1) return number(f, r, -24, -4);
             if (k < depth / 2) return number(f, r, -3, 3);
@@ -100,51 +109,69 @@ __device__ inline std::uint32_t element(const Storage& f, Pattern pattern, const
             // The zero's partner stands at the same k of the other matrix and is large where this element says "large".
             if ((r >> 40 & 3) != 0) return sign;
             return r >> 42 & 1 ? number(f, r, largest - 2, largest) : number(f, r, smallest, smallest + 12);
-        case Pattern::c_dominates: return number(f, r, -6, 0);
-        case Pattern::c_tiny: return number(f, r, -3, 3);
+        case Pattern::c_dominates:
+            return number(f, r, -6, 0);
+        case Pattern::c_tiny:
+            return number(f, r, -3, 3);
         case Pattern::range_ends: {
             // Exponents of A and B near x and y with x + y near 128 or at -120 to -163, where the format reaches that.
-            const int target = common & 1 ? 124 + static_cast<int>(common >> 8 & 3)
-                                          : -120 - static_cast<int>((common >> 8) % 44);
+            const int target =
+                common & 1 ? 124 + static_cast<int>(common >> 8 & 3) : -120 - static_cast<int>((common >> 8) % 44);
             const int x = target / 2 + static_cast<int>((common >> 16) % 41) - 20;
             const int centre = which == 0 ? x : target - x;
             return number(f, r, centre - 3, centre);
         }
         case Pattern::specials:
             return r % 61 == 0 ? special(f, r >> 8) : number(f, r, -4, 4);
-        case Pattern::count: break;
+        case Pattern::count:
+            break;
     }
     return 0;
 }
 
 /// Starting value of C (fp32 or fp16 bits). first_product: a(i, 0) * b(0, j) as an exact double where it is finite.
-__device__ inline std::uint32_t accumulator(const Storage& f, Pattern pattern, const RandomStream& tile, int row, int col,
-                                            double first_product) {
+__device__ inline std::uint32_t accumulator(const Storage& f, Pattern pattern, const RandomStream& tile, int row,
+                                            int col, double first_product) {
     const std::uint64_t r = tile.bits((1u << 19) + static_cast<std::uint64_t>(row * 8 + col));
-    const std::uint32_t sign = r >> 63 << (f.bits - 1), fraction = static_cast<std::uint32_t>(r) & ((1u << f.fraction_bits) - 1);
+    const std::uint32_t sign = r >> 63 << (f.bits - 1),
+                        fraction = static_cast<std::uint32_t>(r) & ((1u << f.fraction_bits) - 1);
     switch (pattern) {
-        case Pattern::any_bits: return any_number(f, r, false);
-        case Pattern::finite_bits: return r >> 40 & 1 ? any_number(f, r, true) : number(f, r, -12, 12);
-        case Pattern::attention: return r >> 40 & 1 ? number(f, r, -3, 4) : sign;
-        case Pattern::wide: return number(f, r, -40, 40);
+        case Pattern::any_bits:
+            return any_number(f, r, false);
+        case Pattern::finite_bits:
+            return r >> 40 & 1 ? any_number(f, r, true) : number(f, r, -12, 12);
+        case Pattern::attention:
+            return r >> 40 & 1 ? number(f, r, -3, 4) : sign;
+        case Pattern::wide:
+            return number(f, r, -40, 40);
         case Pattern::cancelling:
             if (r >> 40 & 1) return r >> 41 & 1 ? number(f, r, -40, 0) : 0u;
             return f.bits == 32 ? __float_as_uint(static_cast<float>(-first_product)) : number(f, r, -3, 6);
-        case Pattern::subnormals: return r >> 40 & 1 ? number(f, r, -130, 20) : sign | fraction;
-        case Pattern::zeros: return r >> 40 & 1 ? sign : number(f, r, -126, -10);
-        case Pattern::c_dominates: return number(f, r, 1, 32);
-        case Pattern::c_tiny: return r >> 40 & 1 ? number(f, r, -40, -3) : r >> 41 & 1 ? sign | fraction : sign;
+        case Pattern::subnormals:
+            return r >> 40 & 1 ? number(f, r, -130, 20) : sign | fraction;
+        case Pattern::zeros:
+            return r >> 40 & 1 ? sign : number(f, r, -126, -10);
+        case Pattern::c_dominates:
+            return number(f, r, 1, 32);
+        case Pattern::c_tiny:
+            return r >> 40 & 1 ? number(f, r, -40, -3) : r >> 41 & 1 ? sign | fraction : sign;
         case Pattern::range_ends: {
             const int largest = f.largest_field() - f.bias();
             switch (r >> 40 & 3) {
-                case 0: return number(f, r, largest - 2, largest);
-                case 1: return number(f, r, -126, -118);
-                case 2: return sign | fraction;
-                default: return sign;
+                case 0:
+                    return number(f, r, largest - 2, largest);
+                case 1:
+                    return number(f, r, -126, -118);
+                case 2:
+                    return sign | fraction;
+                default:
+                    return sign;
             }
         }
-        case Pattern::specials: return r % 37 == 0 ? special(f, r >> 8) : number(f, r, -4, 6);
-        case Pattern::count: break;
+        case Pattern::specials:
+            return r % 37 == 0 ? special(f, r >> 8) : number(f, r, -4, 6);
+        case Pattern::count:
+            break;
     }
     return 0;
 }

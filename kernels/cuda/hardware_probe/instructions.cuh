@@ -13,7 +13,7 @@ namespace faultline::probe {
 
 /// A storage format as its bits: what the instruction reads.
 struct Storage {
-    int bits;           // of one element
+    int bits;  // of one element
     int exponent_bits;
     int fraction_bits;
     bool ieee;          // all exponent bits set: infinity and NaN; otherwise (e4m3) only all bits set is NaN
@@ -22,8 +22,8 @@ struct Storage {
     __host__ __device__ constexpr int bias() const { return (1 << (exponent_bits - 1)) - 1; }
     __host__ __device__ constexpr int largest_field() const { return (1 << exponent_bits) - (ieee ? 2 : 1); }
 };
-constexpr Storage fp16{16, 5, 10, true, 16}, bf16{16, 8, 7, true, 16}, tf32{32, 8, 23, true, 32}, fp32{32, 8, 23, true, 32},
-    e4m3{8, 4, 3, false, 8}, e5m2{8, 5, 2, true, 8};
+constexpr Storage fp16{16, 5, 10, true, 16}, bf16{16, 8, 7, true, 16}, tf32{32, 8, 23, true, 32},
+    fp32{32, 8, 23, true, 32}, e4m3{8, 4, 3, false, 8}, e5m2{8, 5, 2, true, 8};
 
 /// Fragments of one thread.
 struct Fragments {
@@ -32,16 +32,17 @@ struct Fragments {
     std::uint64_t b_descriptor;  // of B in shared memory, for wgmma
 };
 
-#define FAULTLINE_MMA_F32(NAME, INPUT, SHAPE, TYPES)                                                                  \
-    struct NAME {                                                                                                    \
-        static constexpr Storage input = INPUT;                                                                      \
-        static constexpr bool half_accumulator = false;                                                              \
-        __device__ static void run(const Fragments& f, std::uint32_t (&c)[4]) {                                      \
-            asm volatile("mma.sync.aligned." SHAPE ".row.col.f32." TYPES ".f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9}," \
-                         "{%0,%1,%2,%3};"                                                                            \
-                         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])                                            \
-                         : "r"(f.a[0]), "r"(f.a[1]), "r"(f.a[2]), "r"(f.a[3]), "r"(f.b[0]), "r"(f.b[1]));            \
-        }                                                                                                            \
+#define FAULTLINE_MMA_F32(NAME, INPUT, SHAPE, TYPES)                                                      \
+    struct NAME {                                                                                         \
+        static constexpr Storage input = INPUT;                                                           \
+        static constexpr bool half_accumulator = false;                                                   \
+        __device__ static void run(const Fragments& f, std::uint32_t (&c)[4]) {                           \
+            asm volatile("mma.sync.aligned." SHAPE ".row.col.f32." TYPES                                  \
+                         ".f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},"                                      \
+                         "{%0,%1,%2,%3};"                                                                 \
+                         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])                                 \
+                         : "r"(f.a[0]), "r"(f.a[1]), "r"(f.a[2]), "r"(f.a[3]), "r"(f.b[0]), "r"(f.b[1])); \
+        }                                                                                                 \
     };
 FAULTLINE_MMA_F32(MmaBf16, bf16, "m16n8k16", "bf16.bf16")
 FAULTLINE_MMA_F32(MmaFp16, fp16, "m16n8k16", "f16.f16")
@@ -67,15 +68,15 @@ __device__ inline void wgmma_end() {
 }
 
 // TAIL: scale-d = 1 (C is added), scale-a = scale-b = 1 and, for 16-bit types, B not transposed (k contiguous).
-#define FAULTLINE_WGMMA_F32(NAME, INPUT, SHAPE, TYPES, TAIL)                                                            \
+#define FAULTLINE_WGMMA_F32(NAME, INPUT, SHAPE, TYPES, TAIL)                                                           \
     struct NAME {                                                                                                      \
         static constexpr Storage input = INPUT;                                                                        \
         static constexpr bool half_accumulator = false;                                                                \
         __device__ static void run(const Fragments& f, std::uint32_t (&c)[4]) {                                        \
             float d[4] = {__uint_as_float(c[0]), __uint_as_float(c[1]), __uint_as_float(c[2]), __uint_as_float(c[3])}; \
             wgmma_begin();                                                                                             \
-            asm volatile("wgmma.mma_async.sync.aligned." SHAPE ".f32." TYPES                                           \
-                         " {%0,%1,%2,%3},{%4,%5,%6,%7},%8," TAIL ";"                                                   \
+            asm volatile("wgmma.mma_async.sync.aligned." SHAPE ".f32." TYPES " {%0,%1,%2,%3},{%4,%5,%6,%7},%8," TAIL   \
+                         ";"                                                                                           \
                          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                              \
                          : "r"(f.a[0]), "r"(f.a[1]), "r"(f.a[2]), "r"(f.a[3]), "l"(f.b_descriptor));                   \
             wgmma_end();                                                                                               \
@@ -90,16 +91,16 @@ FAULTLINE_WGMMA_F32(WgmmaE5m2, e5m2, "m64n8k32", "e5m2.e5m2", "1,1,1")
 #undef FAULTLINE_WGMMA_F32
 
 #define FAULTLINE_WGMMA_F16(NAME, INPUT, SHAPE, TYPES, TAIL)                                                       \
-    struct NAME {                                                                                                 \
-        static constexpr Storage input = INPUT;                                                                   \
-        static constexpr bool half_accumulator = true;                                                            \
-        __device__ static void run(const Fragments& f, std::uint32_t (&c)[2]) {                                   \
-            wgmma_begin();                                                                                        \
+    struct NAME {                                                                                                  \
+        static constexpr Storage input = INPUT;                                                                    \
+        static constexpr bool half_accumulator = true;                                                             \
+        __device__ static void run(const Fragments& f, std::uint32_t (&c)[2]) {                                    \
+            wgmma_begin();                                                                                         \
             asm volatile("wgmma.mma_async.sync.aligned." SHAPE ".f16." TYPES " {%0,%1},{%2,%3,%4,%5},%6," TAIL ";" \
-                         : "+r"(c[0]), "+r"(c[1])                                                                 \
-                         : "r"(f.a[0]), "r"(f.a[1]), "r"(f.a[2]), "r"(f.a[3]), "l"(f.b_descriptor));              \
-            wgmma_end();                                                                                          \
-        }                                                                                                         \
+                         : "+r"(c[0]), "+r"(c[1])                                                                  \
+                         : "r"(f.a[0]), "r"(f.a[1]), "r"(f.a[2]), "r"(f.a[3]), "l"(f.b_descriptor));               \
+            wgmma_end();                                                                                           \
+        }                                                                                                          \
     };
 FAULTLINE_WGMMA_F16(WgmmaFp16Half, fp16, "m64n8k16", "f16.f16", "1,1,1,0")
 FAULTLINE_WGMMA_F16(WgmmaE4m3Half, e4m3, "m64n8k32", "e4m3.e4m3", "1,1,1")

@@ -34,8 +34,9 @@ TEST(AccumulationNames, ANameStandsForItsValue) {
     Accumulation own{Accumulation::Kind::fused, {.terms = 4, .fraction_bits = 11}};
     std::ostringstream out;
     out << own;
-    EXPECT_EQ(out.str(), "fused(terms=4, fraction_bits=11, output=f32_rz, a_min=-126, b_min=-126, input_bits=0, "
-                         "zero=ignored)");
+    EXPECT_EQ(out.str(),
+              "fused(terms=4, fraction_bits=11, output=f32_rz, a_min=-126, b_min=-126, input_bits=0, "
+              "zero=ignored)");
 }
 
 // The table of FACTS section 11 (arXiv:2511.10909): fraction bits by architecture.
@@ -70,8 +71,9 @@ TEST(AccumulationErrors, OneSentenceNamesTheFieldAndWhatWasExpected) {
     unit = *find_accumulation("hopper-mma-bf16");
     unit.unit.fraction_bits = 41;
     EXPECT_THAT(complaint(unit, {one, 1, 1}, {one, 1, 1}, {sum, 1, 1}), HasSubstr("fraction_bits is 41"));
-    EXPECT_EQ(complaint({}, {one, 2, 3}, {one, 2, 3}, {sum, 2, 3}),
-              "multiply_accumulate: A [2, 3] times B [2, 3] does not give C [2, 3]: expected [m, k], [k, n] and [m, n]");
+    EXPECT_EQ(
+        complaint({}, {one, 2, 3}, {one, 2, 3}, {sum, 2, 3}),
+        "multiply_accumulate: A [2, 3] times B [2, 3] does not give C [2, 3]: expected [m, k], [k, n] and [m, n]");
 }
 
 TEST(AccumulationErrors, EmptyShapesChangeNothing) {

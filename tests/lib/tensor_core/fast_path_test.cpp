@@ -27,7 +27,8 @@ void compare(const Accumulation& accumulation, const testing::Shape& shape_a, co
              Numbers& numbers, int style) {
     const int m = numbers.between(1, 9), n = numbers.between(1, 70), k = numbers.between(1, 70);
     const int pad = numbers.between(0, 3);  // strides larger than the rows
-    std::vector<double> a(static_cast<std::size_t>(m * (k + pad)), untouched), b(static_cast<std::size_t>(k * (n + pad)), untouched);
+    std::vector<double> a(static_cast<std::size_t>(m * (k + pad)), untouched),
+        b(static_cast<std::size_t>(k * (n + pad)), untouched);
     std::vector<double> c(static_cast<std::size_t>(m * (n + pad)), untouched);
     const MatrixView<double> va(a.data(), m, k, k + pad), vb(b.data(), k, n, n + pad), vc(c.data(), m, n, n + pad);
     for (int i = 0; i < m; ++i)
@@ -35,7 +36,8 @@ void compare(const Accumulation& accumulation, const testing::Shape& shape_a, co
     for (int t = 0; t < k; ++t)
         for (int j = 0; j < n; ++j) vb(t, j) = numbers.of_style(shape_b, numbers.one_in(3) ? 0 : style);
     for (int i = 0; i < m; ++i)
-        for (int j = 0; j < n; ++j) vc(i, j) = numbers.accumulator(accumulation.unit.output, style, va(i, 0) * vb(0, j));
+        for (int j = 0; j < n; ++j)
+            vc(i, j) = numbers.accumulator(accumulation.unit.output, style, va(i, 0) * vb(0, j));
     std::vector<double> expected = c;
     reference::multiply_accumulate(accumulation, va, vb, {expected.data(), m, n, n + pad});
     multiply_accumulate(accumulation, va, vb, vc);
@@ -81,7 +83,8 @@ TEST(FastPath, UnitsNobodyBuilt) {
                               .input_fraction_bits = numbers.between(0, 12),
                               .zero = static_cast<ZeroOperand>(numbers.between(0, 2))};
         const testing::Shape shapes[] = {testing::fp16, testing::bf16, testing::e4m3, testing::wide};
-        compare({Accumulation::Kind::fused, unit}, shapes[trial % 4], shapes[numbers.between(0, 3)], numbers, trial % Numbers::style_count);
+        compare({Accumulation::Kind::fused, unit}, shapes[trial % 4], shapes[numbers.between(0, 3)], numbers,
+                trial % Numbers::style_count);
         if (::testing::Test::HasFatalFailure()) return;
     }
 }
@@ -95,6 +98,26 @@ TEST(FastPath, ExponentsOfBinary64) {
         unit.unit.a_min_exponent = numbers.one_in(2) ? -126 : -1022;
         compare(unit, huge, trial % 3 == 0 ? testing::bf16 : huge, numbers, 2);
         if (::testing::Test::HasFatalFailure()) return;
+    }
+}
+
+// Sums as large as they get: sixteen products of just under 4 and c of just under 2 are 66 units of 2^25, past an int32.
+// (2 - 2^-7)^2 = 4 - 2^-5 + 2^-14; sixteen of them and 2 - 2^-23: 65.5009765625 - 2^-23, which 23 fraction bits of 2^6
+// truncate to a multiple of 2^-17.
+TEST(FastPath, LargestSums) {
+    for (const double sign : {1.0, -1.0}) {
+        const std::vector<double> a(16, sign * (2 - 0x1p-7)), b(16, 2 - 0x1p-7);
+        double c = sign * (2 - 0x1p-23);
+        multiply_accumulate(*find_accumulation("hopper-mma-bf16"), {a.data(), 1, 16}, {b.data(), 16, 1}, {&c, 1, 1});
+        EXPECT_EQ(c, sign * (16 * (4 - 0x1p-5 + 0x1p-14) + 2 - 0x1p-17));
+    }
+    for (const NamedAccumulation& entry : accumulations()) {
+        if (entry.accumulation.kind != Accumulation::Kind::fused) continue;
+        const double largest = std::ldexp(2.0, -testing::operand_shape(entry.name).fraction_bits - 1);
+        const std::vector<double> a(64, 2 - (testing::operand_shape(entry.name).fraction_bits == 3 ? 0.25 : largest));
+        double c = -2 + 0x1p-10, expected = reference::dot(entry.accumulation, a.data(), 1, a.data(), 1, 64, c);
+        multiply_accumulate(entry.accumulation, {a.data(), 1, 64}, {a.data(), 64, 1}, {&c, 1, 1});
+        EXPECT_EQ(c, expected) << entry.name;
     }
 }
 

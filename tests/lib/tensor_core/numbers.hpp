@@ -36,7 +36,9 @@ class Numbers {
     explicit Numbers(std::uint64_t seed) : bits_(seed) {}
 
     std::uint64_t next() { return bits_(); }
-    int between(int low, int high) { return low + static_cast<int>(next() % static_cast<std::uint64_t>(high - low + 1)); }
+    int between(int low, int high) {
+        return low + static_cast<int>(next() % static_cast<std::uint64_t>(high - low + 1));
+    }
     bool one_in(int n) { return next() % static_cast<std::uint64_t>(n) == 0; }
     double sign() { return one_in(2) ? -1.0 : 1.0; }
 
@@ -60,24 +62,36 @@ class Numbers {
     /// The mixture that the comparisons run on; `style` picks what a matrix looks like.
     double of_style(const Shape& f, int style) {
         switch (style % style_count) {
-            case 0: return normal(f, -4, 1);
-            case 1: return normal(f, -20, 20);
-            case 2: return normal(f, f.min_exponent, f.max_exponent);
-            case 3: return one_in(2) ? subnormal(f) : normal(f, f.max_exponent - 8, f.max_exponent);
-            case 4: return one_in(4) ? normal(f, -30, 30) : sign() * 0.0;
-            case 5: return normal(f, -70, -60);           // products and sums around fp32's smallest normal number
-            case 6: return one_in(3) ? normal(f, -126, -100) : normal(f, -3, 3);
-            case 7: return normal(f, 60, 64);             // sums around fp32's largest number
-            default: return one_in(40) ? special() : normal(f, -4, 4);
+            case 0:
+                return normal(f, -4, 1);
+            case 1:
+                return normal(f, -20, 20);
+            case 2:
+                return normal(f, f.min_exponent, f.max_exponent);
+            case 3:
+                return one_in(2) ? subnormal(f) : normal(f, f.max_exponent - 8, f.max_exponent);
+            case 4:
+                return one_in(4) ? normal(f, -30, 30) : sign() * 0.0;
+            case 5:
+                return normal(f, -70, -60);  // products and sums around fp32's smallest normal number
+            case 6:
+                return one_in(3) ? normal(f, -126, -100) : normal(f, -3, 3);
+            case 7:
+                return normal(f, 60, 64);  // sums around fp32's largest number
+            default:
+                return one_in(40) ? special() : normal(f, -4, 4);
         }
     }
     static constexpr int style_count = 9;
 
     double special() {
         switch (next() % 4) {
-            case 0: return std::numeric_limits<double>::quiet_NaN();
-            case 1: return 0.0;
-            default: return sign() * std::numeric_limits<double>::infinity();
+            case 0:
+                return std::numeric_limits<double>::quiet_NaN();
+            case 1:
+                return 0.0;
+            default:
+                return sign() * std::numeric_limits<double>::infinity();
         }
     }
     /// A starting value: zero, a number of the accumulator's format of any size, or one that undoes `product`.

@@ -89,8 +89,8 @@ double judge(Kind kind, const std::vector<double>& a, const std::vector<double>&
 
 enum class Generator { independent, exact_cancellation, near_cancellation };
 
-void generate(Generator generator, Numbers& numbers, const testing::Shape& shape, int low, int high, std::vector<double>& a,
-              std::vector<double>& b) {
+void generate(Generator generator, Numbers& numbers, const testing::Shape& shape, int low, int high,
+              std::vector<double>& a, std::vector<double>& b) {
     const std::size_t k = a.size();
     for (std::size_t i = 0; i < k; ++i) {
         a[i] = numbers.normal(shape, low, high);
@@ -136,7 +136,8 @@ double dot(Kind kind, const std::vector<double>& a, const std::vector<double>& b
 TEST(Orders, Fp32OrdersStepByStep) {
     for (const Kind kind : {Kind::sequential, Kind::fma, Kind::pairwise})
         on_all_generators(21, [&](Generator, const std::vector<double>& a, const std::vector<double>& b, double c) {
-            ASSERT_EQ(bits(dot(kind, a, b, c)), bits(judge(kind, a, b, c))) << Accumulation{kind, {}} << " k=" << a.size();
+            ASSERT_EQ(bits(dot(kind, a, b, c)), bits(judge(kind, a, b, c)))
+                << Accumulation{kind, {}} << " k=" << a.size();
         });
 }
 

@@ -58,7 +58,9 @@ double fused_add(const MatrixUnit& u, const std::vector<double>& a_in, const std
 
     int largest = c == 0 ? -126 : exponent(c, u.output == OutputFormat::f16_rne ? -14 : -126);
     for (std::size_t i = 0; i < a.size(); ++i) {
-        const auto zero_exponent = [&](int min_exponent) { return u.zero == ZeroOperand::at_minimum ? min_exponent : -126; };
+        const auto zero_exponent = [&](int min_exponent) {
+            return u.zero == ZeroOperand::at_minimum ? min_exponent : -126;
+        };
         if (u.zero == ZeroOperand::ignored && (a[i] == 0 || b[i] == 0)) continue;
         const int ea = a[i] == 0 ? zero_exponent(u.a_min_exponent) : exponent(a[i], u.a_min_exponent);
         const int eb = b[i] == 0 ? zero_exponent(u.b_min_exponent) : exponent(b[i], u.b_min_exponent);
@@ -107,8 +109,10 @@ void compare(const MatrixUnit& unit, const testing::Shape& shape, Numbers& numbe
         const double c = numbers.accumulator(unit.output, style, a[0] * b[0]);
         const double judge = fused_add(unit, a, b, c);
         const double got = reference::dot(accumulation, a.data(), 1, b.data(), 1, count, c);
-        if (std::isnan(judge)) ASSERT_TRUE(std::isnan(got)) << accumulation;
-        else ASSERT_EQ(bits(got), bits(judge)) << accumulation << " style " << style << ": " << got << " " << judge;
+        if (std::isnan(judge))
+            ASSERT_TRUE(std::isnan(got)) << accumulation;
+        else
+            ASSERT_EQ(bits(got), bits(judge)) << accumulation << " style " << style << ": " << got << " " << judge;
     }
 }
 

@@ -72,7 +72,9 @@ void expect_last_kept(std::string_view unit, int last) {
 TEST(FractionBits, VoltaKeeps23) {
     // fp16 has no 2^-25: the small term as the product of two.
     for (int e = 2; e <= 28; ++e)
-        EXPECT_EQ(dot("volta-mma-fp16", {{1, 1}, {-1, 1}, {two_to(-e / 2), two_to(-(e - e / 2))}}), e <= 23 ? two_to(-e) : 0) << e;
+        EXPECT_EQ(dot("volta-mma-fp16", {{1, 1}, {-1, 1}, {two_to(-e / 2), two_to(-(e - e / 2))}}),
+                  e <= 23 ? two_to(-e) : 0)
+            << e;
 }
 TEST(FractionBits, AmpereKeeps24) { expect_last_kept("ampere-mma-bf16", 24); }
 TEST(FractionBits, HopperKeeps25) { expect_last_kept("hopper-mma-bf16", 25); }
@@ -146,7 +148,7 @@ TEST(HalfOutput, RoundsToNearestEven) {
     EXPECT_EQ(dot(unit, {{1, 1}, {two_to(-11), 1}, {two_to(-12), two_to(-12)}}), 1 + two_to(-10));
     EXPECT_EQ(dot(unit, {{65504, 1}, {16, 1}}), infinity);
     EXPECT_EQ(dot(unit, {{-65504, 1}, {-15, 1}}), -65504.0);
-    EXPECT_EQ(dot(unit, {{two_to(-14), two_to(-11)}}), 0.0);                                // tie at 2^-25
+    EXPECT_EQ(dot(unit, {{two_to(-14), two_to(-11)}}), 0.0);                                      // tie at 2^-25
     EXPECT_EQ(dot(unit, {{two_to(-14), two_to(-11)}, {two_to(-14), two_to(-14)}}), two_to(-24));  // above it
 }
 
@@ -221,7 +223,9 @@ TEST(Facts, SignOrderAndOneSidedError) {
             int largest = c == 0 ? -126 : std::ilogb(c);
             for (const Product& p : positive) {
                 const auto cut = [&](double x) {
-                    return unit.input_fraction_bits == 0 ? x : std::ldexp(std::trunc(std::ldexp(x, 10 - std::ilogb(x))), std::ilogb(x) - 10);
+                    return unit.input_fraction_bits == 0
+                               ? x
+                               : std::ldexp(std::trunc(std::ldexp(x, 10 - std::ilogb(x))), std::ilogb(x) - 10);
                 };
                 exact += cut(p.a) * cut(p.b);
                 largest = std::max(largest, std::ilogb(p.a) + std::ilogb(p.b));
