@@ -22,7 +22,7 @@ struct NamedFormat {
 [[nodiscard]] std::span<const NamedFormat> all_formats();
 
 /// "bf16"; with the overflow policy that is not the default, "e4m3-nosat" or "fp16-sat". A format built by hand is
-/// described by its fields, e.g. "p5[-14,15]" (not a name that find_format reads).
+/// described by its fields, e.g. "p7[-30,31]" (not a name that find_format reads).
 [[nodiscard]] std::string name(Format f);
 
 /// The format of that name, the suffixes -sat and -nosat included; nothing if there is none.

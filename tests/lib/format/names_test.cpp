@@ -25,7 +25,7 @@ TEST(Names, OfFormatsReadBack) {
     }
     EXPECT_EQ(name(with_saturation(e4m3, false)), "e4m3-nosat");
     EXPECT_EQ(name(with_saturation(fp16, true)), "fp16-sat");
-    EXPECT_EQ(name(Format{.precision = 5, .emin = -2, .emax = 3}), "p5[-2,3]");
+    EXPECT_EQ(name(Format{.precision = 7, .emin = -30, .emax = 31}), "p7[-30,31]");
     for (const char* unknown : {"", "bf", "bf17", "BF16", "bf16-", "bf16-nosat", "e2m1-nosat", "exact-sat"}) {
         EXPECT_FALSE(find_format(unknown)) << unknown;
     }
