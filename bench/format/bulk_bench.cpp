@@ -67,7 +67,7 @@ void register_all() {
     benchmark::RegisterBenchmark("memcpy", [](benchmark::State& s) { copy(s, normal); });
     static const std::span<const float> cached = std::span<const float>(normal).first(cached_count);
     benchmark::RegisterBenchmark("memcpy/cache", [](benchmark::State& s) { copy(s, cached); });
-    for (const Format f : {bf16, fp16, e5m2, e4m3, e3m2, e2m3, e2m1}) {
+    for (const Format f : {fp32, bf16, fp16, e5m2, e4m3, e3m2, e2m3, e2m1}) {
         benchmark::RegisterBenchmark((name(f) + "/nearest_even/normal").c_str(), [f](benchmark::State& s) {
             round_all<float>(s, normal, f, Rounding::nearest_even);
         });
@@ -75,7 +75,7 @@ void register_all() {
             round_all<float>(s, log_uniform, f, Rounding::nearest_even);
         });
     }
-    for (const Format f : {bf16, fp16, e5m2, e4m3, e3m2, e2m3, e2m1}) {
+    for (const Format f : {fp32, bf16, fp16, e5m2, e4m3, e3m2, e2m3, e2m1}) {
         for (const Rounding mode : {Rounding::nearest_even, Rounding::stochastic}) {
             benchmark::RegisterBenchmark((name(f) + "/" + std::string(name(mode)) + "/cache").c_str(),
                                          [f, mode](benchmark::State& s) { round_all<float>(s, cached, f, mode); });

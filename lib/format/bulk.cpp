@@ -57,6 +57,7 @@ void round_stochastic(const T* from, T* to, std::size_t count, const LaneFormat<
 template <class T>
 void round_array(const T* from, T* to, std::size_t count, Format f, Rounding mode, RandomStream stream,
                  std::uint64_t counter) {
+    mode = detail::lane_mode<T>(f, mode);
     const LaneFormat<T> lane = detail::lane_format<T>(f, mode);
     if (lane.family == LaneFamily::none) {
         round_one_by_one(from, to, count, f, mode, stream, counter);

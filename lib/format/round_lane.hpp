@@ -59,14 +59,24 @@ struct LaneFormat {
     T nan = 0;                             ///< what a NaN becomes, sign included
 };
 
+/// The mode to round a T into f with: where f has the precision and the range of T, a T is a number of f already, nothing
+/// is discarded, and cutting off nothing (toward_zero) is all there is to do in every mode.
+template <class T>
+FAULTLINE_HD constexpr Rounding lane_mode(Format f, Rounding mode) {
+    const bool all_of_it =
+        f.precision == Lane<T>::trailing + 1 && f.emin == 1 - Lane<T>::bias && f.emax == Lane<T>::bias;
+    return all_of_it ? Rounding::toward_zero : mode;
+}
+
 template <class T>
 FAULTLINE_HD constexpr LaneFormat<T> lane_format(Format f, Rounding mode) {
     using L = Lane<T>;
     using Signed = typename L::Signed;
     LaneFormat<T> lane;
     const int shift = L::trailing + 1 - f.precision;
-    if (is_exact(f) || !f.subnormals || shift < 1) return lane;
+    if (is_exact(f) || !f.subnormals || shift < 0) return lane;
     const bool shared = f.emin == 1 - L::bias && f.emax == L::bias;
+    if (shift == 0 && !(shared && mode == Rounding::toward_zero)) return lane;  // see lane_mode
     // Narrow: the smallest number is normal in T, and 2^(emax+1+shift), the largest constant below, is finite in T.
     const bool narrow = f.emin - (f.precision - 1) >= 1 - L::bias && f.emax + 1 + shift <= L::bias;
     const bool to_nan = !f.saturates && !f.infinities;
@@ -209,12 +219,13 @@ FAULTLINE_HD constexpr T lane_round_narrow(T x, const LaneFormat<T>& f, typename
 template <Format F, Rounding R = Rounding::nearest_even>
 [[nodiscard]] FAULTLINE_HD constexpr float round(float x, std::uint64_t random_bits = 0) {
     static_assert(fits_float(F), "a float cannot hold every number of this format");
-    constexpr detail::LaneFormat<float> lane = detail::lane_format<float>(F, R);
+    constexpr Rounding mode = detail::lane_mode<float>(F, R);
+    constexpr detail::LaneFormat<float> lane = detail::lane_format<float>(F, mode);
     if constexpr (is_exact(F)) {
         return x;
     } else if constexpr (detail::is_shared(lane.family)) {
-        return detail::lane_round_shared<R, lane.family>(x, lane,
-                                                         static_cast<std::int32_t>(random_bits >> (64 - lane.shift)));
+        const std::uint64_t random = mode == Rounding::stochastic ? random_bits >> (64 - lane.shift) : 0;
+        return detail::lane_round_shared<mode, lane.family>(x, lane, static_cast<std::int32_t>(random));
     } else if constexpr (lane.family != detail::LaneFamily::none && R == Rounding::nearest_even) {
         return detail::lane_round_narrow_nearest<lane.family>(x, lane);
     } else if constexpr (lane.family != detail::LaneFamily::none && R != Rounding::stochastic) {

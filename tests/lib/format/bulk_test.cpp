@@ -185,6 +185,19 @@ TEST(Bulk, ExactLeavesEveryBitAlone) {
     for (std::size_t i = 0; i < values.size(); ++i) EXPECT_EQ(bits_of(values[i]), bits_of(before[i]));
 }
 
+TEST(Bulk, Binary64ChangesNothingButNans) {
+    std::vector<double> values;
+    for (std::uint64_t i = 0; i < 1000; ++i) values.push_back(detail::bits_as<double>(stream.bits(i)));
+    values.push_back(-std::numeric_limits<double>::quiet_NaN());
+    for (const Rounding mode : all_roundings()) {
+        std::vector<double> rounded = values;
+        round_bulk(std::span(rounded), binary64, mode, stream, 9);
+        for (std::size_t i = 0; i < values.size(); ++i) {
+            ASSERT_EQ(bits_of(rounded[i]), bits_of(expected(values[i], binary64, mode, 9 + i)));
+        }
+    }
+}
+
 TEST(Bulk, RefusesWhatItCannotDo) {
     std::vector<float> three(3), two(2);
     EXPECT_THROW(round_bulk(std::span<const float>(three), std::span<float>(two), bf16), std::invalid_argument);
