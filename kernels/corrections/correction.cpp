@@ -7,6 +7,7 @@
 
 #include <faultline/base/error.hpp>
 #include <faultline/plan/nearest_name.hpp>
+#include <faultline/tensor/text.hpp>
 
 namespace faultline {
 namespace {
@@ -26,7 +27,7 @@ class Parser {
 
   private:
     [[noreturn]] void fail(const std::string& what) const {
-        throw RequestError("correction \"" + std::string(text_) + "\": " + what);
+        throw RequestError("correction " + in_quotes(text_) + ": " + what);
     }
 
     /// The parts between separators, empty ones included. "1e+3" and "1e-3" are one part: a plus after a digit and an e
@@ -56,7 +57,7 @@ class Parser {
             std::vector<std::string_view> names;
             for (const CorrectionInfo& c : all) names.push_back(c.name);
             fail((wanted.empty() ? std::string("a name is missing: ")
-                                 : "no such correction as \"" + std::string(wanted) + "\": ") +
+                                 : "no such correction as " + in_quotes(wanted) + ": ") +
                  expected_one_of(wanted, names));
         }
         CorrectionStep step{&*found, {}};
@@ -92,7 +93,7 @@ class Parser {
         if (const auto site = find_site(text)) return *site;
         std::vector<std::string_view> names;
         for (const SiteInfo& site : sites()) names.push_back(site.name);
-        fail(correction + ": no such site as \"" + std::string(text) + "\": " + expected_one_of(text, names));
+        fail(correction + ": no such site as " + in_quotes(text) + ": " + expected_one_of(text, names));
     }
 
     void read_numbers(CorrectionStep& step, const std::vector<std::string_view>& given) const {
@@ -107,7 +108,7 @@ class Parser {
             const auto [end, problem] = std::from_chars(given[i].data(), given[i].data() + given[i].size(), value);
             const bool whole = problem == std::errc{} && end == given[i].data() + given[i].size();
             if (!whole || !std::isfinite(value) || !(value > parameter.minimum))
-                fail(name + ": " + std::string(parameter.name) + " is \"" + std::string(given[i]) + "\": expected " +
+                fail(name + ": " + std::string(parameter.name) + " is " + in_quotes(given[i]) + ": expected " +
                      std::string(parameter.expected));
         }
     }
@@ -124,7 +125,8 @@ class Parser {
 };
 
 [[noreturn]] void refuse(const Correction& correction, const RoundingPlan& plan, const std::string& why) {
-    throw RequestError("correction \"" + correction.name + "\": plan \"" + plan.name + "\" cannot take it: " + why);
+    throw RequestError("correction " + in_quotes(correction.name) + ": plan " + in_quotes(plan.name) +
+                       " cannot take it: " + why);
 }
 
 void require_applicable(const Correction& correction, const CorrectionStep& step, const RoundingPlan& plan) {

@@ -49,7 +49,7 @@ std::string_view nearest_name(std::string_view wanted, std::span<const std::stri
 std::string expected_one_of(std::string_view wanted, std::span<const std::string_view> candidates) {
     const std::string_view nearest = nearest_name(wanted, candidates);
     const std::string hint = nearest.empty() ? "" : "did you mean \"" + std::string(nearest) + "\"?";
-    if (!hint.empty() && candidates.size() > longest_list) return hint;
+    if (!hint.empty() && candidates.size() > longest_list) return "expected a known name (" + hint + ")";
     std::string text = candidates.size() == 1 ? "expected " : "expected one of ";
     for (std::size_t i = 0; i < candidates.size(); ++i) (text += i == 0 ? "" : ", ") += candidates[i];
     return hint.empty() ? text : text + " (" + hint + ")";

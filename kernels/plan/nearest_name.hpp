@@ -13,7 +13,8 @@ namespace faultline {
 /// rounded up.
 [[nodiscard]] std::string_view nearest_name(std::string_view wanted, std::span<const std::string_view> candidates);
 
-/// `expected one of a, b, c (did you mean "b"?)`; of a list longer than 12 names only `did you mean "b"?`, where b is near.
+/// `expected one of a, b, c (did you mean "b"?)`; where b is near and the list has more than 12 names,
+/// `expected a known name (did you mean "b"?)`.
 [[nodiscard]] std::string expected_one_of(std::string_view wanted, std::span<const std::string_view> candidates);
 
 }  // namespace faultline

@@ -28,25 +28,25 @@ std::string problem_with(const RoundingPlan& plan) {
     for (const int block : {s.block_q, s.block_k, s.bwd_block_q, s.bwd_block_k})
         if (block < 0) return "schedule: a block size is negative: expected 0 (whole sequence) or more";
     if (s.normalize == Normalize::before_pv && s.block_k != 0)
-        return "schedule: normalize = \"before_pv\" needs block_k = 0: the row sum is known only after the last key";
-    if (s.key_splits < 1) return "schedule: key_splits must be 1 or more";
+        return "schedule: normalize is \"before_pv\": expected block_k = 0, because the row sum is known only after the last key";
+    if (s.key_splits < 1) return "schedule: key_splits is " + std::to_string(s.key_splits) + ": expected 1 or more";
     if (s.key_splits > 1 && s.normalize != Normalize::after_pv)
-        return "schedule: key_splits above 1 needs normalize = \"after_pv\": each split has its own row sum";
+        return "schedule: key_splits is above 1: expected normalize = \"after_pv\", because each split has its own row sum";
     if (s.p_saved && s.normalize != Normalize::before_pv)
-        return "schedule: p_saved needs normalize = \"before_pv\": only a normalised p can be used again in the backward";
+        return "schedule: p_saved is true: expected normalize = \"before_pv\", because the backward can use only a normalised p again";
     if (s.delta_threads < 1 || (s.delta_threads & (s.delta_threads - 1)) != 0)
-        return "schedule: delta_threads must be a power of two";
+        return "schedule: delta_threads is " + std::to_string(s.delta_threads) + ": expected a power of two";
     if (s.delta_in == DeltaIn::accumulator && s.delta_from == DeltaFrom::p_dp)
-        return "schedule: delta_in = \"accumulator\" needs a delta that is known before dp: delta_from = \"o\" or \"o_unrounded\"";
+        return "schedule: delta_in is \"accumulator\": expected delta_from = \"o\" or \"o_unrounded\", a delta that is known before dp";
     if (s.normalize == Normalize::each_tile && (s.row_sum_adds == RowSumAdds::two_sums || s.scale_at != ScaleAt::exponent))
-        return "schedule: normalize = \"each_tile\" needs one row sum and scale_at = \"exponent\"";
+        return "schedule: normalize is \"each_tile\": expected one row sum and scale_at = \"exponent\"";
     if (s.max_policy == MaxPolicy::stable && s.stable_beta <= 1)
-        return "schedule: stable_beta must be above 1: a repeated maximum is to be moved off the scores";
+        return "schedule: stable_beta is too small: expected more than 1, so that a repeated maximum is moved off the scores";
     if (s.max_policy == MaxPolicy::lazy && s.scale_at != ScaleAt::exponent)
-        return "schedule: max_policy = \"lazy\" needs scale_at = \"exponent\": its threshold is in log2 units of the exponent";
+        return "schedule: max_policy is \"lazy\": expected scale_at = \"exponent\", because its threshold is in log2 units of the exponent";
     for (const SiteInfo& site : sites())
         if (!site.accumulates && plan[site.site].accumulation != exact_sum)
-            return "sites." + std::string(site.name) + ": has an accumulation, but the site does not sum";
+            return "sites." + std::string(site.name) + ": has an accumulation: expected none, because the site does not sum";
     return {};
 }
 

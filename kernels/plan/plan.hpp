@@ -36,6 +36,8 @@ class RoundingPlan {
     /// The sites whose rule is not exact, in schedule order.
     [[nodiscard]] std::vector<Site> rounding_sites() const;
 
+    /// The same in everything, names included.
+    friend bool operator==(const RoundingPlan&, const RoundingPlan&) = default;
     /// Same rules, schedule and tiles; names do not count.
     [[nodiscard]] bool same_numerics(const RoundingPlan& other) const {
         return rules_ == other.rules_ && schedule == other.schedule && tiles == other.tiles;

@@ -20,13 +20,13 @@
 #include <faultline/plan/nearest_name.hpp>
 #include <faultline/plan/presets.hpp>
 #include <faultline/plan/schedule_fields.hpp>
+#include <faultline/tensor/text.hpp>
 
 namespace faultline {
 namespace {
 
 constexpr std::uintmax_t largest_file = 1 << 20;  // a plan has some 5 KB; what is larger is another kind of file
 
-std::string in_quotes(std::string_view text) { return "\"" + std::string(text) + "\""; }
 std::string joined(std::string_view path, std::string_view key) {
     return path.empty() ? std::string(key) : std::string(path) + "." + std::string(key);
 }
@@ -63,7 +63,7 @@ class Reader {
     explicit Reader(std::string_view source) : source_(source) {}
 
     [[noreturn]] void fail(const toml::source_region& at, std::string_view field, const std::string& what) const {
-        std::string place = source_;
+        std::string place = escaped(source_);
         if (at.begin) place += ":" + std::to_string(at.begin.line) + ":" + std::to_string(at.begin.column);
         throw RequestError(place + ": " + (field.empty() ? "" : std::string(field) + ": ") + what);
     }
@@ -85,7 +85,8 @@ class Reader {
     void check_keys(const toml::table& table, std::string_view path, std::span<const std::string_view> allowed) const {
         for (const auto& [key, node] : table)
             if (std::find(allowed.begin(), allowed.end(), key.str()) == allowed.end())
-                fail(key.source(), joined(path, key.str()), "no such field: " + expected_one_of(key.str(), allowed));
+                fail(key.source(), joined(path, escaped(key.str())),
+                     "no such field: " + expected_one_of(key.str(), allowed));
     }
 
     void read(const toml::node& node, std::string_view field, int& value) const {
@@ -241,7 +242,7 @@ void Reader::read_sites(const toml::node& node, RoundingPlan& plan) const {
     for (const SiteInfo& site : sites()) names.push_back(site.name);
     const toml::table& given = table(node, "sites", "a table of sites");
     for (const auto& [key, rule_node] : given) {
-        const std::string field = joined("sites", key.str());
+        const std::string field = joined("sites", escaped(key.str()));
         const std::optional<Site> site = find_site(key.str());
         if (!site) fail(key.source(), field, "no such site: " + expected_one_of(key.str(), names));
         Rule rule = plan[*site];
@@ -320,7 +321,8 @@ RoundingPlan Reader::read_root(const toml::table& root, std::span<const Rounding
                     [&](auto&& visit) { for_each_field(plan.schedule, visit); });
     if (const toml::node* node = root.get("tiles")) read_tiles(*node, plan);
     if (const toml::node* node = root.get("sites")) read_sites(*node, plan);
-    if (const std::string problem = problem_with(plan); !problem.empty()) throw RequestError(source_ + ": " + problem);
+    if (const std::string problem = problem_with(plan); !problem.empty())
+        throw RequestError(escaped(source_) + ": " + problem);
     return plan;
 }
 
@@ -332,7 +334,7 @@ RoundingPlan parse_plan(std::string_view toml, std::string_view source_name, std
     try {
         root = toml::parse(toml);
     } catch (const toml::parse_error& error) {
-        reader.fail(error.source(), "", "not TOML: " + std::string(error.description()));
+        reader.fail(error.source(), "", "not TOML: " + escaped(error.description()) + ": expected a plan in TOML 1.0");
     }
     return reader.read_root(root, bases);
 }
@@ -342,7 +344,7 @@ RoundingPlan parse_plan(std::string_view toml, std::string_view source_name) {
 }
 
 RoundingPlan read_plan(const std::filesystem::path& file) {
-    const std::string shown = file.string();
+    const std::string shown = escaped(file.string());
     std::error_code problem;
     if (!std::filesystem::is_regular_file(file, problem))
         throw RequestError(shown + ": " +
@@ -354,7 +356,7 @@ RoundingPlan read_plan(const std::filesystem::path& file) {
     std::ostringstream text;
     text << in.rdbuf();
     if (!in) throw RequestError(shown + ": cannot be read: expected a plan in TOML");
-    return parse_plan(text.str(), shown);
+    return parse_plan(text.str(), file.string());
 }
 
 }  // namespace faultline

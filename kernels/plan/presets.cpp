@@ -7,6 +7,7 @@
 #include <faultline/base/error.hpp>
 #include <faultline/plan/nearest_name.hpp>
 #include <faultline/plan/plan_toml.hpp>
+#include <faultline/tensor/text.hpp>
 
 namespace faultline {
 
@@ -28,8 +29,7 @@ std::vector<RoundingPlan> read_presets() {
 }
 
 [[noreturn]] void unknown(std::string_view name) {
-    std::string quoted = "\"" + std::string(name) + "\"";
-    throw RequestError("plan " + quoted +
+    throw RequestError("plan " + in_quotes(name) +
                        ": no such preset and not a file ending in .toml: " + expected_one_of(name, preset_names()));
 }
 

@@ -40,7 +40,7 @@ TEST(CorrectionNames, AreRead) {
 TEST(CorrectionNames, WrittenWrong) {
     EXPECT_EQ(
         error_of("zero_sum_unifrom"),
-        "correction \"zero_sum_unifrom\": no such correction as \"zero_sum_unifrom\": did you mean \"zero_sum_uniform\"?");
+        "correction \"zero_sum_unifrom\": no such correction as \"zero_sum_unifrom\": expected a known name (did you mean \"zero_sum_uniform\"?)");
     const std::string far = error_of("make_it_good");
     EXPECT_TRUE(far.starts_with(
         "correction \"make_it_good\": no such correction as \"make_it_good\": expected one of stable_max, subtract_then_scale, "))
@@ -64,7 +64,7 @@ TEST(CorrectionNames, WrittenWrong) {
         "correction \"stochastic_rounding\": stochastic_rounding needs the sites at which it acts: expected e.g. stochastic_rounding:ds_cast");
     EXPECT_EQ(
         error_of("stochastic_rounding:ds_cas"),
-        "correction \"stochastic_rounding:ds_cas\": stochastic_rounding: no such site as \"ds_cas\": did you mean \"ds_cast\"?");
+        "correction \"stochastic_rounding:ds_cas\": stochastic_rounding: no such site as \"ds_cas\": expected a known name (did you mean \"ds_cast\"?)");
     EXPECT_EQ(
         error_of("fp32_backward:layer1,"),
         "correction \"fp32_backward:layer1,\": fp32_backward: a layer's name is missing: expected e.g. fp32_backward:layer1,layer3");

@@ -32,9 +32,12 @@ void expect_errors(std::initializer_list<Case> cases) {
 }
 
 TEST(PlanErrors, NotToml) {
-    EXPECT_EQ(error_of("name = "), "f.toml:1:8: not TOML: Error while parsing key-value pair: encountered end-of-file");
-    EXPECT_EQ(error_of("name = \"a\"\nname = \"b\""),
-              "f.toml:2:8: not TOML: Error while parsing key-value pair: cannot redefine existing string 'name'");
+    EXPECT_EQ(
+        error_of("name = "),
+        "f.toml:1:8: not TOML: Error while parsing key-value pair: encountered end-of-file: expected a plan in TOML 1.0");
+    EXPECT_EQ(
+        error_of("name = \"a\"\nname = \"b\""),
+        "f.toml:2:8: not TOML: Error while parsing key-value pair: cannot redefine existing string 'name': expected a plan in TOML 1.0");
     EXPECT_TRUE(error_of("\x80\xFF").starts_with("f.toml:1:1: not TOML: ")) << error_of("\x80\xFF");
     EXPECT_TRUE(error_of("a = " + std::string(100000, '[')).starts_with("f.toml:1:")) << "deep nesting ends early";
 }
@@ -45,8 +48,10 @@ TEST(PlanErrors, UnknownKeys) {
          "f.toml:1:1: nam: no such field: expected one of name, base, description, source, schedule, tiles, sites (did you mean \"name\"?)"},
         {"\n  xyzzy = 1",
          "f.toml:2:3: xyzzy: no such field: expected one of name, base, description, source, schedule, tiles, sites"},
-        {"[schedule]\nblok_q = 1", "f.toml:2:1: schedule.blok_q: no such field: did you mean \"block_q\"?"},
-        {"[sites.p_cst]\nformat = \"bf16\"", "f.toml:1:8: sites.p_cst: no such site: did you mean \"p_cast\"?"},
+        {"[schedule]\nblok_q = 1",
+         "f.toml:2:1: schedule.blok_q: no such field: expected a known name (did you mean \"block_q\"?)"},
+        {"[sites.p_cst]\nformat = \"bf16\"",
+         "f.toml:1:8: sites.p_cst: no such site: expected a known name (did you mean \"p_cast\"?)"},
         {"[sites.p_cast]\nformt = \"bf16\"",
          "f.toml:2:1: sites.p_cast.formt: no such field: expected one of format, rounding, accumulation (did you mean \"format\"?)"},
         {"[[tiles]]\nhead = 64",
@@ -63,6 +68,15 @@ TEST(PlanErrors, UnknownKeys) {
     EXPECT_TRUE(
         far.starts_with("f.toml:1:8: sites.wibble_wobble_wibble: no such site: expected one of q_cast, k_cast, "))
         << far;
+}
+
+TEST(PlanErrors, NamesFromTheFileDoNotReachTheTerminal) {
+    EXPECT_EQ(
+        error_of("\"\\u001b[2J\" = 1"),
+        "f.toml:1:1: \\x1b[2J: no such field: expected one of name, base, description, source, schedule, tiles, sites");
+    EXPECT_EQ(error_of("sites.\"\\n\" = 1").substr(0, 39), "f.toml:1:7: sites.\\n: no such site: expec");
+    EXPECT_EQ(error_of("schedule.key_order = \"\\u0007\""),
+              "f.toml:1:22: schedule.key_order: no such value \"\\x07\": expected one of ascending, descending");
 }
 
 TEST(PlanErrors, WrongTypes) {
@@ -115,7 +129,7 @@ TEST(PlanErrors, UnknownValues) {
          "f.toml:1:25: sites.p_cast.rounding: no such value \"RZ\": expected one of nearest_even, nearest_away, toward_zero, upward, "
          "downward, to_odd, stochastic"},
         {"sites.dv_accumulate.accumulation = \"hoper-mma-bf16\"",
-         "f.toml:1:36: sites.dv_accumulate.accumulation: no such accumulation \"hoper-mma-bf16\": did you mean \"hopper-mma-bf16\"?"},
+         "f.toml:1:36: sites.dv_accumulate.accumulation: no such accumulation \"hoper-mma-bf16\": expected a known name (did you mean \"hopper-mma-bf16\"?)"},
         {"sites.dv_accumulate.accumulation.output = \"f32\"",
          "f.toml:1:43: sites.dv_accumulate.accumulation.output: no such value \"f32\": expected one of f32_rz, e8m13_rz, f16_rne"},
     });
@@ -130,7 +144,7 @@ TEST(PlanErrors, ValuesOutOfRange) {
         {"schedule.stable_beta = inf", "f.toml:1:24: schedule.stable_beta: is not finite: expected a finite number"},
         {"schedule.stable_beta = nan", "f.toml:1:24: schedule.stable_beta: is not finite: expected a finite number"},
         {"schedule.block_q = -1", "f.toml: schedule: a block size is negative: expected 0 (whole sequence) or more"},
-        {"schedule.key_splits = 0", "f.toml: schedule: key_splits must be 1 or more"},
+        {"schedule.key_splits = 0", "f.toml: schedule: key_splits is 0: expected 1 or more"},
         {"[[tiles]]\nblock_q = 1",
          "f.toml:1:1: tiles[0].head_dim: expected the largest head size that the case fits, 1 or more"},
         {"[[tiles]]\nhead_dim = 64\nblock_k = -64",
