@@ -74,7 +74,7 @@ TEST(PlanErrors, NamesFromTheFileDoNotReachTheTerminal) {
     EXPECT_EQ(
         error_of("\"\\u001b[2J\" = 1"),
         "f.toml:1:1: \\x1b[2J: no such field: expected one of name, base, description, source, schedule, tiles, sites");
-    EXPECT_EQ(error_of("sites.\"\\n\" = 1").substr(0, 39), "f.toml:1:7: sites.\\n: no such site: expec");
+    EXPECT_EQ(error_of("sites.\"\\n\" = 1").substr(0, 39), "f.toml:1:7: sites.\\n: no such site: exp");
     EXPECT_EQ(error_of("schedule.key_order = \"\\u0007\""),
               "f.toml:1:22: schedule.key_order: no such value \"\\x07\": expected one of ascending, descending");
 }
