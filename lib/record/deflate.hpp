@@ -21,7 +21,7 @@ namespace faultline::h5 {
 void shuffle(std::span<const std::byte> in, std::size_t element_width, std::span<std::byte> out);
 /// zlib stream of the bytes, as HDF5's deflate filter stores it.
 [[nodiscard]] std::vector<std::byte> deflate(std::span<const std::byte> in, int level);
-/// Would shuffle + deflate make them smaller by a tenth at least? Judged on two samples of 64 KiB, so it costs little
+/// Would shuffle + deflate make them smaller by a quarter at least? Judged on two samples of 64 KiB, so it costs little
 /// and depends on the data alone.
 [[nodiscard]] bool worth_deflating(std::span<const std::byte> bytes, std::size_t element_width);
 /// Writes a chunked dataset created with shuffle and deflate. `shape` and `chunk` are the dataset's.

@@ -6,7 +6,7 @@ namespace faultline {
 /// How large datasets are stored. Small ones (under 64 KiB) are never compressed.
 struct Storage {
     enum class Compression {
-        measured,  ///< shuffle + deflate if a sample of the data shrinks by a tenth at least; float noise does not
+        measured,  ///< shuffle + deflate if a sample of the data shrinks by a quarter at least; float noise does not
         always,    ///< shuffle + deflate
         never,
     };

@@ -41,7 +41,9 @@ TEST(WorthDeflating, SmoothDataIsAndNoiseIsNot) {
     EXPECT_FALSE(h5::worth_deflating(some_bytes(1 << 20), 4));
     EXPECT_TRUE(h5::worth_deflating(std::vector<std::byte>(1 << 20), 4));
     auto bytes = some_bytes(1 << 20);
-    for (std::byte& b : bytes) b &= std::byte{0x7F};  // seven bits of eight: an eighth less
+    for (std::byte& b : bytes) b &= std::byte{0x7F};  // seven bits of eight: an eighth less, not enough
+    EXPECT_FALSE(h5::worth_deflating(bytes, 1));
+    for (std::byte& b : bytes) b &= std::byte{0x0F};  // half
     EXPECT_TRUE(h5::worth_deflating(bytes, 1));
 }
 
