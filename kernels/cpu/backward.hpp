@@ -201,7 +201,7 @@ class BackwardHead {
     }
 
     void collect_row_sums() {
-        projection_ = ZeroSumProjection(schedule_.zero_sum, mask_);
+        projection_ = ZeroSumProjection(schedule_.zero_sum, mask_, stage_.rule(Site::dq_accumulate).is_exact());
         walk([&](const TileAt& where, const TileRange& rows, const TileRange& keys) {
             score_gradient(where, rows, keys, false);
             projection_.collect(where, p_, dp_);

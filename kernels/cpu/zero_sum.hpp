@@ -15,7 +15,8 @@ namespace faultline::cpu {
 class ZeroSumProjection {
   public:
     ZeroSumProjection() = default;
-    ZeroSumProjection(ZeroSum kind, const Mask& mask);
+    /// `exact`: in binary64, where the plan's own sums are.
+    ZeroSumProjection(ZeroSum kind, const Mask& mask, bool exact);
 
     [[nodiscard]] bool active() const { return kind_ != ZeroSum::none; }
 
@@ -30,9 +31,11 @@ class ZeroSumProjection {
     void apply_rank_one(MatrixView<const double> q, Matrix& dq, Matrix& dk) const;
 
   private:
+    [[nodiscard]] double rounded(double x) const { return exact_ ? x : static_cast<double>(static_cast<float>(x)); }
     [[nodiscard]] double weight(std::ptrdiff_t query, std::ptrdiff_t key, double p) const;
 
     ZeroSum kind_ = ZeroSum::none;
+    bool exact_ = false;
     Mask mask_{};
     std::vector<double> row_sum_;      ///< r_i
     std::vector<double> p_sum_;        ///< sum_j p_ij

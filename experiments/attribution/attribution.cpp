@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/attribution/attribution.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <memory>
+#include <mutex>
+
+#include <fmt/format.h>
+
+#include <faultline/attribution/counterfactuals.hpp>
+#include <faultline/attribution/rows.hpp>
+#include <faultline/base/error.hpp>
+#include <faultline/base/parallel.hpp>
+#include <faultline/plan/presets.hpp>
+
+namespace faultline {
+namespace {
+
+using namespace attribution;
+
+/// Thrown inside a layer when the caller asked to stop; the layer is dropped.
+struct Cancelled {};
+
+/// Counts units of work done, tells the caller, and stops the work when asked.
+class Progress {
+  public:
+    Progress(const AttributionOptions& options, std::size_t total) : options_(options), total_(total) {}
+    void step(const std::string& what) {
+        const std::lock_guard lock(mutex_);
+        ++done_;
+        if (options_.progress) options_.progress(done_, total_, what);
+    }
+    void check() const {
+        if (options_.cancelled && options_.cancelled()) throw Cancelled{};
+    }
+
+  private:
+    const AttributionOptions& options_;
+    std::mutex mutex_;
+    std::size_t done_ = 0, total_;
+};
+
+/// How the layer's work is cut: groups of heads, sites with counterfactuals, corrections, outputs.
+struct Work {
+    const LayerCapture& layer;
+    RoundingPlan plan;
+    std::vector<Group> groups;
+    std::vector<Output> outputs;
+    std::vector<Site> sites;
+    const std::vector<Correction>& corrections;
+
+    Work(const LayerCapture& the_layer, const RoundingPlan& the_plan, const AttributionOptions& options)
+        : layer(the_layer),
+          plan(for_head_dim(the_plan, static_cast<int>(the_layer.head_dim()), the_layer.causal)),
+          groups(groups_of(the_layer, options.heads, options.seed)),
+          corrections(options.corrections) {
+        for (const Output o : options.outputs)
+            if (o == Output::o || !layer.dout.empty()) outputs.push_back(o);
+        if (outputs.empty())
+            throw RequestError(fmt::format("{}: the layer has no \"{}.do\": expected it for dq, dk, dv; only o can be attributed", layer.name, layer.name));
+        const std::vector<Site> rounding = plan.rounding_sites();
+        for (const Site site : rounding) {
+            const bool reached = !layer.dout.empty() || info(site).pass != Pass::backward;
+            if (reached && (options.sites.empty() || std::count(options.sites.begin(), options.sites.end(), site) > 0)) sites.push_back(site);
+        }
+        for (const Site site : options.sites)
+            if (std::count(rounding.begin(), rounding.end(), site) == 0)
+                throw RequestError(fmt::format("site \"{}\" is exact in plan \"{}\": there is no rounding to attribute", faultline::name(site), plan.name));
+        for (const int head : options.heads)
+            if (head < 0 || head >= layer.heads())
+                throw RequestError(fmt::format("head {} of {}: expected 0 to {}", head, layer.name, layer.heads() - 1));
+        const std::string problem = problem_with(plan);
+        if (!problem.empty()) throw RequestError(fmt::format("plan \"{}\": {}", plan.name, problem));
+    }
+};
+
+/// First stage, per group: truth, the plan with its recorder, the exact plan in binary64.
+struct FirstStage {
+    std::vector<GroupBase> bases;
+    std::vector<std::unique_ptr<TileRecorder>> recorders;
+    std::vector<RunOutputs> exact;
+    std::vector<TruthVerification> verified;
+
+    FirstStage(const Work& work, const AttributionOptions& options, Progress& progress)
+        : bases(work.groups.size()), recorders(work.groups.size()), exact(work.groups.size()), verified(work.groups.size()) {
+        parallel_for(2 * work.groups.size(), options.threads, [&](std::size_t task) {
+            progress.check();
+            const std::size_t g = task / 2;
+            const Group& group = work.groups[g];
+            if (task % 2 == 0) {
+                bases[g].truth = attention_truth(group.problem);
+                if (options.verify_truth > 0)
+                    verified[g] = faultline::verify_truth(group.problem, bases[g].truth, options.verify_truth, options.seed + g);
+                progress.step(work.layer.name + ": truth");
+            } else {
+                recorders[g] = std::make_unique<TileRecorder>(group.inputs.first_head, static_cast<int>(group.query_heads()), group.inputs.q[0].rows);
+                bases[g].plan = run_plan(group, work.plan, recorders[g].get());
+                exact[g] = run_plan(group, exact_of(work.plan));
+                progress.step(work.layer.name + ": plan");
+            }
+        });
+        for (std::size_t g = 0; g < bases.size(); ++g) {
+            bases[g].direction = mean_key_direction(work.groups[g]);
+            for (const Output output : work.outputs) {
+                const auto o = static_cast<std::size_t>(output);
+                bases[g].plan_error[o] = error_vector(bases[g].plan[output], bases[g].truth, output);
+                bases[g].plan_error_squared[o] = unexplained_squared(bases[g].plan_error[o], {});
+            }
+        }
+    }
+
+    /// The plan's schedule with no rounding.
+    static RoundingPlan exact_of(const RoundingPlan& plan) {
+        RoundingPlan exact = plan;
+        for (const Site site : plan.rounding_sites()) exact.set(site, Rule{});
+        return exact;
+    }
+};
+
+/// Second stage: counterfactuals and corrections, by (group, item).
+struct SecondStage {
+    std::vector<std::vector<std::array<SiteSums, 4>>> sites;          ///< [site][group]
+    std::vector<std::vector<std::array<ErrorSums, 4>>> corrections;   ///< [correction][group]
+    std::vector<std::unique_ptr<OrderedSum>> alone_sums;              ///< [group]
+
+    SecondStage(const Work& work, const FirstStage& first, const AttributionOptions& options, Progress& progress) {
+        const std::size_t groups = work.groups.size();
+        sites.assign(work.sites.size(), std::vector<std::array<SiteSums, 4>>(groups));
+        corrections.assign(work.corrections.size(), std::vector<std::array<ErrorSums, 4>>(groups));
+        for (std::size_t g = 0; g < groups; ++g) alone_sums.push_back(std::make_unique<OrderedSum>());
+        const std::size_t per_group = work.sites.size() + work.corrections.size();
+        parallel_for(groups * per_group, options.threads, [&](std::size_t task) {
+            progress.check();
+            const std::size_t g = task / per_group;
+            const std::size_t item = task % per_group;
+            if (item < work.sites.size()) {
+                const Site site = work.sites[item];
+                sites[item][g] = site_counterfactuals(work.groups[g], first.bases[g], work.plan, site, work.outputs, item, *alone_sums[g]);
+                progress.step(fmt::format("{}: site {}", work.layer.name, faultline::name(site)));
+            } else {
+                const std::size_t c = item - work.sites.size();
+                corrections[c][g] = corrected(work, work.groups[g], first.bases[g], work.corrections[c]);
+                progress.step(fmt::format("{}: correction {}", work.layer.name, work.corrections[c].name));
+            }
+        });
+    }
+
+    static std::array<ErrorSums, 4> corrected(const Work& work, const Group& group, const GroupBase& base, const Correction& correction) {
+        const RoundingPlan plan = apply(correction, work.plan, work.layer.name);
+        std::array<ErrorSums, 4> sums;
+        const auto measure = [&](const Group& run_group, const GroupTruth& truth) {
+            const RunOutputs run = run_plan(run_group, plan);
+            for (const Output output : work.outputs)
+                sums[static_cast<std::size_t>(output)] = errors_of(run[output], truth, output, base.direction);
+        };
+        if (!correction.changes_function()) {
+            measure(group, base.truth);
+            return sums;
+        }
+        const TransformedGroup transformed(group, correction);
+        measure(transformed.group, attention_truth(transformed.group.problem));
+        return sums;
+    }
+};
+
+ErrorMeasure over_groups(const std::vector<ErrorSums>& by_group) {
+    ErrorSums sums = by_group.front();
+    for (std::size_t g = 1; g < by_group.size(); ++g) sums.join(by_group[g]);
+    return sums.measure();
+}
+
+template <class F>
+ErrorMeasure measured(std::size_t groups, F&& sums_of) {
+    std::vector<ErrorSums> all;
+    for (std::size_t g = 0; g < groups; ++g) all.push_back(sums_of(g));
+    return over_groups(all);
+}
+
+/// The format that the file holds an output in: one of its ulps is the distance that "near" allows.
+Format stored_format(Dtype dtype) {
+    switch (dtype) {
+        case Dtype::bf16: return bf16;
+        case Dtype::f16: return fp16;
+        case Dtype::e5m2: return e5m2;
+        case Dtype::e4m3: return e4m3;
+        case Dtype::f64: return binary64;
+        default: return fp32;
+    }
+}
+
+ObservedOutput observed_output(const Work& work, const FirstStage& first, const ObservedKernel& kernel, Output output) {
+    const HeadArray& array = *kernel[output];
+    ObservedOutput seen;
+    seen.kernel = kernel.name;
+    std::size_t equal = 0, near = 0, total = 0;
+    const Format stored = stored_format(array.dtype);
+    std::vector<ErrorSums> sums;
+    for (std::size_t g = 0; g < work.groups.size(); ++g) {
+        const Group& group = work.groups[g];
+        std::vector<Matrix> values;
+        for (std::size_t i = 0; i < first.bases[g].plan[output].size(); ++i) {
+            const bool per_query = output == Output::o || output == Output::dq;
+            const std::ptrdiff_t head = per_query ? group.kv_head * static_cast<std::ptrdiff_t>(group.query_heads()) + static_cast<std::ptrdiff_t>(i) : group.kv_head;
+            values.emplace_back(array(group.batch, head));
+            const std::vector<double>& plan = first.bases[g].plan[output][i].values;
+            for (std::size_t a = 0; a < plan.size(); ++a) {
+                const double x = values.back().values[a];
+                equal += plan[a] == x;
+                near += plan[a] == x || std::abs(plan[a] - x) <= ulp(x, stored);
+                ++total;
+            }
+        }
+        sums.push_back(errors_of(values, first.bases[g].truth, output, first.bases[g].direction));
+    }
+    seen.error = over_groups(sums);
+    seen.bit_equal_to_plan = static_cast<double>(equal) / static_cast<double>(total);
+    seen.within_one_ulp_of_plan = static_cast<double>(near) / static_cast<double>(total);
+    return seen;
+}
+
+SiteEffect site_effect(const std::vector<std::array<SiteSums, 4>>& by_group, std::size_t o, long double plan_squared, const ErrorMeasure& floor) {
+    SiteEffect effect;
+    ShareSums share;
+    for (const auto& group : by_group) share.join(group[o].share);
+    effect.alone = measured(by_group.size(), [&](std::size_t g) { return by_group[g][o].alone; });
+    effect.repaired = measured(by_group.size(), [&](std::size_t g) { return by_group[g][o].repaired; });
+    if (plan_squared > 0) {
+        effect.share = static_cast<double>(share.removed_dot_plan / plan_squared);
+        effect.interaction = static_cast<double>(std::sqrt(share.interaction_squared / plan_squared));
+    }
+    // Within a factor of two of what binary64 itself leaves, the site did nothing that can be told.
+    effect.alone_below_floor = effect.alone.error_norm <= WideReal(2.0) * floor.error_norm;
+    return effect;
+}
+
+OutputAttribution output_attribution(const Work& work, const FirstStage& first, const SecondStage& second, Output output) {
+    const auto o = static_cast<std::size_t>(output);
+    const std::size_t groups = work.groups.size();
+    OutputAttribution a;
+    a.output = output;
+    WideReal norm_squared, bound_squared;
+    long double plan_squared = 0, rest_squared = 0;
+    for (std::size_t g = 0; g < groups; ++g) {
+        const GroupBase& base = first.bases[g];
+        for (std::size_t i = 0; i < base.plan[output].size(); ++i) {
+            const WideReal norm = frobenius_norm(truth_of(base.truth, output, i));
+            const WideReal bound = frobenius_bound(truth_of(base.truth, output, i));
+            norm_squared = norm_squared + norm * norm;
+            bound_squared = bound_squared + bound * bound;
+        }
+        plan_squared += base.plan_error_squared[o];
+        rest_squared += unexplained_squared(base.plan_error[o], second.alone_sums[g]->total()[o]);
+    }
+    a.truth_norm = sqrt(norm_squared);
+    a.truth_bound = sqrt(bound_squared);
+    a.plan = measured(groups, [&](std::size_t g) { return errors_of(first.bases[g].plan[output], first.bases[g].truth, output, first.bases[g].direction); });
+    a.floor = measured(groups, [&](std::size_t g) { return errors_of(first.exact[g][output], first.bases[g].truth, output, first.bases[g].direction); });
+    if (plan_squared > 0) a.unexplained = static_cast<double>(std::sqrt(rest_squared / plan_squared));
+    for (const ObservedKernel& kernel : work.layer.observed)
+        if (kernel[output]) a.observed.push_back(observed_output(work, first, kernel, output));
+    for (const auto& site : second.sites) a.sites.push_back(site_effect(site, o, plan_squared, a.floor));
+    WideReal best = a.plan.rel_error;
+    for (std::size_t c = 0; c < work.corrections.size(); ++c) {
+        CorrectedOutput corrected{work.corrections[c].name, work.corrections[c].changes_function(),
+                                  measured(groups, [&](std::size_t g) { return second.corrections[c][g][o]; })};
+        if (!corrected.changes_function && corrected.error.nonfinite == 0 && corrected.error.rel_error < best) {
+            best = corrected.error.rel_error;
+            a.best_correction = corrected.correction;
+        }
+        a.corrections.push_back(std::move(corrected));
+    }
+    return a;
+}
+
+}  // namespace
+
+LayerAttribution attribute(const LayerCapture& layer, const RoundingPlan& plan, const AttributionOptions& options) {
+    const Work work(layer, plan, options);
+    Progress progress(options, work.groups.size() * (2 + work.sites.size() + work.corrections.size()));
+    const FirstStage first(work, options, progress);
+    const SecondStage second(work, first, options, progress);
+
+    LayerAttribution a;
+    a.name = layer.name;
+    a.batch = layer.q.batch;
+    a.heads = layer.heads();
+    a.kv_heads = layer.kv_heads();
+    a.seq_q = layer.q.rows;
+    a.seq_k = layer.k.rows;
+    a.head_dim = layer.head_dim();
+    a.head_dim_v = layer.v.cols;
+    a.causal = layer.causal;
+    a.sites = work.sites;
+    for (const Site site : work.sites) {
+        TileStatistics all;
+        for (const auto& recorder : first.recorders) all = joined(all, recorder->statistics(site));
+        a.local.push_back(std::move(all));
+    }
+    for (const Output output : work.outputs) a.outputs.push_back(output_attribution(work, first, second, output));
+    for (std::size_t g = 0; g < work.groups.size(); ++g) {
+        append_rows(work.groups[g], first.bases[g].truth, first.recorders[g]->rows(), a.rows);
+        a.truth_slow_elements += first.bases[g].truth.slow_elements;
+        if (options.verify_truth == 0) continue;
+        if (!a.verified) a.verified.emplace();
+        a.verified->checked += first.verified[g].checked;
+        a.verified->outside += first.verified[g].outside;
+        if (first.verified[g].worst_ratio >= a.verified->worst_ratio) {
+            a.verified->worst_ratio = first.verified[g].worst_ratio;
+            a.verified->worst = first.verified[g].worst;
+        }
+    }
+    summarize(a.rows);
+    return a;
+}
+
+Attribution attribute(const Capture& capture, const RoundingPlan& plan, const AttributionOptions& options) {
+    Attribution a;
+    a.input = capture.path;
+    a.plan = plan;
+    for (const LayerCapture& layer : capture.layers) {
+        try {
+            a.layers.push_back(attribute(layer, plan, options));
+        } catch (const Cancelled&) {
+            a.complete = false;
+            break;
+        } catch (const RequestError& error) {
+            throw RequestError(fmt::format("{}: {}", capture.path, error.what()));
+        }
+    }
+    return a;
+}
+
+}  // namespace faultline

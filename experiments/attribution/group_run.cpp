@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/attribution/group_run.hpp>
+
+#include <algorithm>
+#include <cmath>
+
+namespace faultline::attribution {
+
+std::vector<Group> groups_of(const LayerCapture& layer, const std::vector<int>& heads, std::uint64_t seed) {
+    const std::ptrdiff_t per_group = layer.heads() / layer.kv_heads();
+    std::vector<Group> groups;
+    for (std::ptrdiff_t b = 0; b < layer.q.batch; ++b)
+        for (std::ptrdiff_t kv = 0; kv < layer.kv_heads(); ++kv) {
+            const std::ptrdiff_t first = kv * per_group;
+            const auto wanted = [&](int h) { return h >= first && h < first + per_group; };
+            if (!heads.empty() && std::none_of(heads.begin(), heads.end(), wanted)) continue;
+            Group g;
+            g.batch = b;
+            g.kv_head = kv;
+            HeadGroup& in = g.inputs;
+            in.k = layer.k(b, kv);
+            in.v = layer.v(b, kv);
+            for (std::ptrdiff_t h = first; h < first + per_group; ++h) {
+                in.q.push_back(layer.q(b, h));
+                if (!layer.dout.empty()) in.dout.push_back(layer.dout(b, h));
+                if (layer.bias) {
+                    const HeadArray& bias = *layer.bias;
+                    in.bias.push_back(bias(bias.batch == 1 ? 0 : b, bias.heads == 1 ? 0 : h));
+                }
+            }
+            in.scale = layer.scale.value_or(1.0 / std::sqrt(static_cast<double>(layer.head_dim())));
+            in.causal = layer.causal;
+            in.first_head = static_cast<int>(b * layer.heads() + first);
+            in.seed = seed;
+            g.problem.q = in.q;
+            g.problem.dout = in.dout;
+            g.problem.k = in.k;
+            g.problem.v = in.v;
+            g.problem.scale = layer.scale ? Scale::exactly(*layer.scale) : Scale::inverse_sqrt_head_dim();
+            g.problem.causal = in.causal;
+            g.problem.bias = in.bias;
+            groups.push_back(std::move(g));
+        }
+    return groups;
+}
+
+RunOutputs run_plan(const Group& group, const RoundingPlan& plan, Instrument* instrument) {
+    RunOutputs out;
+    GroupForward fwd = attention_forward(group.inputs, plan, instrument);
+    if (!group.inputs.dout.empty()) {
+        GroupBackward bwd = attention_backward(group.inputs, fwd, plan, instrument);
+        out.outputs[static_cast<std::size_t>(Output::dq)] = std::move(bwd.dq);
+        out.outputs[static_cast<std::size_t>(Output::dk)].push_back(std::move(bwd.dk));
+        out.outputs[static_cast<std::size_t>(Output::dv)].push_back(std::move(bwd.dv));
+    }
+    for (HeadForward& head : fwd.heads) out.outputs[static_cast<std::size_t>(Output::o)].push_back(std::move(head.o));
+    return out;
+}
+
+const CertifiedMatrix& truth_of(const GroupTruth& truth, Output output, std::size_t i) {
+    switch (output) {
+        case Output::o: return truth.heads[i].o;
+        case Output::dq: return truth.heads[i].dq;
+        case Output::dk: return truth.dk;
+        case Output::dv: return truth.dv;
+    }
+    return truth.dk;
+}
+
+std::vector<double> mean_key_direction(const Group& group) {
+    const MatrixView<const double> k = group.inputs.k;
+    std::vector<double> mean(static_cast<std::size_t>(k.cols), 0.0);
+    for (std::ptrdiff_t j = 0; j < k.rows; ++j)
+        for (std::ptrdiff_t c = 0; c < k.cols; ++c) mean[static_cast<std::size_t>(c)] += k(j, c);
+    double squares = 0;
+    for (const double x : mean) squares += x * x;
+    if (squares == 0) return {};
+    for (double& x : mean) x /= std::sqrt(squares);
+    return mean;
+}
+
+ErrorSums errors_of(const std::vector<Matrix>& values, const GroupTruth& truth, Output output, const std::vector<double>& direction) {
+    const double* along = output == Output::dq && !direction.empty() ? direction.data() : nullptr;
+    ErrorSums sums(values[0].view(), truth_of(truth, output, 0), along);
+    for (std::size_t i = 1; i < values.size(); ++i) sums.join(ErrorSums(values[i].view(), truth_of(truth, output, i), along));
+    return sums;
+}
+
+std::vector<double> error_vector(const std::vector<Matrix>& values, const GroupTruth& truth, Output output) {
+    std::vector<double> e;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+        const CertifiedMatrix& t = truth_of(truth, output, i);
+        Matrix true_values(t.rows, t.cols);
+        t.copy_to(true_values.view());
+        for (std::size_t a = 0; a < true_values.values.size(); ++a) e.push_back(values[i].values[a] - true_values.values[a]);
+    }
+    return e;
+}
+
+}  // namespace faultline::attribution

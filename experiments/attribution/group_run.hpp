@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// One run of a plan over one key head and the query heads that share it, and its errors against truth.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include <faultline/attribution/attribution.hpp>
+#include <faultline/cpu/attention.hpp>
+#include <faultline/truth/truth.hpp>
+
+namespace faultline::attribution {
+
+/// One batch element's key head with its query heads: views into a LayerCapture that outlives it.
+struct Group {
+    std::ptrdiff_t batch = 0, kv_head = 0;
+    HeadGroup inputs;
+    TruthProblem problem;
+    std::size_t query_heads() const { return inputs.q.size(); }
+};
+
+/// The groups of a layer, batch-major; with `heads` those that hold one of the query heads named.
+std::vector<Group> groups_of(const LayerCapture& layer, const std::vector<int>& heads, std::uint64_t seed);
+
+/// What a run leaves: per output its matrices in head order (o, dq: one per query head; dk, dv: one).
+struct RunOutputs {
+    std::array<std::vector<Matrix>, 4> outputs;
+    const std::vector<Matrix>& operator[](Output output) const { return outputs[static_cast<std::size_t>(output)]; }
+};
+
+/// Runs forward, and backward where the group has dout.
+RunOutputs run_plan(const Group& group, const RoundingPlan& plan, Instrument* instrument = nullptr);
+
+/// The truth of matrix `i` of an output (i < query heads for o and dq; i = 0 for dk and dv).
+const CertifiedMatrix& truth_of(const GroupTruth& truth, Output output, std::size_t i);
+
+/// Unit vector along the mean key of the group, or empty where the mean is 0.
+std::vector<double> mean_key_direction(const Group& group);
+
+/// Errors of an output over the group's heads, in order.
+ErrorSums errors_of(const std::vector<Matrix>& values, const GroupTruth& truth, Output output, const std::vector<double>& direction);
+
+/// value - truth, element by element, all matrices of an output after each other. Truths that underflow count as 0: the
+/// vectors compare errors with each other, sizes are ErrorSums' matter.
+std::vector<double> error_vector(const std::vector<Matrix>& values, const GroupTruth& truth, Output output);
+
+}  // namespace faultline::attribution

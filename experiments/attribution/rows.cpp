@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/attribution/rows.hpp>
+
+#include <cmath>
+
+#include <faultline/cpu/tiles.hpp>
+
+namespace faultline::attribution {
+
+void append_rows(const Group& group, const GroupTruth& truth, const std::vector<RecordedRows>& recorded, RowStatistics& rows) {
+    const HeadGroup& in = group.inputs;
+    const std::ptrdiff_t n_k = in.k.rows;
+    for (std::size_t h = 0; h < in.q.size(); ++h) {
+        const std::ptrdiff_t n_q = in.q[h].rows;
+        std::vector<double> s(static_cast<std::size_t>(n_k));
+        for (std::ptrdiff_t i = 0; i < n_q; ++i) {
+            // Scores in binary64: enough for counting; the truth keeps no score matrix.
+            double top = -INFINITY;
+            const std::ptrdiff_t visible = visible_keys(i, n_q, n_k, in.causal);
+            for (std::ptrdiff_t j = 0; j < visible; ++j) {
+                double dot = 0;
+                for (std::ptrdiff_t c = 0; c < in.k.cols; ++c) dot += in.q[h](i, c) * in.k(j, c);
+                s[static_cast<std::size_t>(j)] = dot * in.scale + (in.bias.empty() ? 0.0 : in.bias[h](i, j));
+                top = std::max(top, s[static_cast<std::size_t>(j)]);
+            }
+            double repeats = 0, sum = 0;
+            for (std::ptrdiff_t j = 0; j < visible; ++j) {
+                const double p = std::exp(s[static_cast<std::size_t>(j)] - top);
+                sum += p;
+                repeats += p > rounds_to_one;
+            }
+            rows.p_max.push_back(sum > 0 ? 1.0 / sum : 0.0);
+            rows.repeated_max.push_back(repeats);
+            if (in.dout.empty()) continue;
+            const auto row = static_cast<std::size_t>(i);
+            const RecordedRows& r = recorded[h];
+            rows.zero_sum.push_back(r.ds_sum[row]);
+            rows.zero_sum_relative.push_back(r.ds_abs_sum[row] > 0 ? r.ds_sum[row] / r.ds_abs_sum[row] : 0.0);
+            rows.delta_error.push_back(r.delta[row] - truth.heads[h].delta(i, 0));
+        }
+    }
+}
+
+void summarize(RowStatistics& rows) {
+    const auto n = static_cast<double>(rows.p_max.size());
+    double saturated = 0, repeated = 0, squares = 0, sum = 0, abs_sum = 0;
+    for (const double p : rows.p_max) saturated += p > rounds_to_one;
+    for (const double r : rows.repeated_max) repeated += r >= 2;
+    for (const double z : rows.zero_sum_relative) squares += z * z;
+    for (const double z : rows.zero_sum) {
+        sum += z;
+        abs_sum += std::abs(z);
+    }
+    if (n > 0) {
+        rows.saturated_fraction = saturated / n;
+        rows.repeated_max_fraction = repeated / n;
+        rows.zero_sum_rms = std::sqrt(squares / n);
+    }
+    rows.zero_sum_coherence = abs_sum > 0 ? sum / abs_sum : 0;
+}
+
+TransformedGroup::TransformedGroup(const Group& original, const Correction& correction) : k(original.inputs.k), group(original) {
+    const Matrix untouched = k;
+    for (const auto& head : original.inputs.q) {
+        Matrix& changed = q.emplace_back(head);
+        k = untouched;  // each call transforms a q and a k: k must not be transformed twice
+        transform_inputs(correction, changed, k);
+    }
+    group.inputs.q.clear();
+    for (const Matrix& head : q) group.inputs.q.push_back(head.view());
+    group.inputs.k = k.view();
+    group.problem.q = group.inputs.q;
+    group.problem.k = group.inputs.k;
+}
+
+}  // namespace faultline::attribution

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// Row statistics of a layer: saturation and repeated maxima of the true softmax, zero-sum and delta error of the plan.
+#pragma once
+
+#include <vector>
+
+#include <faultline/attribution/attribution.hpp>
+#include <faultline/attribution/group_run.hpp>
+
+namespace faultline::attribution {
+
+/// p / p_max above this rounds to 1 in bf16 (the neighbour below 1 is 1 - 2^-8; half way is 1 - 2^-9).
+inline constexpr double rounds_to_one = 1.0 - 0x1p-9;
+
+/// Appends the rows of a group's query heads.
+void append_rows(const Group& group, const GroupTruth& truth, const std::vector<RecordedRows>& recorded, RowStatistics& rows);
+/// Fills the fractions from the rows.
+void summarize(RowStatistics& rows);
+
+/// The inputs of a group changed by a correction that changes the function, with the storage that the group's views need.
+struct TransformedGroup {
+    std::vector<Matrix> q;
+    Matrix k;
+    Group group;
+    TransformedGroup(const Group& original, const Correction& correction);
+    TransformedGroup(const TransformedGroup&) = delete;  // the group views the matrices beside it
+};
+
+}  // namespace faultline::attribution

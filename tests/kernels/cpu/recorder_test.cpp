@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// The recorder's sums against the tiles themselves, and that watching changes nothing.
+#include <gtest/gtest.h>
+
+#include <faultline/cpu/recorder.hpp>
+
+#include "heads.hpp"
+
+namespace faultline::testing {
+namespace {
+
+TEST(Recorder, ChangesNothing) {
+    const Head head(140, 140, 64, 21, 2);
+    const Result plain = run(head, preset("fa2"));
+    TileRecorder recorder(0, 2, 140);
+    const Result watched = run(head, preset("fa2"), &recorder);
+    for (std::size_t h = 0; h < 2; ++h) {
+        EXPECT_EQ(plain.forward.heads[h].o, watched.forward.heads[h].o);
+        EXPECT_EQ(plain.backward.dq[h], watched.backward.dq[h]);
+    }
+    EXPECT_EQ(plain.backward.dk, watched.backward.dk);
+    EXPECT_EQ(plain.backward.dv, watched.backward.dv);
+}
+
+// o_cast of the whole head in one tile: the statistics can be formed again from what the run returns.
+TEST(Recorder, SumsAreThoseOfTheTile) {
+    const Head head(60, 60, 64, 22);
+    TileRecorder recorder(0, 1, 60);
+    const Result r = run(head, preset("fa2"), &recorder);
+    const TileStatistics s = recorder.statistics(Site::o_cast);
+    ASSERT_EQ(s.count.size(), 1U);
+    const Matrix& o = r.forward.heads[0].o;
+    const Matrix& before = r.forward.heads[0].o_unrounded;
+    double sum = 0, squares = 0, largest = 0;
+    for (std::size_t i = 0; i < o.values.size(); ++i) {
+        const double e = o.values[i] - before.values[i];
+        sum += e;
+        squares += e * e;
+        largest = std::max(largest, std::abs(e));
+    }
+    const auto n = static_cast<double>(o.values.size());
+    EXPECT_EQ(s.count[0], n);
+    EXPECT_EQ(s.signed_mean[0], sum / n);
+    EXPECT_EQ(s.rms[0], std::sqrt(squares / n));
+    EXPECT_EQ(s.max_abs[0], largest);
+    EXPECT_DOUBLE_EQ(s.signed_bias(), sum / n / std::sqrt(squares / n));
+}
+
+// Masked elements are no samples; tiles above the diagonal stay empty.
+TEST(Recorder, CountsWhatIsVisible) {
+    const Head head(256, 256, 64, 23);
+    TileRecorder recorder(0, 1, 256);
+    run(head, preset("fa2"), &recorder);
+    const TileStatistics s = recorder.statistics(Site::p_cast);  // tiles of 128 x 128
+    ASSERT_EQ(s.q_tiles, 2);
+    ASSERT_EQ(s.k_tiles, 2);
+    EXPECT_EQ(s.count[0], 128.0 * 129 / 2);
+    EXPECT_EQ(s.count[1], 0.0);
+    EXPECT_EQ(s.count[2], 128.0 * 128);
+    EXPECT_EQ(s.count[3], 128.0 * 129 / 2);
+}
+
+TEST(Recorder, JoinsHeadsInOrder) {
+    const Head a(70, 70, 64, 24), b(70, 70, 64, 25);
+    TileRecorder first(0, 1, 70), second(0, 1, 70);
+    run(a, preset("fa2"), &first);
+    run(b, preset("fa2"), &second);
+    const TileStatistics both = joined(first.statistics(Site::ds_cast), second.statistics(Site::ds_cast));
+    EXPECT_EQ(both.heads, 2);
+    EXPECT_EQ(both.rms.front(), first.statistics(Site::ds_cast).rms.front());
+    EXPECT_EQ(both.rms.back(), second.statistics(Site::ds_cast).rms.back());
+}
+
+}  // namespace
+}  // namespace faultline::testing
