@@ -1,15 +1,52 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <faultline/truth/truth.hpp>
 
+#include <limits>
+
+#include <faultline/truth/fast_head.hpp>
+#include <faultline/truth/fast_inputs.hpp>
 #include <faultline/truth/problem.hpp>
 #include <faultline/truth/slow_path.hpp>
 
 namespace faultline {
+namespace {
+
+/// Keys more than 2^40 below their row's largest were left out: nothing is exact any more.
+void admit_negligible_keys(CertifiedMatrix& m) {
+    for (double& b : m.bound)
+        if (b == 0) b = std::numeric_limits<double>::denorm_min();
+}
+
+void fast_path(const TruthProblem& problem, const TruthOptions& options, GroupTruth& truth) {
+    const detail::FastInputs inputs(problem);
+    std::vector<detail::HeadRows> rows;
+    detail::FastReport report;
+    for (std::size_t h = 0; h < problem.q.size(); ++h) {
+        rows.emplace_back(inputs.n_q, inputs.n_k);
+        detail::fast_head(inputs, h, rows.back(), truth, report);
+    }
+    detail::fast_columns(inputs, rows, truth, report);
+    if (report.negligible) {
+        for (HeadTruth& head : truth.heads)
+            for (CertifiedMatrix* m : {&head.o, &head.dq, &head.lse, &head.delta}) admit_negligible_keys(*m);
+        admit_negligible_keys(truth.dk);
+        admit_negligible_keys(truth.dv);
+    }
+    if (options.correctly_rounded)
+        detail::decide(problem, std::move(report.undecided), options.max_bits, truth);
+    else
+        truth.undecided_elements = report.undecided.size();
+}
+
+}  // namespace
 
 GroupTruth attention_truth(const TruthProblem& problem, const TruthOptions& options) {
     detail::check_problem(problem);
     GroupTruth truth = detail::shaped_truth(problem, options.keep_matrices);
-    detail::decide(problem, detail::all_elements(problem), options.max_bits, truth);
+    if (options.fast_path && detail::fast_path_applies(problem))
+        fast_path(problem, options, truth);
+    else
+        detail::decide(problem, detail::all_elements(problem), options.max_bits, truth);
     if (options.keep_matrices) detail::fill_matrices(problem, truth);
     return truth;
 }

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// The fast path over one query head, row by row: o, lse, delta, dq, and the rows of p and ds that dk and dv are made of.
+#pragma once
+
+#include <vector>
+
+#include <faultline/truth/fast_inputs.hpp>
+#include <faultline/truth/row_passes.hpp>
+#include <faultline/truth/settle.hpp>
+#include <faultline/truth/slow_path.hpp>
+
+namespace faultline::detail {
+
+/// p and ds of one query head, each high + low times 2^exponent, [n_q, n_k].
+struct HeadRows {
+    HeadRows(std::ptrdiff_t n_q, std::ptrdiff_t n_k);
+
+    AlignedMatrix p_high, p_low, p_exponent;
+    std::vector<RelativeError> p_error;  // per row
+    AlignedMatrix ds_high, ds_low, ds_exponent, ds_error;
+
+    [[nodiscard]] WideRow p(std::ptrdiff_t i) { return {p_high.row(i), p_low.row(i), p_exponent.row(i)}; }
+    [[nodiscard]] WideRow ds(std::ptrdiff_t i) { return {ds_high.row(i), ds_low.row(i), ds_exponent.row(i)}; }
+};
+
+/// What the fast path leaves to the slow one.
+struct FastReport {
+    std::vector<Undecided> undecided;
+    bool lost_row = false;    // a row whose p is not known well enough: nothing was added to dk and dv for it
+    bool negligible = false;  // some key lies more than 2^40 below its row's largest
+};
+
+/// Fills truth.heads[head] and `rows`.
+void fast_head(const FastInputs& in, std::size_t head, HeadRows& rows, GroupTruth& truth, FastReport& report);
+
+/// dk and dv from all heads' rows.
+void fast_columns(const FastInputs& in, std::vector<HeadRows>& heads, GroupTruth& truth, FastReport& report);
+
+}  // namespace faultline::detail
