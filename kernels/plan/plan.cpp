@@ -36,7 +36,7 @@ std::string problem_with(const RoundingPlan& plan) {
         return "schedule: p_saved is true: expected normalize = \"before_pv\", because the backward can use only a normalised p again";
     if (s.delta_threads < 1 || (s.delta_threads & (s.delta_threads - 1)) != 0)
         return "schedule: delta_threads is " + std::to_string(s.delta_threads) + ": expected a power of two";
-    if (s.delta_in == DeltaIn::accumulator && s.delta_from == DeltaFrom::p_dp)
+    if (s.delta_in == DeltaIn::accumulator && needs_dp(s.delta_from))
         return "schedule: delta_in is \"accumulator\": expected delta_from = \"o\" or \"o_unrounded\", a delta that is known before dp";
     if (s.normalize == Normalize::each_tile && (s.row_sum_adds == RowSumAdds::two_sums || s.scale_at != ScaleAt::exponent))
         return "schedule: normalize is \"each_tile\": expected one row sum and scale_at = \"exponent\"";

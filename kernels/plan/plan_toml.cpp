@@ -10,16 +10,12 @@
 #include <sstream>
 #include <vector>
 
-// The parser is compiled into this file alone, so that the library links nothing and a fuzzer sees its branches.
-#define TOML_HEADER_ONLY 1
-#define TOML_ENABLE_FORMATTERS 0
-#include <toml++/toml.h>
-
 #include <faultline/base/error.hpp>
 #include <faultline/format/names.hpp>
 #include <faultline/plan/nearest_name.hpp>
 #include <faultline/plan/presets.hpp>
 #include <faultline/plan/schedule_fields.hpp>
+#include <faultline/plan/tomlplusplus.hpp>
 #include <faultline/tensor/text.hpp>
 
 namespace faultline {

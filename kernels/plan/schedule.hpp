@@ -64,6 +64,7 @@ enum class DeltaFrom : unsigned char {
     o,            ///< rowsum(dO o O), O as stored
     o_unrounded,  ///< rowsum(dO o O), O before its cast
     p_dp,         ///< rowsum(P o dP) of the backward's own P and dP
+    p_dp_normalized,  ///< the same over rowsum(P): the delta for which the scores' gradient sums to zero, whatever lse's error
 };
 
 /// Where dk and dv of the query heads that share a key head are summed.
@@ -71,6 +72,9 @@ enum class GroupReduce : unsigned char {
     after_cast,   ///< each query head's dk is stored in the output format, then summed (FlashAttention-2)
     before_cast,  ///< summed in working precision, then cast (FlashAttention-3)
 };
+
+/// Whether delta is known only after dp.
+constexpr bool needs_dp(DeltaFrom from) { return from == DeltaFrom::p_dp || from == DeltaFrom::p_dp_normalized; }
 
 /// Where delta is subtracted from dp.
 enum class DeltaIn : unsigned char {

@@ -39,6 +39,9 @@ TEST(PlanErrors, NotToml) {
         error_of("name = \"a\"\nname = \"b\""),
         "f.toml:2:8: not TOML: Error while parsing key-value pair: cannot redefine existing string 'name': expected a plan in TOML 1.0");
     EXPECT_TRUE(error_of("\x80\xFF").starts_with("f.toml:1:1: not TOML: ")) << error_of("\x80\xFF");
+    // Two texts on which toml++ 3.3 by itself aborts or reaches what it calls unreachable (plan/tomlplusplus.hpp).
+    EXPECT_TRUE(error_of("[[[a]]]").starts_with("f.toml:1:3: not TOML: ")) << error_of("[[[a]]]");
+    EXPECT_TRUE(error_of("a = 1\u00F9").starts_with("f.toml:1:6: not TOML: ")) << error_of("a = 1\u00F9");
     EXPECT_TRUE(error_of("a = " + std::string(100000, '[')).starts_with("f.toml:1:")) << "deep nesting ends early";
 }
 
