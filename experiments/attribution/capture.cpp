@@ -60,17 +60,21 @@ std::vector<std::string> chosen_layers(const TensorSet& file, const std::vector<
     const std::vector<std::string_view> candidates(there.begin(), there.end());
     for (const std::string& name : wanted) {
         if (std::find(there.begin(), there.end(), name) == there.end()) {
-            throw RequestError(fmt::format("{}: no layer is called {}: {}", file.source, in_quotes(name), expected_one_of(name, candidates)));
+            throw RequestError(fmt::format("{}: no layer is called {}: {}", file.source, in_quotes(name),
+                                           expected_one_of(name, candidates)));
         }
     }
     std::vector<std::string> chosen;
-    std::copy_if(there.begin(), there.end(), std::back_inserter(chosen),
-                 [&](const std::string& name) { return std::find(wanted.begin(), wanted.end(), name) != wanted.end(); });
+    std::copy_if(there.begin(), there.end(), std::back_inserter(chosen), [&](const std::string& name) {
+        return std::find(wanted.begin(), wanted.end(), name) != wanted.end();
+    });
     return chosen;
 }
 
-[[noreturn]] void refuse_metadata(const TensorSet& file, std::string_view key, const std::string& value, std::string_view expected) {
-    throw RequestError(fmt::format("{}: metadata {}: {}: expected {}", file.source, in_quotes(key), in_quotes(value), expected));
+[[noreturn]] void refuse_metadata(const TensorSet& file, std::string_view key, const std::string& value,
+                                  std::string_view expected) {
+    throw RequestError(
+        fmt::format("{}: metadata {}: {}: expected {}", file.source, in_quotes(key), in_quotes(value), expected));
 }
 
 std::optional<bool> metadata_causal(const TensorSet& file) {
@@ -121,8 +125,10 @@ HeadArray lse_array(const TensorSet& file, const Tensor& tensor, const LayerCapt
     if (!has_column) column.shape.push_back(1);
     HeadArray lse = column.shape.size() < 2 ? HeadArray{} : detail::head_array(file, column);
     if (lse.batch != layer.q.batch || lse.heads != layer.q.heads || lse.rows != layer.q.rows) {
-        detail::refuse(file, tensor.name, fmt::format("shape {}: expected [{}, {}, {}] (batch, heads, seq of {})", shape_text(tensor.shape),
-                                                      layer.q.batch, layer.q.heads, layer.q.rows, in_quotes(layer.name + ".q")));
+        detail::refuse(
+            file, tensor.name,
+            fmt::format("shape {}: expected [{}, {}, {}] (batch, heads, seq of {})", shape_text(tensor.shape),
+                        layer.q.batch, layer.q.heads, layer.q.rows, in_quotes(layer.name + ".q")));
     }
     return lse;
 }
@@ -132,8 +138,10 @@ HeadArray observed_array(const TensorSet& file, const Tensor& tensor, const Laye
     const HeadArray& rows = output == Output::o || output == Output::dq ? layer.q : layer.k;
     const std::ptrdiff_t cols = output == Output::o || output == Output::dv ? layer.v.cols : layer.q.cols;
     if (array.batch != rows.batch || array.heads != rows.heads || array.rows != rows.rows || array.cols != cols) {
-        detail::refuse(file, tensor.name, fmt::format("shape {}: expected [{}, {}, {}, {}] as the inputs of {} give it", shape_text(tensor.shape),
-                                                      rows.batch, rows.heads, rows.rows, cols, in_quotes(layer.name)));
+        detail::refuse(
+            file, tensor.name,
+            fmt::format("shape {}: expected [{}, {}, {}, {}] as the inputs of {} give it", shape_text(tensor.shape),
+                        rows.batch, rows.heads, rows.rows, cols, in_quotes(layer.name)));
     }
     return array;
 }
@@ -149,8 +157,10 @@ std::vector<ObservedKernel> observed_kernels(const TensorSet& file, const LayerC
         if (kernel.empty() || kernel.find('.') != std::string_view::npos || (!output && suffix != "lse")) continue;
         ObservedKernel& observed = kernels[std::string(kernel)];
         observed.name = kernel;
-        if (output) observed.outputs[static_cast<std::size_t>(*output)] = observed_array(file, tensor, layer, *output);
-        else observed.lse = lse_array(file, tensor, layer);
+        if (output)
+            observed.outputs[static_cast<std::size_t>(*output)] = observed_array(file, tensor, layer, *output);
+        else
+            observed.lse = lse_array(file, tensor, layer);
     }
     std::vector<ObservedKernel> list;
     for (auto& [name, kernel] : kernels) list.push_back(std::move(kernel));
@@ -179,10 +189,14 @@ LayerCapture read_layer(const TensorSet& file, const std::string& name, const Ca
 
 std::string_view name(Output output) {
     switch (output) {
-        case Output::o: return "o";
-        case Output::dq: return "dq";
-        case Output::dk: return "dk";
-        case Output::dv: return "dv";
+        case Output::o:
+            return "o";
+        case Output::dq:
+            return "dq";
+        case Output::dk:
+            return "dk";
+        case Output::dv:
+            return "dv";
     }
     return "?";
 }
@@ -202,8 +216,10 @@ std::vector<std::string> layer_names(const TensorSet& file) {
         }
     }
     if (found.empty()) {
-        throw RequestError(fmt::format("{}: no tensor is named as an input of attention: expected LAYER.q, LAYER.k, LAYER.v and LAYER.do, "
-                                       "such as \"layer0.q\"", file.source));
+        throw RequestError(fmt::format(
+            "{}: no tensor is named as an input of attention: expected LAYER.q, LAYER.k, LAYER.v and LAYER.do, "
+            "such as \"layer0.q\"",
+            file.source));
     }
     return {found.begin(), found.end()};
 }
@@ -214,7 +230,8 @@ const LayerCapture& Capture::operator[](std::string_view layer) const {
         if (candidate.name == layer) return candidate;
         names.push_back(candidate.name);
     }
-    throw RequestError(fmt::format("{}: no layer is called {}: {}", escaped(path), in_quotes(layer), expected_one_of(layer, names)));
+    throw RequestError(
+        fmt::format("{}: no layer is called {}: {}", escaped(path), in_quotes(layer), expected_one_of(layer, names)));
 }
 
 Capture capture_of(const TensorSet& file, const CaptureOptions& options) {
@@ -224,7 +241,8 @@ Capture capture_of(const TensorSet& file, const CaptureOptions& options) {
     Capture capture;
     capture.path = file.source;
     capture.metadata = {file.metadata.begin(), file.metadata.end()};
-    for (const std::string& name : chosen_layers(file, options.layers)) capture.layers.push_back(read_layer(file, name, options));
+    for (const std::string& name : chosen_layers(file, options.layers))
+        capture.layers.push_back(read_layer(file, name, options));
     return capture;
 }
 

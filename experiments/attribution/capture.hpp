@@ -39,10 +39,12 @@ struct HeadArray {
 };
 
 struct ObservedKernel {
-    std::string name;                                      ///< "flash"
-    std::array<std::optional<HeadArray>, 4> outputs;       ///< by Output
-    std::optional<HeadArray> lse;                          ///< [batch, heads, seq, 1]
-    [[nodiscard]] const std::optional<HeadArray>& operator[](Output output) const { return outputs[static_cast<std::size_t>(output)]; }
+    std::string name;                                 ///< "flash"
+    std::array<std::optional<HeadArray>, 4> outputs;  ///< by Output
+    std::optional<HeadArray> lse;                     ///< [batch, heads, seq, 1]
+    [[nodiscard]] const std::optional<HeadArray>& operator[](Output output) const {
+        return outputs[static_cast<std::size_t>(output)];
+    }
 };
 
 struct LayerCapture {
@@ -50,7 +52,7 @@ struct LayerCapture {
     HeadArray q, k, v, dout;        ///< dout empty: forward only
     std::optional<HeadArray> bias;  ///< [1 or batch, 1 or heads, n_q, n_k]
     bool causal = true;
-    std::optional<double> scale;    ///< empty: 1/sqrt(head_dim), the real number
+    std::optional<double> scale;           ///< empty: 1/sqrt(head_dim), the real number
     std::vector<ObservedKernel> observed;  ///< in the order of their names
 
     [[nodiscard]] std::ptrdiff_t heads() const { return q.heads; }
@@ -76,7 +78,8 @@ struct Allowances {
 struct CaptureOptions {
     std::vector<std::string> layers;  ///< empty: all
     std::optional<bool> causal;       ///< empty: the metadata's "causal", or true where there is no mask tensor
-    std::optional<double> scale;      ///< empty: 1/sqrt(head_dim); the metadata's "scale" must agree with it to 1e-6 or is used
+    std::optional<double>
+        scale;  ///< empty: 1/sqrt(head_dim); the metadata's "scale" must agree with it to 1e-6 or is used
     Allowances allow;
 };
 

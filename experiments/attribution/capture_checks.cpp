@@ -34,14 +34,17 @@ std::string index_text(const Tensor& tensor, std::size_t flat) {
 HeadArray reshaped(const TensorSet& file, const Tensor& tensor) {
     const std::vector<std::int64_t>& shape = tensor.shape;
     if (shape.size() < 2 || shape.size() > 4) {
-        refuse(file, tensor.name, fmt::format("shape {}: expected [batch, heads, seq, head_dim], [heads, seq, head_dim] or [seq, head_dim]",
-                                              faultline::shape_text(shape)));
+        refuse(
+            file, tensor.name,
+            fmt::format("shape {}: expected [batch, heads, seq, head_dim], [heads, seq, head_dim] or [seq, head_dim]",
+                        faultline::shape_text(shape)));
     }
     constexpr std::array<std::string_view, 4> dimension{"batch", "heads", "seq", "head_dim"};
     for (std::size_t i = 0; i < shape.size(); ++i) {
         if (shape[i] == 0) {
-            refuse(file, tensor.name, fmt::format("shape {}: {} is 0: expected 1 or more", faultline::shape_text(shape),
-                                                  dimension[i + 4 - shape.size()]));
+            refuse(file, tensor.name,
+                   fmt::format("shape {}: {} is 0: expected 1 or more", faultline::shape_text(shape),
+                               dimension[i + 4 - shape.size()]));
         }
     }
     std::array<std::ptrdiff_t, 4> extent{1, 1, 1, 1};
@@ -51,9 +54,9 @@ HeadArray reshaped(const TensorSet& file, const Tensor& tensor) {
 
 /// What frameworks write for "masked" when they do not write -inf: finfo.min of a format, perhaps cast to another.
 bool is_mask_minimum(double value) {
-    constexpr double fp16_min = -65504.0;               // -(2 - 2^-10) 2^15
-    constexpr double bf16_min = -0x1.fep127;            // -(2 - 2^-7) 2^127
-    constexpr double fp32_min = -0x1.fffffep127;        // -(2 - 2^-23) 2^127
+    constexpr double fp16_min = -65504.0;         // -(2 - 2^-10) 2^15
+    constexpr double bf16_min = -0x1.fep127;      // -(2 - 2^-7) 2^127
+    constexpr double fp32_min = -0x1.fffffep127;  // -(2 - 2^-23) 2^127
     constexpr double fp64_min = std::numeric_limits<double>::lowest();
     return value == fp16_min || value == bf16_min || value == fp32_min || value == fp64_min;
 }
@@ -62,8 +65,9 @@ void expect_same(const TensorSet& file, const LayerCapture& layer, std::string_v
                  std::string_view other, const HeadArray& like, std::string_view what, bool same) {
     if (same) return;
     const std::string full = fmt::format("{}.{}", layer.name, tensor);
-    refuse(file, full, fmt::format("shape {} does not match {} {}: {} must agree", shape_text(is),
-                                   in_quotes(fmt::format("{}.{}", layer.name, other)), shape_text(like), what));
+    refuse(file, full,
+           fmt::format("shape {} does not match {} {}: {} must agree", shape_text(is),
+                       in_quotes(fmt::format("{}.{}", layer.name, other)), shape_text(like), what));
 }
 
 }  // namespace
@@ -88,21 +92,27 @@ void expect_finite(const TensorSet& file, const Tensor& tensor, const HeadArray&
     if (bad == array.values.end()) return;
     const auto count = std::count_if(bad, array.values.end(), [](double x) { return !std::isfinite(x); });
     refuse(file, tensor.name,
-           fmt::format("element {} is {}{}: expected finite numbers", index_text(tensor, static_cast<std::size_t>(bad - array.values.begin())),
+           fmt::format("element {} is {}{}: expected finite numbers",
+                       index_text(tensor, static_cast<std::size_t>(bad - array.values.begin())),
                        std::isnan(*bad) ? "NaN" : (*bad > 0 ? "infinite" : "-infinite"),
                        count > 1 ? fmt::format(" (the first of {})", count) : ""));
 }
 
 HeadArray mask_array(const TensorSet& file, const Tensor& tensor, const LayerCapture& layer, const Allowances& allow) {
     if (tensor.dtype != Dtype::boolean && !is_floating(tensor.dtype)) {
-        refuse(file, tensor.name, fmt::format("dtype {}: expected a floating-point format (added to the scaled score) or bool (true: attend)",
-                                              print_name(tensor.dtype)));
+        refuse(
+            file, tensor.name,
+            fmt::format("dtype {}: expected a floating-point format (added to the scaled score) or bool (true: attend)",
+                        print_name(tensor.dtype)));
     }
     HeadArray mask = reshaped(file, tensor);
-    const bool broadcasts = (mask.batch == 1 || mask.batch == layer.q.batch) && (mask.heads == 1 || mask.heads == layer.q.heads);
+    const bool broadcasts =
+        (mask.batch == 1 || mask.batch == layer.q.batch) && (mask.heads == 1 || mask.heads == layer.q.heads);
     if (mask.rows != layer.q.rows || mask.cols != layer.k.rows || !broadcasts) {
-        refuse(file, tensor.name, fmt::format("shape {}: expected [{} or 1, {} or 1, {}, {}] (batch, heads, queries, keys)",
-                                              faultline::shape_text(tensor.shape), layer.q.batch, layer.q.heads, layer.q.rows, layer.k.rows));
+        refuse(
+            file, tensor.name,
+            fmt::format("shape {}: expected [{} or 1, {} or 1, {}, {}] (batch, heads, queries, keys)",
+                        faultline::shape_text(tensor.shape), layer.q.batch, layer.q.heads, layer.q.rows, layer.k.rows));
     }
     constexpr double masked = -std::numeric_limits<double>::infinity();
     for (std::size_t i = 0; i < mask.values.size(); ++i) {
@@ -110,12 +120,16 @@ HeadArray mask_array(const TensorSet& file, const Tensor& tensor, const LayerCap
         if (tensor.dtype == Dtype::boolean) {
             value = value != 0 ? 0 : masked;
         } else if (std::isnan(value) || value == std::numeric_limits<double>::infinity()) {
-            refuse(file, tensor.name, fmt::format("element {} is {}: expected finite numbers and -infinity", index_text(tensor, i),
-                                                  std::isnan(value) ? "NaN" : "infinite"));
+            refuse(file, tensor.name,
+                   fmt::format("element {} is {}: expected finite numbers and -infinity", index_text(tensor, i),
+                               std::isnan(value) ? "NaN" : "infinite"));
         } else if (is_mask_minimum(value)) {
             if (!allow.mask_min) {
-                refuse(file, tensor.name, fmt::format("element {} is {:.7g}, the most negative finite number of a format: expected -infinity "
-                                                      "for what is masked (--allow mask-min reads it so)", index_text(tensor, i), value));
+                refuse(
+                    file, tensor.name,
+                    fmt::format("element {} is {:.7g}, the most negative finite number of a format: expected -infinity "
+                                "for what is masked (--allow mask-min reads it so)",
+                                index_text(tensor, i), value));
             }
             value = masked;
         }
@@ -128,10 +142,12 @@ void expect_consistent(const TensorSet& file, const LayerCapture& layer) {
     expect_same(file, layer, "k", k, "q", q, "batch", k.batch == q.batch);
     expect_same(file, layer, "k", k, "q", q, "head_dim", k.cols == q.cols);
     if (q.heads % k.heads != 0) {
-        refuse(file, layer.name + ".k", fmt::format("shape {}: {} key heads for the {} query heads of {}: expected a number that divides {}",
-                                                    shape_text(k), k.heads, q.heads, in_quotes(layer.name + ".q"), q.heads));
+        refuse(file, layer.name + ".k",
+               fmt::format("shape {}: {} key heads for the {} query heads of {}: expected a number that divides {}",
+                           shape_text(k), k.heads, q.heads, in_quotes(layer.name + ".q"), q.heads));
     }
-    expect_same(file, layer, "v", v, "k", k, "batch, heads and seq", v.batch == k.batch && v.heads == k.heads && v.rows == k.rows);
+    expect_same(file, layer, "v", v, "k", k, "batch, heads and seq",
+                v.batch == k.batch && v.heads == k.heads && v.rows == k.rows);
     if (dout.empty()) return;
     expect_same(file, layer, "do", dout, "q", q, "batch, heads and seq",
                 dout.batch == q.batch && dout.heads == q.heads && dout.rows == q.rows);
@@ -141,14 +157,18 @@ void expect_consistent(const TensorSet& file, const LayerCapture& layer) {
 void expect_not_degenerate(const TensorSet& file, const LayerCapture& layer, const Allowances& allow) {
     const std::ptrdiff_t n_q = layer.q.rows, n_k = layer.k.rows;
     if (n_k == 1 && !allow.single_key) {
-        refuse(file, layer.name + ".k", fmt::format("shape {}: a sequence of one key makes softmax constant: expected 2 keys or more "
-                                                    "(--allow single-key takes it as it is)", shape_text(layer.k)));
+        refuse(file, layer.name + ".k",
+               fmt::format("shape {}: a sequence of one key makes softmax constant: expected 2 keys or more "
+                           "(--allow single-key takes it as it is)",
+                           shape_text(layer.k)));
     }
     if (allow.masked_rows) return;
-    constexpr std::string_view remedy = "expected a visible key in every row (--allow masked-rows reads such rows as o = 0, gradients 0)";
+    constexpr std::string_view remedy =
+        "expected a visible key in every row (--allow masked-rows reads such rows as o = 0, gradients 0)";
     if (layer.causal && n_q > n_k) {
-        refuse(file, layer.name + ".q", fmt::format("shape {}: with {} keys and the causal mask the first {} rows see no key: {}",
-                                                    shape_text(layer.q), n_k, n_q - n_k, remedy));
+        refuse(file, layer.name + ".q",
+               fmt::format("shape {}: with {} keys and the causal mask the first {} rows see no key: {}",
+                           shape_text(layer.q), n_k, n_q - n_k, remedy));
     }
     if (!layer.bias) return;
     const HeadArray& mask = *layer.bias;
@@ -158,7 +178,8 @@ void expect_not_degenerate(const TensorSet& file, const LayerCapture& layer, con
                 const double* row = mask(b, h).row(i);
                 const double* end = row + visible_keys(i, n_q, n_k, layer.causal);
                 if (std::all_of(row, end, [](double x) { return std::isinf(x); })) {
-                    refuse(file, layer.name + ".mask", fmt::format("row {} of head {} masks every key: {}", i, h, remedy));
+                    refuse(file, layer.name + ".mask",
+                           fmt::format("row {} of head {} masks every key: {}", i, h, remedy));
                 }
             }
 }

@@ -23,7 +23,8 @@ void expect_finite(const TensorSet& file, const Tensor& tensor, const HeadArray&
 
 /// The additive mask, [1 or batch, 1 or heads, n_q, n_k]; a boolean one (true: attend) becomes 0 and -inf. Refuses
 /// shapes that do not broadcast, NaN, +inf, and the most negative finite number of a format unless `mask_min` is allowed.
-[[nodiscard]] HeadArray mask_array(const TensorSet& file, const Tensor& tensor, const LayerCapture& layer, const Allowances& allow);
+[[nodiscard]] HeadArray mask_array(const TensorSet& file, const Tensor& tensor, const LayerCapture& layer,
+                                   const Allowances& allow);
 
 /// q, k, v, dout of one layer fit together; one key only, and rows that see no key, as `allow` says.
 void expect_consistent(const TensorSet& file, const LayerCapture& layer);

@@ -29,8 +29,12 @@ ordered_json number(const WideReal& x) {
 }
 
 ordered_json error_json(const ErrorMeasure& e) {
-    ordered_json out{{"rel_error", number(e.rel_error)}, {"error_norm", number(e.error_norm)}, {"signed_bias", number(e.signed_bias)},
-                     {"t", number(e.t_statistic)}, {"gain", number(e.gain)}, {"row_coherence", number(e.row_coherence)},
+    ordered_json out{{"rel_error", number(e.rel_error)},
+                     {"error_norm", number(e.error_norm)},
+                     {"signed_bias", number(e.signed_bias)},
+                     {"t", number(e.t_statistic)},
+                     {"gain", number(e.gain)},
+                     {"row_coherence", number(e.row_coherence)},
                      {"head_coherence", number(e.head_coherence)}};
     if (!std::isnan(e.mean_key_share)) {
         out["mean_key_share"] = e.mean_key_share;
@@ -42,9 +46,13 @@ ordered_json error_json(const ErrorMeasure& e) {
 
 /// alone and repaired are the relative errors; the sign is that of the error which the site makes alone.
 ordered_json site_json(const SiteEffect& effect, const TileStatistics& local) {
-    ordered_json out{{"share", number(effect.share)}, {"alone", number(effect.alone.rel_error)}, {"repaired", number(effect.repaired.rel_error)},
-                     {"signed_bias", number(effect.alone.signed_bias)}, {"t", number(effect.alone.t_statistic)},
-                     {"row_coherence", number(effect.alone.row_coherence)}, {"interaction", number(effect.interaction)}};
+    ordered_json out{{"share", number(effect.share)},
+                     {"alone", number(effect.alone.rel_error)},
+                     {"repaired", number(effect.repaired.rel_error)},
+                     {"signed_bias", number(effect.alone.signed_bias)},
+                     {"t", number(effect.alone.t_statistic)},
+                     {"row_coherence", number(effect.alone.row_coherence)},
+                     {"interaction", number(effect.interaction)}};
     if (!std::isnan(effect.alone.mean_key_share)) {
         out["mean_key_share"] = effect.alone.mean_key_share;
         out["mean_key_sign"] = number(effect.alone.mean_key_sign);
@@ -52,7 +60,9 @@ ordered_json site_json(const SiteEffect& effect, const TileStatistics& local) {
     if (effect.alone_below_floor) out["alone_below_floor"] = true;
     if (effect.alone.nonfinite > 0) out["alone_nonfinite"] = effect.alone.nonfinite;
     if (effect.repaired.nonfinite > 0) out["repaired_nonfinite"] = effect.repaired.nonfinite;
-    out["local"] = {{"rms", number(local.total_rms())}, {"signed_bias", number(local.signed_bias())}, {"t", number(local.t_statistic())},
+    out["local"] = {{"rms", number(local.total_rms())},
+                    {"signed_bias", number(local.signed_bias())},
+                    {"t", number(local.t_statistic())},
                     {"unit", info(local.site).unit}};
     return out;
 }
@@ -67,14 +77,16 @@ ordered_json output_json(const OutputAttribution& a, const LayerAttribution& lay
     out["plan"] = error_json(a.plan);
     out["floor"] = number(a.floor.rel_error);
     out["unexplained"] = number(a.unexplained);
-    ordered_json observed = ordered_json::object(), sites = ordered_json::object(), corrections = ordered_json::object();
+    ordered_json observed = ordered_json::object(), sites = ordered_json::object(),
+                 corrections = ordered_json::object();
     for (const ObservedOutput& seen : a.observed) {
         ordered_json item = error_json(seen.error);
         item["bit_equal_to_plan"] = number(seen.bit_equal_to_plan);
         item["within_one_ulp_of_plan"] = number(seen.within_one_ulp_of_plan);
         observed[seen.kernel] = std::move(item);
     }
-    for (std::size_t s = 0; s < layer.sites.size(); ++s) sites[std::string(name(layer.sites[s]))] = site_json(a.sites[s], layer.local[s]);
+    for (std::size_t s = 0; s < layer.sites.size(); ++s)
+        sites[std::string(name(layer.sites[s]))] = site_json(a.sites[s], layer.local[s]);
     for (const CorrectedOutput& corrected : a.corrections) {
         ordered_json item = error_json(corrected.error);
         item["changes_function"] = corrected.changes_function;
@@ -90,16 +102,22 @@ ordered_json output_json(const OutputAttribution& a, const LayerAttribution& lay
 ordered_json layer_json(const LayerAttribution& layer, const RoundingPlan& plan) {
     ordered_json outputs = ordered_json::object();
     for (const OutputAttribution& a : layer.outputs) outputs[std::string(name(a.output))] = output_json(a, layer, plan);
-    ordered_json out{{"name", layer.name}, {"batch", layer.batch}, {"heads", layer.heads}, {"kv_heads", layer.kv_heads}, {"seq", layer.seq_q},
-                     {"seq_k", layer.seq_k}, {"head_dim", layer.head_dim}, {"head_dim_v", layer.head_dim_v}, {"causal", layer.causal},
-                     {"outputs", std::move(outputs)}};
-    out["rows"] = {{"count", layer.rows.p_max.size()}, {"saturated_fraction", number(layer.rows.saturated_fraction)},
-                   {"zero_sum_rms", number(layer.rows.zero_sum_rms)}, {"zero_sum_coherence", number(layer.rows.zero_sum_coherence)},
+    ordered_json out{{"name", layer.name},         {"batch", layer.batch},
+                     {"heads", layer.heads},       {"kv_heads", layer.kv_heads},
+                     {"seq", layer.seq_q},         {"seq_k", layer.seq_k},
+                     {"head_dim", layer.head_dim}, {"head_dim_v", layer.head_dim_v},
+                     {"causal", layer.causal},     {"outputs", std::move(outputs)}};
+    out["rows"] = {{"count", layer.rows.p_max.size()},
+                   {"saturated_fraction", number(layer.rows.saturated_fraction)},
+                   {"zero_sum_rms", number(layer.rows.zero_sum_rms)},
+                   {"zero_sum_coherence", number(layer.rows.zero_sum_coherence)},
                    {"repeated_max_fraction", number(layer.rows.repeated_max_fraction)}};
     out["truth_slow_elements"] = layer.truth_slow_elements;
     if (layer.verified) {
-        out["truth_verified"] = {{"checked", layer.verified->checked}, {"outside", layer.verified->outside},
-                                 {"worst_ratio", number(layer.verified->worst_ratio)}, {"worst", layer.verified->worst}};
+        out["truth_verified"] = {{"checked", layer.verified->checked},
+                                 {"outside", layer.verified->outside},
+                                 {"worst_ratio", number(layer.verified->worst_ratio)},
+                                 {"worst", layer.verified->worst}};
     }
     return out;
 }
@@ -109,8 +127,11 @@ ordered_json layer_json(const LayerAttribution& layer, const RoundingPlan& plan)
 std::string to_json(const Attribution& attribution) {
     ordered_json layers = ordered_json::array();
     for (const LayerAttribution& layer : attribution.layers) layers.push_back(layer_json(layer, attribution.plan));
-    const ordered_json object{{"schema", "faultline.attribution/1"}, {"input", attribution.input}, {"plan", attribution.plan.name},
-                              {"complete", attribution.complete}, {"layers", std::move(layers)}};
+    const ordered_json object{{"schema", "faultline.attribution/1"},
+                              {"input", attribution.input},
+                              {"plan", attribution.plan.name},
+                              {"complete", attribution.complete},
+                              {"layers", std::move(layers)}};
     // Names come out of files and need not be UTF-8.
     return object.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
 }

@@ -15,9 +15,9 @@ namespace faultline {
 namespace {
 
 constexpr std::size_t line_width = 110;
-constexpr std::size_t sites_shown = 6;          // without --full
-constexpr double share_worth_a_line = 0.005;    // of the plan's squared error
-constexpr double wrong_from = 2;                // times the format's level: then the output has a block of its own
+constexpr std::size_t sites_shown = 6;  // without --full
+constexpr double worth_a_line = 0.005;  // of the plan's squared error
+constexpr double wrong_from = 2;        // times the format's level: then the output has a block of its own
 
 enum class Color { none, bold, dim, good, fair, bad };
 
@@ -27,7 +27,11 @@ class Pen {
     explicit Pen(bool on) : on_(on) {}
     [[nodiscard]] std::string operator()(Color color, std::string text) const {
         if (!on_ || color == Color::none || text.empty()) return text;
-        const char* code = color == Color::bold ? "1" : color == Color::dim ? "2" : color == Color::good ? "32" : color == Color::fair ? "33" : "31";
+        const char* code = color == Color::bold   ? "1"
+                           : color == Color::dim  ? "2"
+                           : color == Color::good ? "32"
+                           : color == Color::fair ? "33"
+                                                  : "31";
         return fmt::format("\x1b[{}m{}\x1b[0m", code, text);
     }
 
@@ -47,10 +51,14 @@ std::string percent(double ratio) {
 std::string share_text(double share) {
     if (share == 1) return "all";
     if (share > 0.999 && share < 1) return ">99.9%";
+    if (std::abs(share) >= 100) return fmt::format("{:.3g}x", share);
+    if (std::abs(share) >= 1) return fmt::format("{:.0f}%", 100 * share);
     return fmt::format("{:.1f}%", 100 * share);
 }
 
-std::string signed_text(double x, int decimals = 3) { return std::isfinite(x) ? fmt::format("{:+.{}f}", x, decimals) : "-"; }
+std::string signed_text(double x, int decimals = 3) {
+    return std::isfinite(x) ? fmt::format("{:+.{}f}", x, decimals) : "-";
+}
 
 /// t grows with the number of rows: large ones need no decimals.
 std::string t_text(double t) {
@@ -73,7 +81,8 @@ std::string marked(const ErrorMeasure& error, const std::optional<Format>& forma
 }
 
 /// Items after a label, broken into lines.
-void flow(std::string& out, const std::string& label, const std::vector<std::pair<std::string, Color>>& items, const Pen& pen) {
+void flow(std::string& out, const std::string& label, const std::vector<std::pair<std::string, Color>>& items,
+          const Pen& pen) {
     std::string line = label;
     std::size_t width = label.size();
     for (std::size_t i = 0; i < items.size(); ++i) {
@@ -83,7 +92,8 @@ void flow(std::string& out, const std::string& label, const std::vector<std::pai
             line = std::string(label.size(), ' ');
             width = label.size();
         }
-        line += " " + pen(items[i].second, text);
+        line += ' ';
+        line += pen(items[i].second, text);
         width += 1 + text.size();
     }
     out += line + "\n";
@@ -98,7 +108,8 @@ std::string sentence(const std::string& text, const Pen& pen) {
             out += pen(Color::bold, line) + "\n";
             line = "     ";
         }
-        line += " " + text.substr(begin, end - begin);
+        line += ' ';
+        line += text.substr(begin, end - begin);
         begin = end + 1;
     }
     return out + pen(Color::bold, line) + "\n";
@@ -106,30 +117,39 @@ std::string sentence(const std::string& text, const Pen& pen) {
 
 std::string head(const Attribution& a, const Pen& pen) {
     const std::optional<Format> format = stored_format(a.plan, Output::dq);
-    std::string out = pen(Color::bold, fmt::format("{}   plan {}", escaped(a.input), a.plan.name)) + (a.complete ? "\n" : "   (interrupted: not all layers)\n");
+    std::string out = pen(Color::bold, fmt::format("{}   plan {}", escaped(a.input), a.plan.name)) +
+                      (a.complete ? "\n" : "   (interrupted: not all layers)\n");
     if (!a.plan.description.empty() && a.plan.description.size() < line_width) out += a.plan.description + "\n";
-    out += "\nerror      |value - truth| / |truth|, Frobenius over all heads; truth is certified to the last bit of a double\n";
+    out += "\nerror  |value - truth| / |truth|, Frobenius over all heads; truth is certified, element by element\n";
     if (format)
-        out += fmt::format("*          at {} level: no more than {}, about what storing the exact value in {} costs; ! not finite\n", name(*format), percent(level_of(*format)),
-                           name(*format));
-    out += "share      of the plan's error that goes when this site alone is made exact (repaired); alone: nothing else rounds\n"
-           "bias, t    mean of the site's error over its rms, and the t of the rows' means; coherence: do rows agree in sign,\n"
-           "           0 to 1. Noise averages out in training, bias adds up.\n";
+        out += fmt::format("*      at {0} level: an error of {1} or less, about what storing the truth in {0} costs\n",
+                           name(*format), percent(level_of(*format)));
+    out +=
+        "=plan  elements of the kernel's output that equal the plan's bit for bit\n"
+        "share  of the plan's error, gone when this site alone is exact (repaired); below 0 it cancels others; sites that\n"
+        "       act together each have the whole of it; alone: the error where nothing else rounds\n"
+        "bias   mean / rms of the site's error, t over rows, coherence of the rows' signs: noise averages out, bias does not\n";
     return out;
 }
 
 std::string layer_head(const LayerAttribution& layer, const Pen& pen) {
-    std::string heads = fmt::format("{} heads", layer.heads);
+    std::string heads = layer.heads == 1 ? "1 head" : fmt::format("{} heads", layer.heads);
     if (layer.kv_heads != layer.heads) heads += fmt::format(" on {} of keys", layer.kv_heads);
     if (layer.batch > 1) heads = fmt::format("batch {}, ", layer.batch) + heads;
-    std::string out = "\n" + pen(Color::bold, escaped(layer.name)) + fmt::format("   {}, {} x {}, head_dim {}{}\n", heads, layer.seq_q, layer.seq_k, layer.head_dim, layer.causal ? ", causal" : "");
+    std::string out = "\n" + pen(Color::bold, escaped(layer.name)) +
+                      fmt::format("   {}, {} x {}, head_dim {}{}\n", heads, layer.seq_q, layer.seq_k, layer.head_dim,
+                                  layer.causal ? ", causal" : "");
     const RowStatistics& rows = layer.rows;
-    out += fmt::format("  rows: {} saturated (p > 1 - 2^-9), {} with a repeated maximum", share_text(rows.saturated_fraction), share_text(rows.repeated_max_fraction));
-    if (!rows.zero_sum.empty()) out += fmt::format("; sum of ds off 0 by {:.2g} of its terms, sign {}", rows.zero_sum_rms, signed_text(rows.zero_sum_coherence, 2));
+    out += fmt::format("  rows: {} saturated (p > 1 - 2^-9), {} repeat their maximum",
+                       share_text(rows.saturated_fraction), share_text(rows.repeated_max_fraction));
+    if (!rows.zero_sum.empty())
+        out += fmt::format("; sum of ds off 0 by {:.2g} of its terms (sign {})", rows.zero_sum_rms,
+                           signed_text(rows.zero_sum_coherence, 2));
     out += "\n";
     if (layer.verified) {
-        out += fmt::format("  truth: {} elements recomputed in MPFR, {} outside their bound (largest difference {:.2g} of it)\n", layer.verified->checked, layer.verified->outside,
-                           layer.verified->worst_ratio);
+        out += fmt::format(
+            "  truth: {} elements recomputed in MPFR, {} outside their bound (largest difference {:.2g} of it)\n",
+            layer.verified->checked, layer.verified->outside, layer.verified->worst_ratio);
     }
     return out;
 }
@@ -146,14 +166,17 @@ std::string errors(const LayerAttribution& layer, const RoundingPlan& plan, cons
     for (std::size_t begin = 0; begin == 0 || begin < kernels.size(); begin += per_line) {
         const std::size_t end = std::min(begin + per_line, kernels.size());
         out += fmt::format("  {:<4} {:>11} {:>13}", "", begin == 0 ? "|truth|" : "", begin == 0 ? "plan " : "");
-        for (std::size_t k = begin; k < end; ++k) out += fmt::format("{:>{}}", escaped(kernels[k], 12) + " = plan", column);
+        for (std::size_t k = begin; k < end; ++k) out += fmt::format("{:>11} {:>7}", escaped(kernels[k], 11), "=plan");
         out += "\n";
         for (const OutputAttribution& output : layer.outputs) {
             const std::optional<Format> format = stored_format(plan, output.output);
-            out += fmt::format("  {:<4} {:>11} ", name(output.output), begin == 0 ? output.truth_norm.to_string(3) : "");
-            out += begin == 0 ? pen(color_of(output.plan, format), fmt::format("{:>13}", marked(output.plan, format))) : std::string(13, ' ');
+            out +=
+                fmt::format("  {:<4} {:>11} ", name(output.output), begin == 0 ? output.truth_norm.to_string(3) : "");
+            out += begin == 0 ? pen(color_of(output.plan, format), fmt::format("{:>13}", marked(output.plan, format)))
+                              : std::string(13, ' ');
             for (std::size_t k = begin; k < end; ++k) {
-                const auto seen = std::find_if(output.observed.begin(), output.observed.end(), [&](const ObservedOutput& o) { return o.kernel == kernels[k]; });
+                const auto seen = std::find_if(output.observed.begin(), output.observed.end(),
+                                               [&](const ObservedOutput& o) { return o.kernel == kernels[k]; });
                 if (seen == output.observed.end()) {
                     out += std::string(column, ' ');
                     continue;
@@ -173,19 +196,23 @@ bool is_wrong(const OutputAttribution& output, const RoundingPlan& plan) {
     const WideReal limit(wrong_from * level_of(*format));
     if (below_range(output.truth_norm, *format)) return true;
     const auto beyond = [&](const ErrorMeasure& e) { return e.nonfinite > 0 || !(e.rel_error <= limit); };
-    return beyond(output.plan) || std::any_of(output.observed.begin(), output.observed.end(), [&](const ObservedOutput& o) { return beyond(o.error); });
+    return beyond(output.plan) || std::any_of(output.observed.begin(), output.observed.end(),
+                                              [&](const ObservedOutput& o) { return beyond(o.error); });
 }
 
-/// Sites by what they matter: share first, then what they do alone.
+/// What a site matters: its share, or what it does alone where others then hide it; both of squared error.
+double weight(const OutputAttribution& output, std::size_t s) {
+    const SiteEffect& e = output.sites[s];
+    const double alone = (e.alone.rel_error / output.plan.rel_error).to_double();
+    return std::max(std::abs(e.share), std::isfinite(alone) ? alone * alone : 0.0);
+}
+
+/// Sites by weight, heaviest first.
 std::vector<std::size_t> by_weight(const OutputAttribution& output) {
     std::vector<std::size_t> order(output.sites.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
-    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-        const SiteEffect &x = output.sites[a], &y = output.sites[b];
-        const double share_x = std::abs(x.share), share_y = std::abs(y.share);
-        if (std::max(share_x, share_y) >= share_worth_a_line && share_x != share_y) return share_x > share_y;
-        return y.alone.rel_error < x.alone.rel_error;
-    });
+    std::stable_sort(order.begin(), order.end(),
+                     [&](std::size_t a, std::size_t b) { return weight(output, a) > weight(output, b); });
     return order;
 }
 
@@ -194,24 +221,30 @@ std::string site_line(const LayerAttribution& layer, const OutputAttribution& ou
     const TileStatistics& local = layer.local[s];
     const bool silent = e.alone_below_floor;
     std::string line = fmt::format("    {:<17}", name(layer.sites[s]));
-    line += pen(std::abs(e.share) > 0.1 ? Color::bold : Color::none, fmt::format("{:>8}", share_text(e.share)));
-    line += fmt::format("{:>10}{:>10}", silent ? "-" : error_text(e.alone.rel_error), error_text(e.repaired.rel_error));
-    line += fmt::format("{:>9}{:>9}{:>7}", silent ? "-" : signed_text(e.alone.signed_bias), silent ? "-" : t_text(e.alone.t_statistic), silent ? "-" : fmt::format("{:.2f}", e.alone.row_coherence));
-    if (!std::isnan(e.alone.mean_key_share)) line += fmt::format("{:>8}{:>7}", silent ? "-" : share_text(e.alone.mean_key_share), silent ? "-" : signed_text(e.alone.mean_key_sign, 2));
-    line += fmt::format("{:>10.2g}{:>8}", local.total_rms(), signed_text(local.signed_bias()));
+    line += pen(std::abs(e.share) > 0.1 ? Color::bold : Color::none, fmt::format("{:>9}", share_text(e.share)));
+    line += fmt::format("{:>11}{:>11}", silent ? "-" : error_text(e.alone.rel_error), error_text(e.repaired.rel_error));
+    line += fmt::format("{:>8}{:>9}{:>7}", silent ? "-" : signed_text(e.alone.signed_bias),
+                        silent ? "-" : t_text(e.alone.t_statistic),
+                        silent ? "-" : fmt::format("{:.2f}", e.alone.row_coherence));
+    if (!std::isnan(e.alone.mean_key_share))
+        line += fmt::format("{:>9}{:>7}", silent ? "-" : share_text(e.alone.mean_key_share),
+                            silent ? "-" : signed_text(e.alone.mean_key_sign, 2));
+    line += fmt::format("{:>9.1e}{:>8}", local.total_rms(), signed_text(local.signed_bias()));
     return line + "\n";
 }
 
-std::string sites_of(const LayerAttribution& layer, const OutputAttribution& output, const TableOptions& options, const Pen& pen) {
+std::string sites_of(const LayerAttribution& layer, const OutputAttribution& output, const TableOptions& options,
+                     const Pen& pen) {
     if (output.sites.empty()) return "";
     const bool has_key = !std::isnan(output.plan.mean_key_share);
-    std::string out = fmt::format("    {:<17}{:>8}{:>10}{:>10}{:>9}{:>9}{:>7}", "site", "share", "alone", "repaired", "bias", "t", "coher.");
-    if (has_key) out += fmt::format("{:>8}{:>7}", "on mean", "key");
-    out = pen(Color::dim, out + fmt::format("{:>10}{:>8}", "local rms", "bias")) + "\n";
+    std::string out = fmt::format("    {:<17}{:>9}{:>11}{:>11}{:>8}{:>9}{:>7}", "site", "share", "alone", "repaired",
+                                  "bias", "t", "coher.");
+    if (has_key) out += fmt::format("{:>9}{:>7}", "mean key", "sign");
+    out = pen(Color::dim, out + fmt::format("{:>9}{:>8}", "local", "bias")) + "\n";
     const std::vector<std::size_t> order = by_weight(output);
     std::size_t shown = 0;
     for (const std::size_t s : order) {
-        const bool worth = shown == 0 || (shown < sites_shown && std::abs(output.sites[s].share) >= share_worth_a_line);
+        const bool worth = shown == 0 || (shown < sites_shown && weight(output, s) >= worth_a_line);
         if (!options.full && !worth) break;
         out += site_line(layer, output, s, pen);
         ++shown;
@@ -223,7 +256,8 @@ std::string sites_of(const LayerAttribution& layer, const OutputAttribution& out
             largest = std::max(largest, std::abs(output.sites[order[i]].share));
             alone = std::max(alone, output.sites[order[i]].alone.rel_error);
         }
-        out += fmt::format("    {} other sites: share at most {} each, alone at most {}\n", order.size() - shown, share_text(largest), error_text(alone));
+        out += fmt::format("    {} other sites: share at most {} each, alone at most {}\n", order.size() - shown,
+                           share_text(largest), error_text(alone));
     }
     return out;
 }
@@ -234,39 +268,86 @@ std::string corrections_of(const OutputAttribution& output, const std::optional<
         const bool better = c.error.nonfinite == 0 && c.error.rel_error < WideReal(0.95) * output.plan.rel_error;
         (c.changes_function ? changing : better ? kept : useless).push_back(&c);
     }
-    const auto less = [](const CorrectedOutput* a, const CorrectedOutput* b) { return a->error.rel_error < b->error.rel_error; };
+    const auto less = [](const CorrectedOutput* a, const CorrectedOutput* b) {
+        return a->error.rel_error < b->error.rel_error;
+    };
     std::string out;
     const auto list = [&](const std::string& label, std::vector<const CorrectedOutput*>& which) {
         if (which.empty()) return;
         std::stable_sort(which.begin(), which.end(), less);
         std::vector<std::pair<std::string, Color>> items;
         for (const CorrectedOutput* c : which)
-            items.emplace_back(fmt::format("{} {}{}", c->correction, error_text(c->error.rel_error), c->error.nonfinite > 0 ? "!" : at_level(c->error, format) ? "*" : ""), color_of(c->error, format));
+            items.emplace_back(fmt::format("{} {}{}", c->correction, error_text(c->error.rel_error),
+                                           c->error.nonfinite > 0       ? "!"
+                                           : at_level(c->error, format) ? "*"
+                                                                        : ""),
+                               color_of(c->error, format));
         flow(out, label, items, pen);
     };
     list("    repaired by, best first:", kept);
     list("    changing the function:  ", changing);
-    list("    no help:                ", useless);
+    list("    not better:             ", useless);
     return out;
+}
+
+/// The kernel whose output the plan comes nearest to, or null.
+const ObservedOutput* nearest_kernel(const OutputAttribution& output) {
+    const auto less = [](const ObservedOutput& a, const ObservedOutput& b) {
+        return a.bit_equal_to_plan < b.bit_equal_to_plan;
+    };
+    const auto best = std::max_element(output.observed.begin(), output.observed.end(), less);
+    return best == output.observed.end() ? nullptr : &*best;
+}
+
+std::string against_kernels(const OutputAttribution& output) {
+    constexpr double most = 0.9;
+    const ObservedOutput* kernel = nearest_kernel(output);
+    if (kernel == nullptr) return "";
+    const std::string same = share_text(kernel->bit_equal_to_plan) + " of its elements are the same";
+    if (kernel->bit_equal_to_plan >= most) return fmt::format(" as {} is ({})", escaped(kernel->kernel), same);
+    return fmt::format(" where {}, nearest to it, is {} ({})", escaped(kernel->kernel),
+                       error_text(kernel->error.rel_error), same);
+}
+
+/// Who did it: the heaviest sites with a positive share.
+std::string culprits(const LayerAttribution& layer, const OutputAttribution& output) {
+    constexpr double worth_naming = 0.05;
+    std::string text;
+    std::size_t named = 0;
+    for (const std::size_t s : by_weight(output)) {
+        if (output.sites[s].share < worth_naming || named == 3) continue;
+        text += fmt::format("{}{} ({})", named == 0 ? ", by " : ", ", name(layer.sites[s]),
+                            share_text(output.sites[s].share));
+        ++named;
+    }
+    return text;
 }
 
 std::string verdict(const LayerAttribution& layer, const OutputAttribution& output, const RoundingPlan& plan) {
     const std::optional<Format> format = stored_format(plan, output.output);
-    std::string text = fmt::format("{}: {} is {} wrong", name(output.output), plan.name, error_text(output.plan.rel_error));
+    std::string text =
+        fmt::format("{}: {} is {} wrong", name(output.output), plan.name, error_text(output.plan.rel_error));
+    text += against_kernels(output);
     if (output.plan.nonfinite > 0) text += fmt::format(", {} elements not finite", output.plan.nonfinite);
-    if (format && below_range(output.truth_norm, *format))
-        text += fmt::format("; |truth| {} lies below {}, so the best that can be stored is 0, with error 100%", output.truth_norm.to_string(3), name(*format));
-    const auto most = by_weight(output);
-    if (!most.empty() && output.sites[most[0]].share >= share_worth_a_line) {
-        text += fmt::format(", {} of it by {}", share_text(output.sites[most[0]].share), name(layer.sites[most[0]]));
-        if (most.size() > 1 && output.sites[most[1]].share >= 0.05) text += fmt::format(", {} by {}", share_text(output.sites[most[1]].share), name(layer.sites[most[1]]));
+    const auto best = std::find_if(output.corrections.begin(), output.corrections.end(),
+                                   [&](const CorrectedOutput& c) { return c.correction == output.best_correction; });
+    const bool repaired = best != output.corrections.end();
+    if (format && below_range(output.truth_norm, *format)) {
+        text += fmt::format(
+            "; |truth| = {} lies below the smallest number of {}: the best that can be stored is 0, with error 100%",
+            output.truth_norm.to_string(3), name(*format));
+        return repaired && best->error.rel_error == WideReal(1.0)
+                   ? fmt::format("{}, as {} does", text, best->correction)
+                   : text;
     }
-    const auto best = std::find_if(output.corrections.begin(), output.corrections.end(), [&](const CorrectedOutput& c) { return c.correction == output.best_correction; });
-    if (!output.corrections.empty()) {
-        if (best == output.corrections.end()) text += "; no correction helps";
-        else text += fmt::format("; {} brings it to {}{}", best->correction, error_text(best->error.rel_error), at_level(best->error, format) ? fmt::format(", {} level", name(*format)) : "");
-    }
-    return text;
+    text += culprits(layer, output);
+    if (output.plan.mean_key_share > 0.5)
+        text += fmt::format("; {} of the error lies along the mean key, with sign {}",
+                            share_text(output.plan.mean_key_share), signed_text(output.plan.mean_key_sign, 2));
+    if (output.corrections.empty()) return text;
+    if (!repaired) return text + "; no correction helps";
+    return text + fmt::format("; {} brings it to {}{}", best->correction, error_text(best->error.rel_error),
+                              at_level(best->error, format) ? fmt::format(", {} level", name(*format)) : "");
 }
 
 }  // namespace

@@ -20,12 +20,18 @@ const std::vector<Measure>& measures() {
     static const std::vector<Measure> list{
         {"signed_bias", "mean of the error over its rms", [](const ErrorMeasure& e) { return e.signed_bias; }},
         {"t", "t-statistic of the mean error, rows as samples", [](const ErrorMeasure& e) { return e.t_statistic; }},
-        {"gain", "inner product of error and truth over the squared norm of the truth", [](const ErrorMeasure& e) { return e.gain; }},
-        {"row_coherence", "magnitude of the sum of the rows' mean errors over the sum of their magnitudes", [](const ErrorMeasure& e) { return e.row_coherence; }},
-        {"head_coherence", "magnitude of the sum of the heads' mean errors over the sum of their magnitudes", [](const ErrorMeasure& e) { return e.head_coherence; }},
-        {"mean_key_share", "share of the error's energy along the mean key (dq only)", [](const ErrorMeasure& e) { return e.mean_key_share; }},
-        {"mean_key_sign", "coherence with sign of the rows' errors along the mean key (dq only)", [](const ErrorMeasure& e) { return e.mean_key_sign; }},
-        {"nonfinite", "elements that are NaN or infinite, left out of the rest", [](const ErrorMeasure& e) { return static_cast<double>(e.nonfinite); }},
+        {"gain", "inner product of error and truth over the squared norm of the truth",
+         [](const ErrorMeasure& e) { return e.gain; }},
+        {"row_coherence", "magnitude of the sum of the rows' mean errors over the sum of their magnitudes",
+         [](const ErrorMeasure& e) { return e.row_coherence; }},
+        {"head_coherence", "magnitude of the sum of the heads' mean errors over the sum of their magnitudes",
+         [](const ErrorMeasure& e) { return e.head_coherence; }},
+        {"mean_key_share", "share of the error's energy along the mean key (dq only)",
+         [](const ErrorMeasure& e) { return e.mean_key_share; }},
+        {"mean_key_sign", "coherence with sign of the rows' errors along the mean key (dq only)",
+         [](const ErrorMeasure& e) { return e.mean_key_sign; }},
+        {"nonfinite", "elements that are NaN or infinite, left out of the rest",
+         [](const ErrorMeasure& e) { return static_cast<double>(e.nonfinite); }},
     };
     return list;
 }
@@ -43,12 +49,14 @@ struct Wide {
 /// Writes the datasets of one layer below its group.
 class LayerWriter {
   public:
-    LayerWriter(const LayerAttribution& layer, RecordFile& file) : layer_(layer), file_(file), group_(layer.name + "/") {
+    LayerWriter(const LayerAttribution& layer, RecordFile& file)
+        : layer_(layer), file_(file), group_(layer.name + "/") {
         std::vector<std::string> site_names, output_names, correction_names;
         for (const Site site : layer.sites) site_names.emplace_back(name(site));
         for (const OutputAttribution& output : layer.outputs) output_names.emplace_back(name(output.output));
         if (!layer.outputs.empty())
-            for (const CorrectedOutput& corrected : layer.outputs.front().corrections) correction_names.push_back(corrected.correction);
+            for (const CorrectedOutput& corrected : layer.outputs.front().corrections)
+                correction_names.push_back(corrected.correction);
         site_axis_ = coordinate("site", site_names, "site of the plan");
         output_axis_ = coordinate("output", output_names, "output of attention");
         correction_axis_ = coordinate("correction", correction_names, "correction applied to the plan");
@@ -73,7 +81,8 @@ class LayerWriter {
     void attributes() {
         const std::string object = layer_.name;
         const auto set = [&](const char* key, std::int64_t value) { file_.attribute(object, key, value); };
-        set("batch", layer_.batch), set("heads", layer_.heads), set("kv_heads", layer_.kv_heads), set("seq_q", layer_.seq_q), set("seq_k", layer_.seq_k);
+        set("batch", layer_.batch), set("heads", layer_.heads), set("kv_heads", layer_.kv_heads),
+            set("seq_q", layer_.seq_q), set("seq_k", layer_.seq_k);
         set("head_dim", layer_.head_dim), set("head_dim_v", layer_.head_dim_v), set("causal", layer_.causal ? 1 : 0);
         set("truth_slow_elements", static_cast<std::int64_t>(layer_.truth_slow_elements));
         file_.attribute(object, "saturated_fraction", layer_.rows.saturated_fraction);
@@ -100,23 +109,29 @@ class LayerWriter {
     void rows() {
         const RowStatistics& rows = layer_.rows;
         if (layer_.seq_q == 0 || rows.p_max.empty()) return;
-        const std::vector<Axis> axes{{"head", static_cast<std::int64_t>(rows.p_max.size()) / layer_.seq_q}, {"row", layer_.seq_q}};
-        const auto put = [&](const char* what, const std::vector<double>& values, const char* long_name, const char* unit) {
+        const std::vector<Axis> axes{{"head", static_cast<std::int64_t>(rows.p_max.size()) / layer_.seq_q},
+                                     {"row", layer_.seq_q}};
+        const auto put = [&](const char* what, const std::vector<double>& values, const char* long_name,
+                             const char* unit) {
             if (values.size() == rows.p_max.size()) file_.write(below("rows") + what, values, axes, {long_name, unit});
         };
         put("p_max", rows.p_max, "largest true probability of the row", "1");
         put("repeated_max", rows.repeated_max, "keys whose probability rounds to the row's largest in bf16", "1");
-        put("zero_sum", rows.zero_sum, "sum over keys of the score gradient after its cast; 0 in exact arithmetic", "gradient");
+        put("zero_sum", rows.zero_sum, "sum over keys of the score gradient after its cast; 0 in exact arithmetic",
+            "gradient");
         put("zero_sum_relative", rows.zero_sum_relative, "the same over the sum of magnitudes", "1");
         put("delta_error", rows.delta_error, "delta of the plan minus true delta", "gradient x value");
     }
 
     /// Every measure of a set of errors over `axes`.
-    void measures_of(const std::string& group, const std::vector<const ErrorMeasure*>& errors, const std::vector<Axis>& axes) {
+    void measures_of(const std::string& group, const std::vector<const ErrorMeasure*>& errors,
+                     const std::vector<Axis>& axes) {
         Wide relative, norm;
         for (const ErrorMeasure* e : errors) relative.add(e->rel_error), norm.add(e->error_norm);
-        file_.write_wide(group + "rel_error", relative.mantissa, relative.exponent, axes, {"Frobenius norm of the error over that of the truth", "1"});
-        file_.write_wide(group + "error_norm", norm.mantissa, norm.exponent, axes, {"Frobenius norm of the error", "1"});
+        file_.write_wide(group + "rel_error", relative.mantissa, relative.exponent, axes,
+                         {"Frobenius norm of the error over that of the truth", "1"});
+        file_.write_wide(group + "error_norm", norm.mantissa, norm.exponent, axes,
+                         {"Frobenius norm of the error", "1"});
         for (const Measure& measure : measures()) {
             std::vector<double> values;
             for (const ErrorMeasure* e : errors) values.push_back(measure.of(*e));
@@ -135,14 +150,17 @@ class LayerWriter {
             equal.push_back(seen.bit_equal_to_plan);
             near.push_back(seen.within_one_ulp_of_plan);
         }
-        file_.coordinate(group + "source", sources, {"the plan, the plan without rounding in binary64 (floor), then observed kernels", "1"});
+        file_.coordinate(group + "source", sources,
+                         {"the plan, the plan without rounding in binary64 (floor), then observed kernels", "1"});
         const std::vector<Axis> axes{{"source", static_cast<std::int64_t>(sources.size())}};
         measures_of(group, errors, axes);
         file_.write(group + "bit_equal_to_plan", equal, axes, {"share of elements that equal the plan's", "1"});
-        file_.write(group + "within_one_ulp_of_plan", near, axes, {"share of elements within one ulp of the plan's", "1"});
+        file_.write(group + "within_one_ulp_of_plan", near, axes,
+                    {"share of elements within one ulp of the plan's", "1"});
         scalar(group + "truth_norm", a.truth_norm, "Frobenius norm of the exact output");
         scalar(group + "truth_bound", a.truth_bound, "bound on the error of the truth, Frobenius");
-        file_.write(group + "unexplained", std::vector<double>{a.unexplained}, {}, {"norm of the plan's error less the sum of the sites' errors alone, over its norm", "1"});
+        file_.write(group + "unexplained", std::vector<double>{a.unexplained}, {},
+                    {"norm of the plan's error less the sum of the sites' errors alone, over its norm", "1"});
     }
 
     void scalar(const std::string& path, const WideReal& value, const char* long_name) {
@@ -168,11 +186,16 @@ class LayerWriter {
                 repaired.add(output.sites[s].repaired.rel_error);
             }
         const std::vector<Axis> axes{site_axis_, output_axis_};
-        file_.write_wide(group + "alone", alone.mantissa, alone.exponent, axes, {"relative error with every other site exact", "1"});
-        file_.write_wide(group + "repaired", repaired.mantissa, repaired.exponent, axes, {"relative error with this site exact", "1"});
-        by_site(group + "share", "part of the plan's error that the repair removes", [](const SiteEffect& e) { return e.share; });
-        by_site(group + "interaction", "norm of what the site does only together with others, over the plan's error", [](const SiteEffect& e) { return e.interaction; });
-        by_site(group + "alone_below_floor", "1: alone is not told from binary64 arithmetic", [](const SiteEffect& e) { return e.alone_below_floor ? 1.0 : 0.0; });
+        file_.write_wide(group + "alone", alone.mantissa, alone.exponent, axes,
+                         {"relative error with every other site exact", "1"});
+        file_.write_wide(group + "repaired", repaired.mantissa, repaired.exponent, axes,
+                         {"relative error with this site exact", "1"});
+        by_site(group + "share", "part of the plan's error that the repair removes",
+                [](const SiteEffect& e) { return e.share; });
+        by_site(group + "interaction", "norm of what the site does only together with others, over the plan's error",
+                [](const SiteEffect& e) { return e.interaction; });
+        by_site(group + "alone_below_floor", "1: alone is not told from binary64 arithmetic",
+                [](const SiteEffect& e) { return e.alone_below_floor ? 1.0 : 0.0; });
         for (const Measure& measure : measures())
             by_site(group + measure.name, measure.long_name, [&](const SiteEffect& e) { return measure.of(e.alone); });
     }
@@ -182,11 +205,13 @@ class LayerWriter {
         std::vector<const ErrorMeasure*> errors;
         std::vector<std::uint8_t> changes;
         for (std::int64_t c = 0; c < correction_axis_.size; ++c) {
-            for (const OutputAttribution& output : layer_.outputs) errors.push_back(&output.corrections[static_cast<std::size_t>(c)].error);
+            for (const OutputAttribution& output : layer_.outputs)
+                errors.push_back(&output.corrections[static_cast<std::size_t>(c)].error);
             changes.push_back(layer_.outputs.front().corrections[static_cast<std::size_t>(c)].changes_function ? 1 : 0);
         }
         measures_of(group, errors, {correction_axis_, output_axis_});
-        file_.write(group + "changes_function", changes, {correction_axis_}, {"1: the truth is that of another function", "1"});
+        file_.write(group + "changes_function", changes, {correction_axis_},
+                    {"1: the truth is that of another function", "1"});
     }
 
     [[nodiscard]] std::string below(const std::string& path) const { return group_ + path + "/"; }

@@ -37,7 +37,8 @@ struct AttributeSettings {
 
 /// Names given for a setting, turned into what they stand for, each once.
 template <class T, class Find>
-std::vector<T> found(const std::vector<std::string>& given, const std::string& where, const std::vector<std::string_view>& known, Find&& find) {
+std::vector<T> found(const std::vector<std::string>& given, const std::string& where,
+                     const std::vector<std::string_view>& known, Find&& find) {
     std::vector<T> items;
     for (const std::string& name : given) {
         const auto item = find(name);
@@ -49,7 +50,8 @@ std::vector<T> found(const std::vector<std::string>& given, const std::string& w
 
 std::vector<Output> chosen_outputs(const AttributeSettings& own, const Settings& settings) {
     if (own.outputs.empty()) return {all_outputs.begin(), all_outputs.end()};
-    std::vector<Output> outputs = found<Output>(own.outputs, settings.where("outputs"), {"o", "dq", "dk", "dv"}, [](const std::string& n) { return find_output(n); });
+    std::vector<Output> outputs = found<Output>(own.outputs, settings.where("outputs"), {"o", "dq", "dk", "dv"},
+                                                [](const std::string& n) { return find_output(n); });
     std::sort(outputs.begin(), outputs.end());
     return outputs;
 }
@@ -57,7 +59,8 @@ std::vector<Output> chosen_outputs(const AttributeSettings& own, const Settings&
 std::vector<Site> chosen_sites(const AttributeSettings& own, const Settings& settings) {
     std::vector<std::string_view> known;
     for (const SiteInfo& site : sites()) known.push_back(site.name);
-    std::vector<Site> chosen = found<Site>(own.sites, settings.where("sites"), known, [](const std::string& n) { return find_site(n); });
+    std::vector<Site> chosen =
+        found<Site>(own.sites, settings.where("sites"), known, [](const std::string& n) { return find_site(n); });
     std::sort(chosen.begin(), chosen.end());
     return chosen;
 }
@@ -66,10 +69,15 @@ Allowances allowances(const AttributeSettings& own, const Settings& settings) {
     Allowances allow;
     for (const std::string& name : own.allow) {
         constexpr std::array<std::string_view, 3> known{"single-key", "masked-rows", "mask-min"};
-        if (name == known[0]) allow.single_key = true;
-        else if (name == known[1]) allow.masked_rows = true;
-        else if (name == known[2]) allow.mask_min = true;
-        else throw RequestError(fmt::format("{}: {}: {}", settings.where("allow"), in_quotes(name), expected_one_of(name, known)));
+        if (name == known[0])
+            allow.single_key = true;
+        else if (name == known[1])
+            allow.masked_rows = true;
+        else if (name == known[2])
+            allow.mask_min = true;
+        else
+            throw RequestError(
+                fmt::format("{}: {}: {}", settings.where("allow"), in_quotes(name), expected_one_of(name, known)));
     }
     return allow;
 }
@@ -84,7 +92,8 @@ RoundingPlan chosen_plan(const AttributeSettings& own, const Settings& settings)
 }
 
 /// `all`: what suits the plan, and what changes the function, each by itself.
-std::vector<Correction> chosen_corrections(const AttributeSettings& own, const RoundingPlan& plan, const Settings& settings) {
+std::vector<Correction> chosen_corrections(const AttributeSettings& own, const RoundingPlan& plan,
+                                           const Settings& settings) {
     std::vector<Correction> chosen;
     const auto add = [&](Correction correction) {
         const auto same = [&](const Correction& other) { return other.name == correction.name; };
@@ -115,17 +124,21 @@ void expect_layers(const Capture& capture, const std::vector<Correction>& chosen
     for (const Correction& correction : chosen)
         for (const std::string& layer : correction.layers())
             if (std::find(there.begin(), there.end(), layer) == there.end())
-                throw RequestError(fmt::format("{}: {}: layer {}: {}", settings.where("correction"), in_quotes(correction.name), in_quotes(layer), expected_one_of(layer, there)));
+                throw RequestError(fmt::format("{}: {}: layer {}: {}", settings.where("correction"),
+                                               in_quotes(correction.name), in_quotes(layer),
+                                               expected_one_of(layer, there)));
 }
 
 void expect_gradients(const Capture& capture, const AttributionOptions& options) {
-    const auto gradient = std::find_if(options.outputs.begin(), options.outputs.end(), [](Output o) { return o != Output::o; });
+    const auto gradient =
+        std::find_if(options.outputs.begin(), options.outputs.end(), [](Output o) { return o != Output::o; });
     if (gradient == options.outputs.end()) return;
     for (const LayerCapture& layer : capture.layers) {
         if (!layer.dout.empty()) continue;
-        throw RequestError(fmt::format("{}: tensor {} is missing: expected the gradient of the loss with respect to the attention output, for dq, dk and dv "
-                                       "(--outputs o attributes the output alone)",
-                                       escaped(capture.path, capture.path.size()), in_quotes(layer.name + ".do")));
+        throw RequestError(fmt::format(
+            "{}: tensor {} is missing: expected the gradient of the loss with respect to the attention output, for dq, dk and dv "
+            "(--outputs o attributes the output alone)",
+            escaped(capture.path, capture.path.size()), in_quotes(layer.name + ".do")));
     }
 }
 
@@ -152,12 +165,15 @@ Manifest manifest_of(const AttributeSettings& own, const Invocation& call) {
 
 std::string missing_layers(const Capture& capture, const Attribution& result) {
     std::vector<std::string> missing;
-    for (std::size_t i = result.layers.size(); i < capture.layers.size(); ++i) missing.push_back(capture.layers[i].name);
+    for (std::size_t i = result.layers.size(); i < capture.layers.size(); ++i)
+        missing.push_back(capture.layers[i].name);
     return fmt::format("{}", fmt::join(missing, ","));
 }
 
 Status run(const AttributeSettings& own, const Invocation& call) {
-    if (own.capture.empty()) throw RequestError("CAPTURE: is missing: expected a safetensors file, a folder of .npy files, or an HDF5 capture");
+    if (own.capture.empty())
+        throw RequestError(
+            "CAPTURE: is missing: expected a safetensors file, a folder of .npy files, or an HDF5 capture");
     AttributionOptions options;
     options.outputs = chosen_outputs(own, call.settings);
     options.sites = chosen_sites(own, call.settings);
@@ -193,34 +209,44 @@ Status run(const AttributeSettings& own, const Invocation& call) {
         file->commit();
     }
     if (result.complete) return Status::done;
-    remark(fmt::format("faultline attribute: interrupted after {} of {} layers{}; the rest: --layers {}", result.layers.size(), capture.layers.size(),
-                       file ? fmt::format(", written to {} with complete = 0", escaped(call.common.output)) : "", missing_layers(capture, result)));
+    remark(fmt::format("faultline attribute: interrupted after {} of {} layers{}; the rest: --layers {}",
+                       result.layers.size(), capture.layers.size(),
+                       file ? fmt::format(", written to {} with complete = 0", escaped(call.common.output)) : "",
+                       missing_layers(capture, result)));
     return Status::failed;
 }
 
 }  // namespace
 
 Command attribute_command() {
-    return {"attribute", "Say which rounding in which kernel made which output wrong",
-            "  faultline attribute run7.safetensors --plan fa2 -o run7.h5\n"
-            "  faultline attribute run7.safetensors --layers layer1 --outputs dq --correction none --full",
-            [](Settings& settings) -> Run {
-                const auto own = std::make_shared<AttributeSettings>();
-                settings.positional("capture", own->capture, "Tensors LAYER.{q,k,v,do} and LAYER.KERNEL.{o,dq,dk,dv}: safetensors, a folder of .npy, or HDF5");
-                settings.text("plan", own->plan, "NAME|FILE.toml", "The kernel's numerics: a preset (faultline plans) or a file; default fa2");
-                settings.list("layers", own->layers, "A,B", "Only these layers");
-                settings.list("heads", own->heads, "0,1", "Only these query heads, with those that share their keys");
-                settings.list("outputs", own->outputs, "o,dq,dk,dv", "Only these outputs");
-                settings.list("sites", own->sites, "A,B", "Counterfactuals for these sites alone (faultline sites)");
-                settings.items("correction", own->corrections, "NAME", "Correction to compare, NAME or NAME:ARGUMENTS, again for more; all (the default) or none");
-                settings.choice("causal", own->causal, "The mask; default: what the capture says, else causal unless there is a mask tensor");
-                settings.number("scale", own->scale, "X", "Factor on q k^T; default: what the capture says, else 1/sqrt(head_dim)");
-                settings.integer("verify-truth", own->verify_truth, 0, "N", "Recompute N elements of every output in MPFR and compare");
-                settings.integer("seed", own->seed, 0, "N", "Of stochastic rounding, and of what --verify-truth samples");
-                settings.list("allow", own->allow, "WHAT", "Take degenerate inputs: single-key, masked-rows, mask-min");
-                settings.flag("full", own->full, "Every site of every output in the table");
-                return [own](const Invocation& call) { return run(*own, call); };
-            }};
+    return {
+        "attribute", "Say which rounding in which kernel made which output wrong",
+        "  faultline attribute run7.safetensors --plan fa2 -o run7.h5\n"
+        "  faultline attribute run7.safetensors --layers layer1 --outputs dq --correction none --full",
+        [](Settings& settings) -> Run {
+            const auto own = std::make_shared<AttributeSettings>();
+            settings.positional(
+                "capture", own->capture,
+                "Tensors LAYER.{q,k,v,do} and LAYER.KERNEL.{o,dq,dk,dv}: safetensors, a folder of .npy, or HDF5");
+            settings.text("plan", own->plan, "NAME|FILE.toml",
+                          "The kernel's numerics: a preset (faultline plans) or a file; default fa2");
+            settings.list("layers", own->layers, "A,B", "Only these layers");
+            settings.list("heads", own->heads, "0,1", "Only these query heads, with those that share their keys");
+            settings.list("outputs", own->outputs, "o,dq,dk,dv", "Only these outputs");
+            settings.list("sites", own->sites, "A,B", "Counterfactuals for these sites alone (faultline sites)");
+            settings.items("correction", own->corrections, "NAME",
+                           "Correction to compare, NAME or NAME:ARGUMENTS, again for more; all (the default) or none");
+            settings.choice("causal", own->causal,
+                            "The mask; default: what the capture says, else causal unless there is a mask tensor");
+            settings.number("scale", own->scale, "X",
+                            "Factor on q k^T; default: what the capture says, else 1/sqrt(head_dim)");
+            settings.integer("verify-truth", own->verify_truth, 0, "N",
+                             "Recompute N elements of every output in MPFR and compare");
+            settings.integer("seed", own->seed, 0, "N", "Of stochastic rounding, and of what --verify-truth samples");
+            settings.list("allow", own->allow, "WHAT", "Take degenerate inputs: single-key, masked-rows, mask-min");
+            settings.flag("full", own->full, "Every site of every output in the table");
+            return [own](const Invocation& call) { return run(*own, call); };
+        }};
 }
 
 }  // namespace faultline::cli

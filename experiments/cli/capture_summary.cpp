@@ -51,7 +51,8 @@ double largest_logit(const LayerCapture& layer, double scale) {
                     double s = 0;
                     for (std::ptrdiff_t c = 0; c < q.cols; ++c) s += q(i, c) * k(j, c);
                     s *= scale;
-                    if (layer.bias) s += (*layer.bias)(layer.bias->batch == 1 ? 0 : b, layer.bias->heads == 1 ? 0 : h)(i, j);
+                    if (layer.bias)
+                        s += (*layer.bias)(layer.bias->batch == 1 ? 0 : b, layer.bias->heads == 1 ? 0 : h)(i, j);
                     if (std::isfinite(s)) largest = std::max(largest, std::abs(s));
                 }
             }
@@ -101,7 +102,9 @@ void fill(LayerSummary& summary, const LayerCapture& layer) {
 }
 
 /// Whether the tensor is LAYER.q or LAYER.KERNEL.dq: what read_capture looks at.
-bool is_input(std::string_view rest) { return rest == "q" || rest == "k" || rest == "v" || rest == "do" || rest == "mask"; }
+bool is_input(std::string_view rest) {
+    return rest == "q" || rest == "k" || rest == "v" || rest == "do" || rest == "mask";
+}
 bool is_observed(std::string_view rest) {
     const std::size_t dot = rest.find('.');
     if (dot == std::string_view::npos || dot == 0 || rest.find('.', dot + 1) != std::string_view::npos) return false;
@@ -125,13 +128,15 @@ std::vector<LayerSummary> summarize_layers(const TensorSet& file) {
             summary.problem = error.what();
         }
         for (const auto& [full, tensor] : file.tensors)
-            if (full.starts_with(name + ".") && (is_input(full.substr(name.size() + 1)) || is_observed(full.substr(name.size() + 1))))
+            if (full.starts_with(name + ".") &&
+                (is_input(full.substr(name.size() + 1)) || is_observed(full.substr(name.size() + 1))))
                 summary.tensors.push_back(summarized(tensor));
         // Inputs first, then kernel by kernel; by name within.
         const std::size_t begin = summary.name.size() + 1;
-        std::stable_sort(summary.tensors.begin(), summary.tensors.end(), [begin](const TensorSummary& a, const TensorSummary& b) {
-            return is_input(a.name.substr(begin)) && !is_input(b.name.substr(begin));
-        });
+        std::stable_sort(summary.tensors.begin(), summary.tensors.end(),
+                         [begin](const TensorSummary& a, const TensorSummary& b) {
+                             return is_input(a.name.substr(begin)) && !is_input(b.name.substr(begin));
+                         });
     }
     return layers;
 }

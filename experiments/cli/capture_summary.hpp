@@ -23,9 +23,10 @@ struct LayerSummary {
     std::ptrdiff_t heads = 0, kv_heads = 0, seq_q = 0, seq_k = 0, head_dim = 0, head_dim_v = 0;
     bool causal = true, has_mask = false;
     double scale = 0;
-    double max_logit = 0;             ///< largest |scale q k^T + bias| that a query sees, all heads
-    double key_mean_over_spread = 0;  ///< |mean key| / rms |key - mean key|, the largest of the heads: what a broken zero sum meets
-    std::vector<std::string> kernels; ///< "flash (o, dq, dk, dv, lse)"
+    double max_logit = 0;  ///< largest |scale q k^T + bias| that a query sees, all heads
+    double key_mean_over_spread =
+        0;  ///< |mean key| / rms |key - mean key|, the largest of the heads: what a broken zero sum meets
+    std::vector<std::string> kernels;  ///< "flash (o, dq, dk, dv, lse)"
     std::vector<TensorSummary> tensors;
 };
 

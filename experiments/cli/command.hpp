@@ -14,11 +14,11 @@ namespace faultline::cli {
 
 /// What every command has.
 struct Common {
-    std::string output;         ///< -o: an HDF5 file; empty: none
-    bool force = false;         ///< replace the file
-    bool json = false;          ///< one JSON object on standard output in place of a text
-    bool quiet = false;         ///< no progress, no remarks
-    std::int64_t threads = 0;   ///< 0: one per hardware thread
+    std::string output;        ///< -o: an HDF5 file; empty: none
+    bool force = false;        ///< replace the file
+    bool json = false;         ///< one JSON object on standard output in place of a text
+    bool quiet = false;        ///< no progress, no remarks
+    std::int64_t threads = 0;  ///< 0: one per hardware thread
     std::string device = "cpu";
 };
 
@@ -43,8 +43,8 @@ using Run = std::function<Status(const Invocation&)>;
 
 struct Command {
     std::string_view name;
-    std::string_view summary;   ///< one line for `faultline --help`
-    std::string_view example;   ///< at the foot of its own --help
+    std::string_view summary;  ///< one line for `faultline --help`
+    std::string_view example;  ///< at the foot of its own --help
     /// Declares the command's own settings and returns what runs it; what they are bound to lives in the returned function.
     Run (*declare)(Settings&);
 };

@@ -26,7 +26,8 @@ using nlohmann::ordered_json;
 
 std::string shape_of(const std::vector<Axis>& axes) {
     std::vector<std::string> parts;
-    for (const Axis& axis : axes) parts.push_back(axis.name.empty() ? fmt::format("{}", axis.size) : fmt::format("{} {}", axis.name, axis.size));
+    for (const Axis& axis : axes)
+        parts.push_back(axis.name.empty() ? fmt::format("{}", axis.size) : fmt::format("{} {}", axis.name, axis.size));
     return parts.empty() ? "one value" : fmt::format("{}", fmt::join(parts, ", "));
 }
 
@@ -35,36 +36,81 @@ std::string shape_of(const std::vector<Axis>& axes) {
 ordered_json manifest_json(const Manifest& m) {
     ordered_json inputs = ordered_json::array();
     for (const InputHash& input : m.inputs) inputs.push_back({{"path", input.path}, {"hash", input.hash}});
-    return {{"kind", m.kind}, {"schema", m.schema}, {"schema_version", m.schema_version}, {"created_utc", m.created_utc},
-            {"command_line", m.command_line}, {"config_toml", m.config_toml}, {"git_commit", m.git_commit}, {"build", m.build},
-            {"cpu", m.cpu}, {"gpu", m.gpu}, {"seed", m.seed}, {"inputs", std::move(inputs)}};
+    return {{"kind", m.kind},
+            {"schema", m.schema},
+            {"schema_version", m.schema_version},
+            {"created_utc", m.created_utc},
+            {"command_line", m.command_line},
+            {"config_toml", m.config_toml},
+            {"git_commit", m.git_commit},
+            {"build", m.build},
+            {"cpu", m.cpu},
+            {"gpu", m.gpu},
+            {"seed", m.seed},
+            {"inputs", std::move(inputs)}};
+}
+
+ordered_json datasets_json(const RecordReader& file) {
+    ordered_json datasets = ordered_json::array();
+    for (const std::string& path : file.datasets()) {
+        ordered_json axes = ordered_json::array();
+        for (const Axis& axis : file.axes(path)) axes.push_back({{"name", axis.name}, {"size", axis.size}});
+        datasets.push_back({{"name", path},
+                            {"axes", std::move(axes)},
+                            {"units", file.attribute(path, "units").value_or("")},
+                            {"long_name", file.attribute(path, "long_name").value_or("")}});
+    }
+    return datasets;
+}
+
+/// The second and third dataset of a value that a double need not hold (RecordFile::write_wide).
+bool is_companion(const std::string& name) { return name.ends_with("_mantissa") || name.ends_with("_exponent2"); }
+
+/// Datasets of one group over the same dimensions in one row.
+Listing datasets_by_group(const RecordReader& file) {
+    Listing listing{"datasets", {{"group", "group", {}}, {"axes", "over", {}}, {"names", "datasets", {}, true}}};
+    for (const std::string& path : file.datasets()) {
+        if (is_companion(path)) continue;
+        const std::size_t slash = path.rfind('/');
+        const std::string group = slash == std::string::npos ? "" : path.substr(0, slash);
+        const std::string name = slash == std::string::npos ? path : path.substr(slash + 1);
+        const std::string axes = shape_of(file.axes(path));
+        std::vector<Column>& columns = listing.columns;
+        if (!columns[0].values.empty() && columns[0].values.back() == group && columns[1].values.back() == axes) {
+            columns[2].values.back() += " " + name;
+            continue;
+        }
+        columns[0].values.push_back(group);
+        columns[1].values.push_back(axes);
+        columns[2].values.push_back(name);
+    }
+    return listing;
 }
 
 Status show_record(const RecordReader& file, const Invocation& call) {
+    if (!call.common.output.empty())
+        throw RequestError(
+            fmt::format("{}: expected none: only a capture's summary can be written", call.settings.where("output")));
     const Manifest m = file.manifest();
-    Listing listing{"datasets", {{"name", "dataset", {}}, {"axes", "over", {}}, {"units", "units", {}}, {"long_name", "what", {}, true}}};
-    for (const std::string& path : file.datasets()) {
-        listing.columns[0].values.push_back(path);
-        listing.columns[1].values.push_back(shape_of(file.axes(path)));
-        listing.columns[2].values.push_back(file.attribute(path, "units").value_or(""));
-        listing.columns[3].values.push_back(file.attribute(path, "long_name").value_or(""));
-    }
     if (call.common.json) {
-        ordered_json datasets = ordered_json::array();
-        for (std::size_t i = 0; i < listing.columns[0].values.size(); ++i) {
-            ordered_json item;
-            for (const Column& column : listing.columns) item[column.key] = column.values[i];
-            datasets.push_back(std::move(item));
-        }
-        print(ordered_json{{"schema", "faultline.inspect/1"}, {"input", file.name()}, {"manifest", manifest_json(m)}, {"datasets", std::move(datasets)}}
-                  .dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n");
+        print(ordered_json{{"schema", "faultline.inspect/1"},
+                           {"input", file.name()},
+                           {"manifest", manifest_json(m)},
+                           {"datasets", datasets_json(file)}}
+                  .dump(1, ' ', false, ordered_json::error_handler_t::replace) +
+              "\n");
         return Status::done;
     }
-    const auto line = [](std::string_view what, const std::string& text) { return text.empty() ? "" : fmt::format("{:<9} {}\n", what, escaped(text, 2000)); };
-    std::string out = fmt::format("{}: {}{}\n", file.name(), m.kind, file.attribute("", "complete").value_or("1") == "0" ? ", interrupted: not complete" : "");
-    out += line("written", m.created_utc) + line("by", m.command_line) + line("commit", m.git_commit) + line("build", m.build) + line("cpu", m.cpu);
+    const auto line = [](std::string_view what, const std::string& text) {
+        return text.empty() ? "" : fmt::format("{:<8} {}\n", what, escaped(text, 2000));
+    };
+    std::string out =
+        fmt::format("{}: {}{}\n", file.name(), m.kind,
+                    file.attribute("", "complete").value_or("1") == "0" ? ", interrupted: not complete" : "");
+    out += line("written", m.created_utc) + line("by", m.command_line) + line("commit", m.git_commit) +
+           line("build", m.build) + line("cpu", m.cpu);
     for (const InputHash& input : m.inputs) out += line("from", input.path + "  " + input.hash);
-    print(out + "\n" + text_of(listing));
+    print(out + "\n" + text_of(datasets_by_group(file)));
     return Status::done;
 }
 
@@ -74,14 +120,29 @@ std::string number(double x) { return std::isnan(x) ? "" : fmt::format("{:.4g}",
 
 std::string layer_text(const LayerSummary& layer) {
     if (!layer.problem.empty()) return fmt::format("\n{}\n  cannot be attributed: {}\n", layer.name, layer.problem);
-    std::string out = fmt::format("\n{}  {} heads ({} of keys), {} queries x {} keys, head_dim {}{}, {}, scale {:.6g}{}\n", layer.name, layer.heads, layer.kv_heads,
-                                  layer.seq_q, layer.seq_k, layer.head_dim, layer.head_dim_v == layer.head_dim ? "" : fmt::format(" (v: {})", layer.head_dim_v),
-                                  layer.causal ? "causal" : "not causal", layer.scale, layer.has_mask ? ", mask" : "");
-    out += fmt::format("  largest |logit| {:.5g}; keys: |mean| / spread {:.3g}; observed kernels: {}\n", layer.max_logit, layer.key_mean_over_spread,
+    std::string out =
+        fmt::format("\n{}  {} heads ({} of keys), {} queries x {} keys, head_dim {}{}, {}, scale {:.6g}{}\n",
+                    layer.name, layer.heads, layer.kv_heads, layer.seq_q, layer.seq_k, layer.head_dim,
+                    layer.head_dim_v == layer.head_dim ? "" : fmt::format(" (v: {})", layer.head_dim_v),
+                    layer.causal ? "causal" : "not causal", layer.scale, layer.has_mask ? ", mask" : "");
+    out += fmt::format("  largest |logit| {:.5g}; keys: |mean| / spread {:.3g}; observed kernels: {}\n",
+                       layer.max_logit, layer.key_mean_over_spread,
                        layer.kernels.empty() ? "none" : fmt::format("{}", fmt::join(layer.kernels, "; ")));
-    Listing tensors{"tensors", {{"", "  tensor", {}}, {"", "dtype", {}}, {"", "shape", {}}, {"", "least", {}}, {"", "largest", {}}, {"", "rms", {}}, {"", "", {}, true}}};
+    Listing tensors{"tensors",
+                    {{"", "  tensor", {}},
+                     {"", "dtype", {}},
+                     {"", "shape", {}},
+                     {"", "least", {}},
+                     {"", "largest", {}},
+                     {"", "rms", {}},
+                     {"", "", {}, true}}};
     for (const TensorSummary& t : layer.tensors) {
-        const std::vector<std::string> row{"  " + t.name, t.dtype, t.shape, number(t.least), number(t.largest), number(t.rms),
+        const std::vector<std::string> row{"  " + t.name,
+                                           t.dtype,
+                                           t.shape,
+                                           number(t.least),
+                                           number(t.largest),
+                                           number(t.rms),
                                            t.nonfinite > 0 ? fmt::format("{} not finite", t.nonfinite) : ""};
         for (std::size_t c = 0; c < row.size(); ++c) tensors.columns[c].values.push_back(row[c]);
     }
@@ -98,9 +159,18 @@ ordered_json layer_json(const LayerSummary& layer) {
     }
     ordered_json out{{"name", layer.name}};
     if (layer.problem.empty()) {
-        out.update(ordered_json{{"heads", layer.heads}, {"kv_heads", layer.kv_heads}, {"seq_q", layer.seq_q}, {"seq_k", layer.seq_k}, {"head_dim", layer.head_dim},
-                                {"head_dim_v", layer.head_dim_v}, {"causal", layer.causal}, {"scale", layer.scale}, {"mask", layer.has_mask},
-                                {"max_logit", layer.max_logit}, {"key_mean_over_spread", layer.key_mean_over_spread}, {"observed", layer.kernels}});
+        out.update(ordered_json{{"heads", layer.heads},
+                                {"kv_heads", layer.kv_heads},
+                                {"seq_q", layer.seq_q},
+                                {"seq_k", layer.seq_k},
+                                {"head_dim", layer.head_dim},
+                                {"head_dim_v", layer.head_dim_v},
+                                {"causal", layer.causal},
+                                {"scale", layer.scale},
+                                {"mask", layer.has_mask},
+                                {"max_logit", layer.max_logit},
+                                {"key_mean_over_spread", layer.key_mean_over_spread},
+                                {"observed", layer.kernels}});
     } else {
         out["problem"] = layer.problem;
     }
@@ -122,7 +192,8 @@ void write_layers(const std::vector<LayerSummary>& layers, const std::string& pa
     const std::vector<Axis> axes{{"layer", static_cast<std::int64_t>(names.size())}};
     file.coordinate("layer", names);
     file.write("max_logit", logit, axes, {"largest magnitude of the scaled scores", "1"});
-    file.write("key_mean_over_spread", spread, axes, {"norm of the mean key over the rms distance of the keys from it", "1"});
+    file.write("key_mean_over_spread", spread, axes,
+               {"norm of the mean key over the rms distance of the keys from it", "1"});
     file.commit();
 }
 
@@ -134,25 +205,34 @@ Status show_capture(const TensorSet& file, const std::string& path, const Invoca
         ordered_json list = ordered_json::array(), unused = ordered_json::array();
         for (const LayerSummary& layer : layers) list.push_back(layer_json(layer));
         for (const TensorSummary& tensor : others) unused.push_back(tensor.name);
-        print(ordered_json{{"schema", "faultline.inspect/1"}, {"input", file.source}, {"metadata", file.metadata}, {"layers", std::move(list)}, {"unused", std::move(unused)}}
-                  .dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n");
+        print(ordered_json{{"schema", "faultline.inspect/1"},
+                           {"input", file.source},
+                           {"metadata", file.metadata},
+                           {"layers", std::move(list)},
+                           {"unused", std::move(unused)}}
+                  .dump(1, ' ', false, ordered_json::error_handler_t::replace) +
+              "\n");
         return Status::done;
     }
-    std::string out = fmt::format("{}: capture, {} layers, {} tensors\n", file.source, layers.size(), file.tensors.size());
+    std::string out =
+        fmt::format("{}: capture, {} layers, {} tensors\n", file.source, layers.size(), file.tensors.size());
     std::vector<std::string> facts;
     for (const auto& [key, value] : file.metadata) facts.push_back(fmt::format("{}={}", escaped(key), escaped(value)));
     for (const std::string& line : wrapped(fmt::format("{}", fmt::join(facts, "  ")), 106)) out += "  " + line + "\n";
     for (const LayerSummary& layer : layers) out += layer_text(layer);
     if (!others.empty()) {
         out += "\nNot used, since no name of theirs is LAYER.{q,k,v,do,mask} or LAYER.KERNEL.{o,dq,dk,dv,lse}:\n";
-        for (const TensorSummary& tensor : others) out += fmt::format("  {}  {} {}\n", tensor.name, tensor.dtype, tensor.shape);
+        for (const TensorSummary& tensor : others)
+            out += fmt::format("  {}  {} {}\n", tensor.name, tensor.dtype, tensor.shape);
     }
     print(out);
     return Status::done;
 }
 
 Status run(const std::string& path, const Invocation& call) {
-    if (path.empty()) throw RequestError("FILE: is missing: expected a capture (safetensors, .npy folder, HDF5) or a file that faultline wrote");
+    if (path.empty())
+        throw RequestError(
+            "FILE: is missing: expected a capture (safetensors, .npy folder, HDF5) or a file that faultline wrote");
     if (path.ends_with(".h5") || path.ends_with(".hdf5")) {
         const RecordReader file(path);
         const std::string kind = file.manifest().kind;
@@ -165,8 +245,7 @@ Status run(const std::string& path, const Invocation& call) {
 
 Command inspect_command() {
     return {"inspect", "Say what a capture, or a file that faultline wrote, holds",
-            "  faultline inspect run7.safetensors",
-            [](Settings& settings) -> Run {
+            "  faultline inspect run7.safetensors", [](Settings& settings) -> Run {
                 const auto path = std::make_shared<std::string>();
                 settings.positional("file", *path, "A capture, or an HDF5 file that faultline wrote");
                 return [path](const Invocation& call) { return run(*path, call); };

@@ -36,7 +36,8 @@ std::string text_of(const Listing& listing, std::size_t width) {
     std::string out;
     const auto add_line = [&](const std::vector<std::string>& cells) {
         std::string line;
-        for (std::size_t c = 0; c < cells.size(); ++c) line += fmt::format("{:<{}}  ", cells[c], c + 1 < cells.size() ? widths[c] : 0);
+        for (std::size_t c = 0; c < cells.size(); ++c)
+            line += fmt::format("{:<{}}  ", cells[c], c + 1 < cells.size() ? widths[c] : 0);
         line.erase(line.find_last_not_of(' ') + 1);
         out += line + "\n";
     };
@@ -74,7 +75,8 @@ std::string json_of(const Listing& listing) {
         for (const Column& column : listing.columns) item[column.key] = column.values[row];
         items.push_back(std::move(item));
     }
-    const nlohmann::ordered_json object{{"schema", fmt::format("faultline.{}/1", listing.kind)}, {listing.kind, std::move(items)}};
+    const nlohmann::ordered_json object{{"schema", fmt::format("faultline.{}/1", listing.kind)},
+                                        {listing.kind, std::move(items)}};
     return object.dump(1) + "\n";
 }
 

@@ -14,7 +14,7 @@ struct Column {
     std::string key;      ///< in JSON and HDF5
     std::string heading;  ///< in the table
     std::vector<std::string> values;
-    bool wraps = false;   ///< broken over lines in the table; the last column
+    bool wraps = false;  ///< broken over lines in the table; the last column
 };
 
 struct Listing {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // faultline: finds where a low-precision attention kernel goes wrong. One command a file; here is what they share: options,
 // errors, exit statuses.
+#include <array>
 #include <filesystem>
 #include <memory>
 #include <new>
-#include <array>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <faultline/base/error.hpp>
 #include <faultline/cli/command.hpp>
@@ -33,7 +33,8 @@ struct Prepared {
         settings.flag("force", common.force, "Replace the file of -o if it is there");
         settings.flag("json", common.json, "Print one JSON object in place of a table");
         settings.flag("quiet", common.quiet, "No progress and no remarks on standard error");
-        settings.integer("threads", common.threads, 0, "N", "Worker threads; 0: one per hardware thread. Results do not depend on it");
+        settings.integer("threads", common.threads, 0, "N",
+                         "Worker threads; 0: one per hardware thread. Results do not depend on it");
         settings.text("device", common.device, "cpu|cuda", "Where kernels run");
         app = program.add_subcommand(std::string(command.name), std::string(command.summary));
         settings.add_to(*app);
@@ -45,15 +46,18 @@ void check_device(const Prepared& prepared) {
     const std::string& device = prepared.common.device;
     const std::string where = prepared.settings.where("device");
     constexpr std::array<std::string_view, 2> devices{"cpu", "cuda"};
-    if (device == "cuda") throw RequestError(fmt::format("{}: this program was built without the device back end: expected cpu", where));
-    if (device != "cpu") throw RequestError(fmt::format("{}: {}: {}", where, in_quotes(device), expected_one_of(device, devices)));
+    if (device == "cuda")
+        throw RequestError(fmt::format("{}: this program was built without the device back end: expected cpu", where));
+    if (device != "cpu")
+        throw RequestError(fmt::format("{}: {}: {}", where, in_quotes(device), expected_one_of(device, devices)));
 }
 
 void check_output(const Prepared& prepared) {
     const Common& common = prepared.common;
     std::error_code error;
     if (!common.output.empty() && !common.force && std::filesystem::exists(common.output, error)) {
-        throw RequestError(fmt::format("{}: {}: exists already: expected a new name, or --force to replace it", prepared.settings.where("output"),
+        throw RequestError(fmt::format("{}: {}: exists already: expected a new name, or --force to replace it",
+                                       prepared.settings.where("output"),
                                        escaped(common.output, common.output.size())));
     }
 }
@@ -70,10 +74,12 @@ Status run_command(Prepared& prepared, const std::vector<std::string_view>& name
 }
 
 /// What is wrong with a command line that CLI11 could not take, in our words.
-std::string parse_problem(const CLI::ParseError& error, const CLI::App& program, const CLI::App* command, int argc, char** argv) {
+std::string parse_problem(const CLI::ParseError& error, const CLI::App& program, const CLI::App* command, int argc,
+                          char** argv) {
     if (command == nullptr) {
         std::vector<std::string> owned;
-        for (const CLI::App* sub : program.get_subcommands([](const CLI::App*) { return true; })) owned.push_back(sub->get_name());
+        for (const CLI::App* sub : program.get_subcommands([](const CLI::App*) { return true; }))
+            owned.push_back(sub->get_name());
         const std::vector<std::string_view> names(owned.begin(), owned.end());
         if (argc < 2) return fmt::format("no command: {}", expected_one_of("", names));
         return fmt::format("{}: {}", in_quotes(argv[1]), expected_one_of(argv[1], names));
@@ -81,7 +87,8 @@ std::string parse_problem(const CLI::ParseError& error, const CLI::App& program,
     if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
         const std::vector<std::string> rest = command->remaining();
         const std::string extra = rest.empty() ? "" : rest.front();
-        if (!extra.starts_with('-')) return fmt::format("{}: one argument too many: expected options only (see --help)", in_quotes(extra));
+        if (!extra.starts_with('-'))
+            return fmt::format("{}: one argument too many: expected options only (see --help)", in_quotes(extra));
         std::vector<std::string> owned;
         for (const CLI::Option* option : command->get_options())
             for (const std::string& name : option->get_lnames()) owned.push_back("--" + name);
@@ -92,17 +99,27 @@ std::string parse_problem(const CLI::ParseError& error, const CLI::App& program,
     return escaped(error.what());
 }
 
+/// CLI11 writes what a negated flag stands for; the names say it.
+std::string help_of(const CLI::App& command) {
+    std::string text = command.help("faultline");
+    const std::string_view mark = "{false}";
+    for (std::size_t at = text.find(mark); at != std::string::npos; at = text.find(mark)) text.erase(at, mark.size());
+    return text;
+}
+
 int finish(std::string_view command, std::string_view message, Status status) {
     remark(fmt::format("faultline{}{}: {}", command.empty() ? "" : " ", command, message));
     return static_cast<int>(status);
 }
 
 int run_program(int argc, char** argv) {
-    CLI::App program{"Finds where a low-precision attention kernel goes wrong, and proves it against exact arithmetic.", "faultline"};
+    CLI::App program{"Finds where a low-precision attention kernel goes wrong, and proves it against exact arithmetic.",
+                     "faultline"};
     program.set_version_flag("--version", "faultline " FAULTLINE_VERSION);
     program.require_subcommand(1);
-    program.footer("Each command has --help with an example. Exit status: 0 done, 1 the work failed or was interrupted,\n"
-                   "2 the request was wrong.");
+    program.footer(
+        "Each command has --help with an example. Exit status: 0 done, 1 the work failed or was interrupted,\n"
+        "2 the request was wrong.");
     program.get_formatter()->column_width(34);
     std::vector<std::unique_ptr<Prepared>> all;
     std::vector<std::string_view> names;
@@ -118,19 +135,23 @@ int run_program(int argc, char** argv) {
         program.parse(argc, argv);
         return static_cast<int>(run_command(*chosen, names, shell_line(argc, argv)));
     } catch (const CLI::CallForHelp&) {
-        print((chosen == nullptr ? program : *chosen->app).help());
+        print(chosen == nullptr ? program.help() : help_of(*chosen->app));
     } catch (const CLI::CallForVersion&) {
         print("faultline " FAULTLINE_VERSION "\n");
     } catch (const CLI::ParseError& error) {
-        return finish(name, parse_problem(error, program, chosen == nullptr ? nullptr : chosen->app, argc, argv), Status::refused);
+        return finish(name, parse_problem(error, program, chosen == nullptr ? nullptr : chosen->app, argc, argv),
+                      Status::refused);
     } catch (const RequestError& error) {
         return finish(name, error.what(), Status::refused);
     } catch (const WorkError& error) {
         return finish(name, error.what(), Status::failed);
     } catch (const std::bad_alloc&) {
-        return finish(name, "not enough memory: expected room for the layer's score matrices (choose fewer --heads or --threads)", Status::failed);
+        return finish(
+            name, "not enough memory: expected room for the layer's score matrices (choose fewer --heads or --threads)",
+            Status::failed);
     } catch (const std::exception& error) {
-        return finish(name, fmt::format("internal error: {}: expected none; please report it", error.what()), Status::failed);
+        return finish(name, fmt::format("internal error: {}: expected none; please report it", error.what()),
+                      Status::failed);
     }
     return static_cast<int>(Status::done);
 }

@@ -29,10 +29,12 @@ Status list_all(const Invocation& call) {
         listing.columns[1].values.push_back(fmt::format("{}", plan.rounding_sites().size()));
         // The source stands below the description in the table, and in a column of its own elsewhere.
         const bool is_text = !call.common.json && call.common.output.empty();
-        listing.columns[2].values.push_back(is_text && !plan.source.empty() ? fmt::format("{} [{}]", plan.description, plan.source) : plan.description);
+        listing.columns[2].values.push_back(
+            is_text && !plan.source.empty() ? fmt::format("{} [{}]", plan.description, plan.source) : plan.description);
         sources.push_back(plan.source);
     }
-    if (call.common.json || !call.common.output.empty()) listing.columns.push_back({"source", "source", std::move(sources), true});
+    if (call.common.json || !call.common.output.empty())
+        listing.columns.push_back({"source", "source", std::move(sources), true});
     if (listing.columns.size() == 4) listing.columns[2].wraps = false;
     present(listing, call);
     return Status::done;
@@ -48,16 +50,47 @@ std::string plan_text(const std::string& name, const RoundingPlan& chosen) {
 Status show_one(const std::string& name, const Invocation& call) {
     const RoundingPlan chosen = plan(name);
     const std::string text = plan_text(name, chosen);
-    Listing file{"plan", {{"name", "plan", {chosen.name}}, {"description", "kernel", {chosen.description}}, {"source", "source", {chosen.source}},
-                          {"toml", "TOML", {text}}}};
-    if (call.common.json || !call.common.output.empty()) present(file, call);
-    else print(text);
+    Listing file{"plan",
+                 {{"name", "plan", {chosen.name}},
+                  {"description", "kernel", {chosen.description}},
+                  {"source", "source", {chosen.source}},
+                  {"toml", "TOML", {text}}}};
+    if (call.common.json || !call.common.output.empty())
+        present(file, call);
+    else
+        print(text);
     return Status::done;
+}
+
+/// A field with two short values on a line, with long ones below each other.
+std::string difference_text(const Listing& listing) {
+    constexpr std::size_t width = 110, field_width = 30, value_width = 26;
+    std::string out;
+    const std::vector<Column>& columns = listing.columns;
+    const auto add = [&](const std::string& field, const std::string& from, const std::string& to) {
+        if (from.size() <= value_width && to.size() <= width - field_width - value_width - 4) {
+            out += fmt::format("{:<{}}  {:<{}}  {}\n", field, field_width, from, value_width, to);
+            return;
+        }
+        out += field + "\n";
+        for (const std::size_t c : {std::size_t{1}, std::size_t{2}}) {
+            std::string label = "  " + columns[c].heading + ":";
+            for (const std::string& line : wrapped(c == 1 ? from : to, width - field_width - 2)) {
+                out += fmt::format("{:<{}}  {}\n", label, field_width, line);
+                label.clear();
+            }
+        }
+    };
+    add(columns[0].heading, columns[1].heading, columns[2].heading);
+    for (std::size_t i = 0; i < columns[0].values.size(); ++i)
+        add(columns[0].values[i], columns[1].values[i], columns[2].values[i]);
+    return out;
 }
 
 Status show_difference(const std::vector<std::string>& names, const Invocation& call) {
     if (names.size() != 2) {
-        throw RequestError(fmt::format("{}: {} plans: expected two, such as --diff fa2,fa3", call.settings.where("diff"), names.size()));
+        throw RequestError(fmt::format("{}: {} plans: expected two, such as --diff fa2,fa3",
+                                       call.settings.where("diff"), names.size()));
     }
     const std::vector<Difference> found = differences(plan(names[0]), plan(names[1]));
     Listing listing{"difference", {{"field", "field", {}}, {"from", names[0], {}}, {"to", names[1], {}, true}}};
@@ -66,8 +99,12 @@ Status show_difference(const std::vector<std::string>& names, const Invocation& 
         listing.columns[1].values.push_back(difference.from);
         listing.columns[2].values.push_back(difference.to);
     }
-    if (found.empty() && !call.common.json && call.common.output.empty()) print("The plans round alike.\n");
-    else present(listing, call);
+    if (found.empty() && !call.common.json && call.common.output.empty())
+        print("The plans round alike.\n");
+    else if (call.common.json || !call.common.output.empty())
+        present(listing, call);
+    else
+        print(difference_text(listing));
     return Status::done;
 }
 

@@ -6,9 +6,9 @@
 #include <cmath>
 #include <limits>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 #include <toml++/toml.h>
+#include <CLI/CLI.hpp>
 
 #include <faultline/base/error.hpp>
 #include <faultline/plan/nearest_name.hpp>
@@ -21,11 +21,11 @@ struct Settings::Setting {
     std::string key, value, help, expected;
     char letter = 0;
     bool is_flag = false, is_choice = false, is_list = false, is_positional = false;
-    std::function<bool(const toml::node&)> from_toml;      ///< false: of another type, or out of range
-    std::function<bool(const std::string&)> from_text;     ///< the same, one value or items between separators
-    char separator = ',';                                  ///< between the items of a list
-    std::function<std::optional<std::string>()> to_toml;   ///< nothing where there is no value to write
-    std::vector<std::string> given;                        ///< as the command line has it
+    std::function<bool(const toml::node&)> from_toml;     ///< false: of another type, or out of range
+    std::function<bool(const std::string&)> from_text;    ///< the same, one value or items between separators
+    char separator = ',';                                 ///< between the items of a list
+    std::function<std::optional<std::string>()> to_toml;  ///< nothing where there is no value to write
+    std::vector<std::string> given;                       ///< as the command line has it
     std::string origin;
 };
 
@@ -34,9 +34,12 @@ namespace {
 std::string toml_string(const std::string& text) {
     std::string out = "\"";
     for (const char c : text) {
-        if (c == '"' || c == '\\') out += '\\', out += c;
-        else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) out += fmt::format("\\u{:04X}", static_cast<unsigned>(c));
-        else out += c;
+        if (c == '"' || c == '\\')
+            out += '\\', out += c;
+        else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F)
+            out += fmt::format("\\u{:04X}", static_cast<unsigned>(c));
+        else
+            out += c;
     }
     return out + '"';
 }
@@ -71,13 +74,20 @@ bool split_items(const std::string& text, char separator, std::vector<std::strin
 
 std::string_view kind(const toml::node& node) {
     switch (node.type()) {
-        case toml::node_type::string: return "a string";
-        case toml::node_type::integer: return "an integer";
-        case toml::node_type::floating_point: return "a number";
-        case toml::node_type::boolean: return "a boolean";
-        case toml::node_type::array: return "a list";
-        case toml::node_type::table: return "a table";
-        default: return "a date or time";
+        case toml::node_type::string:
+            return "a string";
+        case toml::node_type::integer:
+            return "an integer";
+        case toml::node_type::floating_point:
+            return "a number";
+        case toml::node_type::boolean:
+            return "a boolean";
+        case toml::node_type::array:
+            return "a list";
+        case toml::node_type::table:
+            return "a table";
+        default:
+            return "a date or time";
     }
 }
 
@@ -91,7 +101,8 @@ std::string value_text(const toml::node& node) {
 std::string read_text(const std::string& path) {
     constexpr std::uint64_t largest = 1 << 20;  // a configuration is a page of text
     const FileInput in(path);
-    if (in.size() > largest) throw RequestError(fmt::format("{}: has {} bytes: expected a configuration file", in.name(), in.size()));
+    if (in.size() > largest)
+        throw RequestError(fmt::format("{}: has {} bytes: expected a configuration file", in.name(), in.size()));
     std::string text(in.size(), '\0');
     in.read(0, std::as_writable_bytes(std::span(text)));
     return text;
@@ -103,7 +114,8 @@ Settings::Settings(std::string command) : command_(std::move(command)) {}
 Settings::~Settings() = default;
 Settings::Settings(Settings&&) noexcept = default;
 
-Settings::Setting& Settings::add(const std::string& key, const std::string& value, const std::string& help, const std::string& expected) {
+Settings::Setting& Settings::add(const std::string& key, const std::string& value, const std::string& help,
+                                 const std::string& expected) {
     settings_.push_back(std::make_unique<Setting>());
     Setting& setting = *settings_.back();
     setting.key = key;
@@ -132,9 +144,12 @@ void Settings::positional(const std::string& key, std::string& target, const std
     settings_.back()->is_positional = true;
 }
 
-void Settings::integer(const std::string& key, std::int64_t& target, std::int64_t least, const std::string& value, const std::string& help) {
+void Settings::integer(const std::string& key, std::int64_t& target, std::int64_t least, const std::string& value,
+                       const std::string& help) {
     Setting& setting = add(key, value, help, fmt::format("an integer of {} or more", least));
-    setting.from_text = [&target, least](const std::string& text) { return parse_number(text, target) && target >= least; };
+    setting.from_text = [&target, least](const std::string& text) {
+        return parse_number(text, target) && target >= least;
+    };
     setting.from_toml = [&target, least](const toml::node& node) {
         if (!node.is_integer()) return false;
         target = **node.as_integer();
@@ -143,7 +158,8 @@ void Settings::integer(const std::string& key, std::int64_t& target, std::int64_
     setting.to_toml = [&target] { return fmt::format("{}", target); };
 }
 
-void Settings::number(const std::string& key, std::optional<double>& target, const std::string& value, const std::string& help) {
+void Settings::number(const std::string& key, std::optional<double>& target, const std::string& value,
+                      const std::string& help) {
     Setting& setting = add(key, value, help, "a number");
     setting.from_text = [&target](const std::string& text) {
         double parsed = 0;
@@ -167,7 +183,9 @@ void Settings::number(const std::string& key, std::optional<double>& target, con
 void Settings::flag(const std::string& key, bool& target, const std::string& help) {
     Setting& setting = add(key, "", help, "true or false");
     setting.is_flag = true;
-    setting.from_text = [&target](const std::string& text) { return target = text == "true", text == "true" || text == "false"; };
+    setting.from_text = [&target](const std::string& text) {
+        return target = text == "true", text == "true" || text == "false";
+    };
     setting.from_toml = [&target](const toml::node& node) {
         if (!node.is_boolean()) return false;
         target = **node.as_boolean();
@@ -179,7 +197,9 @@ void Settings::flag(const std::string& key, bool& target, const std::string& hel
 void Settings::choice(const std::string& key, std::optional<bool>& target, const std::string& help) {
     Setting& setting = add(key, "", help, "true or false");
     setting.is_flag = setting.is_choice = true;
-    setting.from_text = [&target](const std::string& text) { return target = text == "true", text == "true" || text == "false"; };
+    setting.from_text = [&target](const std::string& text) {
+        return target = text == "true", text == "true" || text == "false";
+    };
     setting.from_toml = [&target](const toml::node& node) {
         if (!node.is_boolean()) return false;
         target = **node.as_boolean();
@@ -191,10 +211,13 @@ void Settings::choice(const std::string& key, std::optional<bool>& target, const
     };
 }
 
-void Settings::list(const std::string& key, std::vector<std::string>& target, const std::string& value, const std::string& help) {
+void Settings::list(const std::string& key, std::vector<std::string>& target, const std::string& value,
+                    const std::string& help) {
     Setting& setting = add(key, value, help, "a list of strings");
     setting.is_list = true;
-    setting.from_text = [&target, &setting](const std::string& text) { return target.clear(), split_items(text, setting.separator, target); };
+    setting.from_text = [&target, &setting](const std::string& text) {
+        return target.clear(), split_items(text, setting.separator, target);
+    };
     setting.from_toml = [&target](const toml::node& node) {
         const toml::array* items = node.as_array();
         if (items == nullptr) return false;
@@ -208,7 +231,8 @@ void Settings::list(const std::string& key, std::vector<std::string>& target, co
     setting.to_toml = [&target]() -> std::optional<std::string> { return toml_strings(target); };
 }
 
-void Settings::list(const std::string& key, std::vector<int>& target, const std::string& value, const std::string& help) {
+void Settings::list(const std::string& key, std::vector<int>& target, const std::string& value,
+                    const std::string& help) {
     Setting& setting = add(key, value, help, "a list of integers of 0 or more");
     setting.is_list = true;
     setting.from_text = [&target](const std::string& text) {
@@ -240,7 +264,8 @@ void Settings::list(const std::string& key, std::vector<int>& target, const std:
     };
 }
 
-void Settings::items(const std::string& key, std::vector<std::string>& target, const std::string& value, const std::string& help) {
+void Settings::items(const std::string& key, std::vector<std::string>& target, const std::string& value,
+                     const std::string& help) {
     list(key, target, value, help);
     settings_.back()->separator = unit_separator;
 }
@@ -254,17 +279,25 @@ void Settings::add_to(CLI::App& command) {
         std::vector<std::string>& given = setting->given;
         if (setting->is_flag) {
             if (setting->is_choice) names += fmt::format(",!--no-{}", setting->key);
-            command.add_flag_function(names, [&given](std::int64_t count) { given = {count > 0 ? "true" : "false"}; }, setting->help);
+            command.add_flag_function(
+                names, [&given](std::int64_t count) { given = {count > 0 ? "true" : "false"}; }, setting->help);
             continue;
         }
         // Every option is kept as text here, so that all values, wherever they come from, are read and refused alike.
-        CLI::Option* option = command.add_option(names, given, setting->help);
-        option->allow_extra_args(false)->type_name(setting->value);
-        if (!setting->is_list) option->take_last();
-        if (setting->is_positional) option->option_text("")->type_name("");
+        const auto keep = [&given](const CLI::results_t& results) { return given = results, true; };
+        CLI::Option* option = command.add_option(names, keep, setting->help);
+        option->type_name(setting->is_positional ? "" : setting->value);
+        option->multi_option_policy(setting->is_list ? CLI::MultiOptionPolicy::TakeAll
+                                                     : CLI::MultiOptionPolicy::TakeLast);
     }
-    command.add_option("--config", config_, fmt::format("Read settings from the table [{}] of a TOML file", command_))->type_name("FILE.toml");
-    command.add_option("--set", assignments_, "Change one setting: --set threads=2")->type_name("KEY=VALUE")->allow_extra_args(false);
+    command.add_option("--config", config_, fmt::format("Read settings from the table [{}] of a TOML file", command_))
+        ->type_name("FILE.toml");
+    command
+        .add_option(
+            "--set", [this](const CLI::results_t& results) { return assignments_ = results, true; },
+            "Change one setting: --set threads=2")
+        ->type_name("KEY=VALUE")
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
     command.add_flag("--print-config", print_config_, "Print the configuration in force as TOML and stop");
 }
 
@@ -286,7 +319,8 @@ void Settings::read_file(const std::string& path, const std::vector<std::string_
     try {
         root = toml::parse(read_text(path), path);
     } catch (const toml::parse_error& error) {
-        throw RequestError(fmt::format("{}: line {}: {}: expected TOML", file, error.source().begin.line, escaped(error.description())));
+        throw RequestError(fmt::format("{}: line {}: {}: expected TOML", file, error.source().begin.line,
+                                       escaped(error.description())));
     }
     for (const auto& [name, node] : root) {
         if (std::find(commands.begin(), commands.end(), name.str()) == commands.end()) {
@@ -304,7 +338,8 @@ void Settings::read_file(const std::string& path, const std::vector<std::string_
                 throw RequestError(fmt::format("{}: unknown key: {}", where, expected_one_of(key.str(), keys())));
             }
             if (!setting->from_toml(value)) {
-                throw RequestError(fmt::format("{}: is {}{}: expected {}", where, kind(value), value_text(value), setting->expected));
+                throw RequestError(
+                    fmt::format("{}: is {}{}: expected {}", where, kind(value), value_text(value), setting->expected));
             }
             setting->origin = where;
         }
@@ -339,7 +374,8 @@ void Settings::read(const std::vector<std::string_view>& commands) {
     for (const auto& setting : settings_) {
         if (setting->given.empty()) continue;
         std::string text;
-        for (const std::string& item : setting->given) text += (&item == &setting->given.front() ? "" : std::string(1, setting->separator)) + item;
+        for (const std::string& item : setting->given)
+            text += (&item == &setting->given.front() ? "" : std::string(1, setting->separator)) + item;
         setting->origin = setting->is_positional ? setting->key : "--" + setting->key;
         if (!setting->from_text(text)) {
             throw RequestError(fmt::format("{}: {}: expected {}", setting->origin, in_quotes(text), setting->expected));

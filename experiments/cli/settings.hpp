@@ -28,16 +28,20 @@ class Settings {
     /// Each binds a key to a variable, which keeps its value where nobody sets it and must outlive the settings. `value`
     /// is what stands for the value in --help, "FILE".
     void text(const std::string& key, std::string& target, const std::string& value, const std::string& help);
-    void integer(const std::string& key, std::int64_t& target, std::int64_t least, const std::string& value, const std::string& help);
-    void number(const std::string& key, std::optional<double>& target, const std::string& value, const std::string& help);
+    void integer(const std::string& key, std::int64_t& target, std::int64_t least, const std::string& value,
+                 const std::string& help);
+    void number(const std::string& key, std::optional<double>& target, const std::string& value,
+                const std::string& help);
     void flag(const std::string& key, bool& target, const std::string& help);
     /// --key and --no-key.
     void choice(const std::string& key, std::optional<bool>& target, const std::string& help);
     /// Names, separated by commas or by giving the option again.
-    void list(const std::string& key, std::vector<std::string>& target, const std::string& value, const std::string& help);
+    void list(const std::string& key, std::vector<std::string>& target, const std::string& value,
+              const std::string& help);
     void list(const std::string& key, std::vector<int>& target, const std::string& value, const std::string& help);
     /// Texts that may hold commas themselves: one each time the option is given.
-    void items(const std::string& key, std::vector<std::string>& target, const std::string& value, const std::string& help);
+    void items(const std::string& key, std::vector<std::string>& target, const std::string& value,
+               const std::string& help);
     /// A positional argument.
     void positional(const std::string& key, std::string& target, const std::string& help);
     /// The same by a one-letter option too: short_name("output", 'o').
@@ -56,7 +60,8 @@ class Settings {
 
   private:
     struct Setting;
-    Setting& add(const std::string& key, const std::string& value, const std::string& help, const std::string& expected);
+    Setting& add(const std::string& key, const std::string& value, const std::string& help,
+                 const std::string& expected);
     Setting* find(std::string_view key);
     [[nodiscard]] std::vector<std::string_view> keys() const;
     void read_file(const std::string& path, const std::vector<std::string_view>& commands);

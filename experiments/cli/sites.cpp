@@ -8,11 +8,17 @@ namespace faultline::cli {
 namespace {
 
 Status run(const Invocation& call) {
-    Listing listing{"sites", {{"name", "site", {}}, {"pass", "pass", {}}, {"shape", "shape", {}}, {"rounds", "rounds", {}}, {"unit", "unit", {}},
-                              {"description", "value", {}, true}}};
+    Listing listing{"sites",
+                    {{"name", "site", {}},
+                     {"pass", "pass", {}},
+                     {"shape", "shape", {}},
+                     {"rounds", "rounds", {}},
+                     {"unit", "unit", {}},
+                     {"description", "value", {}, true}}};
     for (const SiteInfo& site : sites()) {
-        const std::vector<std::string_view> row{site.name, name(site.pass), name(site.shape), site.accumulates ? "sums" : "values",
-                                                site.unit, site.description};
+        const std::vector<std::string_view> row{site.name,        name(site.pass),
+                                                name(site.shape), site.accumulates ? "sums" : "values",
+                                                site.unit,        site.description};
         for (std::size_t c = 0; c < row.size(); ++c) listing.columns[c].values.emplace_back(row[c]);
     }
     present(listing, call);

@@ -41,7 +41,8 @@ std::size_t terminal_width() {
 void print(std::string_view text) {
     const int error = write_all(STDOUT_FILENO, text);
     if (error != 0 && error != EPIPE) {
-        throw WorkError(fmt::format("standard output: cannot be written ({}): expected room for {} bytes", std::strerror(error), text.size()));
+        throw WorkError(fmt::format("standard output: cannot be written ({}): expected room for {} bytes",
+                                    std::strerror(error), text.size()));
     }
 }
 
@@ -50,7 +51,8 @@ void remark(std::string_view line) { (void)write_all(STDERR_FILENO, fmt::format(
 bool colors() {
     const char* no_color = std::getenv("NO_COLOR");
     const char* term = std::getenv("TERM");
-    return ::isatty(STDOUT_FILENO) == 1 && (no_color == nullptr || *no_color == '\0') && term != nullptr && std::string_view(term) != "dumb";
+    return ::isatty(STDOUT_FILENO) == 1 && (no_color == nullptr || *no_color == '\0') && term != nullptr &&
+           std::string_view(term) != "dumb";
 }
 
 void ignore_broken_pipes() { std::signal(SIGPIPE, SIG_IGN); }
@@ -89,8 +91,10 @@ void Progress::update(std::size_t done, std::size_t total, std::string_view what
     last_ = now;
     const double seconds = std::chrono::duration<double>(now - started_).count();
     const double rate = static_cast<double>(done) / seconds;
-    std::string line = fmt::format("{:3.0f}%  {} of {}", 100.0 * static_cast<double>(done) / static_cast<double>(total), done, total);
-    if (done > 0) line += fmt::format(", {:.3g}/s, {} left", rate, duration_text(static_cast<double>(total - done) / rate));
+    std::string line =
+        fmt::format("{:3.0f}%  {} of {}", 100.0 * static_cast<double>(done) / static_cast<double>(total), done, total);
+    if (done > 0)
+        line += fmt::format(", {:.3g}/s, {} left", rate, duration_text(static_cast<double>(total - done) / rate));
     line += fmt::format("  {}", what);
     if (!terminal_) {
         remark(line);
