@@ -24,8 +24,8 @@ void widen(RoundingPlan& plan, Site site) {
 }
 
 /// Delta from P and dP must be known before ds, so dp cannot start from it.
-void delta_from_p_dp(RoundingPlan& plan) {
-    plan.schedule.delta_from = DeltaFrom::p_dp;
+void delta_from_p_dp(RoundingPlan& plan, DeltaFrom from) {
+    plan.schedule.delta_from = from;
     plan.schedule.delta_in = DeltaIn::difference;
     widen(plan, Site::delta);
 }
@@ -79,7 +79,7 @@ void fp32_backward(RoundingPlan& plan, const Args&) {
         if (site.pass == Pass::backward && !is_output(site.site)) in_fp32(plan, site.site, false);
     if (p_was_saved)
         for (const Site site : recomputed) in_fp32(plan, site, true);
-    delta_from_p_dp(plan);
+    delta_from_p_dp(plan, DeltaFrom::p_dp_normalized);
 }
 
 void fp32_forward_o(RoundingPlan& plan, const Args&) {
@@ -134,7 +134,12 @@ const std::vector<CorrectionInfo> table{
      .description = "delta = rowsum(P o dP) of the backward's own P and dP, in fp32",
      .source = "arXiv 2510.04212, section 3; llm.c llmc/attention.cuh:171",
      .topic = "delta",
-     .change = [](RoundingPlan& plan, const Args&) { delta_from_p_dp(plan); }},
+     .change = [](RoundingPlan& plan, const Args&) { delta_from_p_dp(plan, DeltaFrom::p_dp); }},
+    {.name = "delta_p_dp_normalized",
+     .description = "delta = rowsum(P o dP) / rowsum(P) in fp32, so that an error of lse does not enter it",
+     .source = "the delta for which sum_j ds_j = 0 whatever P sums to",
+     .topic = "delta",
+     .change = [](RoundingPlan& plan, const Args&) { delta_from_p_dp(plan, DeltaFrom::p_dp_normalized); }},
     {.name = "delta_exact",
      .description = "delta's dot product is exact, of O before its cast, or of P and dP where the plan takes those",
      .source = "the bound of what any better sum can do",
@@ -169,7 +174,7 @@ const std::vector<CorrectionInfo> table{
      .arguments = Arguments::sites,
      .change = stochastic_rounding},
     {.name = "fp32_backward",
-     .description = "the backward in fp32 with sequential sums, delta from P and dP, in the named layers or all",
+     .description = "the backward in fp32 with sequential sums, delta from P and dP over rowsum(P), in the named layers or all",
      .source = "arXiv 2510.04212, table of isolations",
      .topic = "delta",
      .arguments = Arguments::layers,

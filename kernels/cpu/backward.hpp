@@ -29,10 +29,8 @@ class BackwardHead {
         dk = Matrix(mask_.n_k, x_.q.cols);
         dv = Matrix(mask_.n_k, x_.dout.cols);
         reference_ = scaled_lse();
-        if (schedule_.delta_from != DeltaFrom::p_dp) delta_ = delta_from_output();
-        const bool needs_row_sums = schedule_.delta_from == DeltaFrom::p_dp || schedule_.zero_sum != ZeroSum::none;
-        if (schedule_.delta_from == DeltaFrom::p_dp) delta_ = delta_from_probabilities();
-        if (needs_row_sums && schedule_.zero_sum != ZeroSum::none) collect_row_sums();
+        delta_ = needs_dp(schedule_.delta_from) ? delta_from_probabilities() : delta_from_output();
+        if (schedule_.zero_sum != ZeroSum::none) collect_row_sums();
         walk([&](const TileAt& where, const TileRange& rows, const TileRange& keys) {
             score_gradient(where, rows, keys, true);
             products(where, rows, keys, dq, dk, dv);
@@ -116,10 +114,10 @@ class BackwardHead {
         return delta;
     }
 
-    /// rowsum(P o dP), P before its cast. Two passes over the tiles: what a kernel that has no O to read must do.
+    /// rowsum(P o dP), P before its cast, or over rowsum(P). Two passes over the tiles: what a kernel that has no O to read must do.
     std::vector<double> delta_from_probabilities() {
         std::vector<double> exact(static_cast<std::size_t>(mask_.n_q), 0.0);
-        std::vector<double> delta(exact.size(), 0.0);
+        std::vector<double> delta(exact.size(), 0.0), p_sum(exact.size(), 0.0), exact_p_sum(exact.size(), 0.0);
         const bool is_exact = stage_.rule(Site::delta).is_exact();
         const auto f = [&](double x) { return is_exact ? x : static_cast<double>(static_cast<float>(x)); };
         walk([&](const TileAt& where, const TileRange& rows, const TileRange& keys) {
@@ -129,9 +127,17 @@ class BackwardHead {
                 for (std::ptrdiff_t j = 0; j < keys.count; ++j) {
                     delta[row] = f(delta[row] + f(p_(i, j) * dp_(i, j)));
                     exact[row] += p_(i, j) * dp_(i, j);
+                    p_sum[row] = f(p_sum[row] + p_(i, j));
+                    exact_p_sum[row] += p_(i, j);
                 }
             }
         });
+        if (schedule_.delta_from == DeltaFrom::p_dp_normalized)
+            for (std::size_t i = 0; i < delta.size(); ++i) {
+                if (exact_p_sum[i] == 0) continue;  // no visible key
+                delta[i] = f(delta[i] / p_sum[i]);
+                exact[i] /= exact_p_sum[i];
+            }
         settle_delta(delta, exact);
         return delta;
     }

@@ -32,7 +32,7 @@ struct Expected {
 
 /// fp32_backward: every site of the backward but the stored outputs.
 Changes fp32_backward_of_fa2() {
-    Changes all{{"schedule.delta_from", "o", "p_dp"}};
+    Changes all{{"schedule.delta_from", "o", "p_dp_normalized"}};
     for (const char* site : {"bwd_p_cast", "ds_cast"})
         all.push_back({"sites." + std::string(site) + ".format", "bf16", "fp32"});
     for (const char* site : {"bwd_s_accumulate", "dp_accumulate", "dv_accumulate", "dk_accumulate", "dq_accumulate"})
@@ -54,6 +54,7 @@ const std::vector<Expected> table{
     {"unfused", {{"schedule.argument", "fused", "unfused"}, {"schedule.bwd_argument", "fused", "unfused"}}},
     {"o_fp32_delta", {{"schedule.delta_from", "o", "o_unrounded"}}},
     {"delta_p_dp", {{"schedule.delta_from", "o", "p_dp"}}},
+    {"delta_p_dp_normalized", {{"schedule.delta_from", "o", "p_dp_normalized"}}},
     {"delta_exact",
      {{"schedule.delta_from", "o", "o_unrounded"},
       {"sites.delta.format", "fp32", "exact"},
@@ -112,7 +113,7 @@ TEST(Corrections, StayWithTheirFieldsInEveryPreset) {
                     fields.insert("sites." + std::string(site.name) + part);
             }
         }
-        if (correction == "delta_p_dp") fields.insert({"schedule.delta_in", "sites.delta.format"});
+        if (correction == "delta_p_dp" || correction == "delta_p_dp_normalized") fields.insert({"schedule.delta_in", "sites.delta.format"});
         if (correction == "fp32_forward_o")
             for (const char* site : {"o_rescale", "pv_accumulate", "o_normalize", "merge", "partial_o_cast"})
                 fields.insert("sites." + std::string(site) + ".format");
@@ -191,7 +192,7 @@ TEST(Corrections, StandardOnesChangeThePlanAndAreValid) {
     std::set<std::string> of_fa2;
     for (const Correction& correction : standard_corrections(plan("fa2"))) of_fa2.insert(correction.name);
     EXPECT_THAT(of_fa2, testing::UnorderedElementsAre(
-                            "stable_max", "subtract_then_scale", "unfused", "o_fp32_delta", "delta_p_dp", "delta_exact",
+                            "stable_max", "subtract_then_scale", "unfused", "o_fp32_delta", "delta_p_dp", "delta_p_dp_normalized", "delta_exact",
                             "zero_sum_uniform", "zero_sum_weighted", "zero_sum_largest", "key_centering",
                             "stochastic_rounding:ds_cast", "stochastic_rounding:o_cast", "fp32_backward",
                             "fp32_forward_o", "two_sum", "rounded_row_sum", "o_fp32_delta+zero_sum_uniform",

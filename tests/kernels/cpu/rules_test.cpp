@@ -74,7 +74,7 @@ class Rules : public ::testing::TestWithParam<const char*> {};
 TEST_P(Rules, RepairChangesItsSiteAndNothingBeforeIt) {
     const RoundingPlan whole = preset(GetParam(), 72);
     // Made of P and dP, delta is shown before the sweep that shows them.
-    const bool delta_last = whole.schedule.delta_from == DeltaFrom::p_dp;
+    const bool delta_last = needs_dp(whole.schedule.delta_from);
     const Head head = probe(2);  // two query heads, so that the group's reduction is passed
     Log before;
     run(head, whole, &before);

@@ -93,7 +93,7 @@ TEST(Shapes, EveryScheduleIsTheSameFunction) {
     add([](Schedule& s) { s.normalize = Normalize::each_tile; });
     add([](Schedule& s) { s.division = Division::divide; });
     add([](Schedule& s) { s.pv_carry = s.dkv_carry = Carry::added; s.dq_carry = Carry::chained; });
-    for (const DeltaFrom from : {DeltaFrom::o_unrounded, DeltaFrom::p_dp}) add([&](Schedule& s) { s.delta_from = from; });
+    for (const DeltaFrom from : {DeltaFrom::o_unrounded, DeltaFrom::p_dp, DeltaFrom::p_dp_normalized}) add([&](Schedule& s) { s.delta_from = from; });
     add([](Schedule& s) { s.delta_in = DeltaIn::accumulator; });
     add([](Schedule& s) { s.delta_order = DeltaOrder::sequential; });
     add([](Schedule& s) { s.ds_scale = DsScale::before; });
