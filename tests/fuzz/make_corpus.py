@@ -97,3 +97,8 @@ put("plan", "bad_types", b'name = 3\nbase = ["fa2"]\n[schedule]\nblock_q = "128"
 put("plan", "bad_names", b'name = "\\u001b[2J"\nbase = "\\u202efa2"\n[sites."\\n"]\nformat = "\\u0007"\n')
 put("plan", "bad_numbers", b"[schedule]\nblock_q = -9223372036854775808\nblock_k = 1e400\n[sites.p_cast]\nformat = { precision = 0, emin = 9, emax = -9 }\n")
 put("plan", "bad_syntax", b"[schedule\nblock_q = = 1\n")
+# What the fuzzer found in toml++ 3.3 (kernels/plan/tomlplusplus.hpp).
+put("plan", "bad_header", b"[!schedule\nblock_q = = 0\n")
+put("plan", "bad_brackets", b"[[[1]]]\n")
+put("plan", "bad_letter", "[s\u0321hedule]\n".encode())
+put("plan", "bad_form", "\ufee2".encode())
