@@ -150,10 +150,12 @@ class ColumnWorker {
         if (is_dk) multiply(acc_.data(), rest_.data(), in_.scale, padded);
         const double factor = is_dk ? in_.scale_size : 1;
         const double own = is_dk ? mul_error + in_.scale_error : 0;
+        const double* top = columns.running.row(begin);
         const double sums = accumulation_error((in_.n_q - begin) * static_cast<std::ptrdiff_t>(heads_.size())) * 4 * power;
         for (std::ptrdiff_t c = 0; c < padded; ++c) {
             const auto at = static_cast<std::size_t>(c);
-            bound_[at] = 1.01 * (factor * (error_[key] * columns.largest[at] + sums * columns.power[at]) + own * std::fabs(acc_[at]));
+            const double error = factor * (error_[key] * top[c] + sums * columns.power[at]) + own * std::fabs(acc_[at]);
+            bound_[at] = top[c] == 0 ? 0 : 1.01 * error;
         }
         left_.clear();
         settle_row(acc_.data(), rest_.data(), bound_.data(), reference, out_, first + j, left_);

@@ -212,10 +212,11 @@ class RowWorker {
         finish(sigma_.data(), padded, acc_.data(), low_.data(), acc_.data(), low_.data());
         const double relative = error_of_p_.alpha + error_of_p_.beta * (std::fabs(reference) - flush_exponent);
         const double terms = magnitude * relative + flushed * flushed_term;
+        const double* top = in_.v_columns.running.row(seen_ - 1);
         for (std::ptrdiff_t c = 0; c < padded; ++c) {
             const auto at = static_cast<std::size_t>(c);
-            const double sums = seen_ == 1 ? 0 : accumulation_error(seen_) * 4 * power * in_.v_columns.power[at];
-            error_[at] = 1.01 * (terms * in_.v_columns.largest[at] + sums);
+            const double sums = accumulation_error(seen_) * 4 * power * in_.v_columns.power[at];
+            error_[at] = top[c] == 0 ? 0 : 1.01 * (terms * top[c] + sums);
         }
         if (apart) {
             output_apart();
@@ -249,11 +250,12 @@ class RowWorker {
         accumulate(a_high_.data(), a_low_.data(), seen_, in_.k.values.data(), in_.k.stride, padded, acc_.data(), low_.data());
         finish(sigma_.data(), padded, acc_.data(), low_.data(), acc_.data(), low_.data());
         multiply(acc_.data(), low_.data(), in_.scale, padded);
+        const double* top = in_.k_columns.running.row(seen_ - 1);
         for (std::ptrdiff_t c = 0; c < padded; ++c) {
             const auto at = static_cast<std::size_t>(c);
             const double sums = accumulation_error(seen_) * 4 * power * in_.k_columns.power[at];
-            error_[at] = 1.01 * (in_.scale_size * (scaled.error * in_.k_columns.largest[at] + sums) +
-                                 (mul_error + in_.scale_error) * std::fabs(acc_[at]));
+            const double error = in_.scale_size * (scaled.error * top[c] + sums) + (mul_error + in_.scale_error) * std::fabs(acc_[at]);
+            error_[at] = top[c] == 0 ? 0 : 1.01 * error;
         }
         // sum_j ds_j = 0: over keys that agree in a column that column's gradient is exactly 0
         for (std::ptrdiff_t c = 0; c < in_.d; ++c)

@@ -34,11 +34,12 @@ double power_above(double x) {
     return std::ldexp(1.0, mantissa == 0.5 ? exponent - 1 : exponent);
 }
 
-/// Exponent of the lowest bit of x != 0.
+/// Exponent of the lowest bit of a normal x.
 int unit_exponent(double x) {
-    int exponent = 0;
-    const auto integer = static_cast<std::int64_t>(std::ldexp(std::frexp(x, &exponent), 53));
-    return exponent - 53 + std::countr_zero(static_cast<std::uint64_t>(integer));
+    const auto bits = std::bit_cast<std::uint64_t>(x);
+    constexpr std::uint64_t leading = std::uint64_t{1} << 52;
+    const int exponent = static_cast<int>((bits >> 52) & 0x7ff) - 1023;
+    return exponent - 52 + std::countr_zero((bits & (leading - 1)) | leading);
 }
 
 DotSide dot_side(MatrixView<const double> a) {
@@ -60,16 +61,22 @@ DotSide dot_side(MatrixView<const double> a) {
     return side;
 }
 
-void widen(ColumnSide& side, MatrixView<const double> a) {
-    const auto padded = static_cast<std::size_t>(round_up_to_lanes(a.cols));
-    side.largest.resize(padded);
-    for (std::ptrdiff_t i = 0; i < a.rows; ++i)
-        for (std::ptrdiff_t c = 0; c < a.cols; ++c) {
-            double& top = side.largest[static_cast<std::size_t>(c)];
-            top = std::max(top, std::fabs(a(i, c)));
-        }
-    side.power.assign(padded, 0);
-    for (std::size_t c = 0; c < padded; ++c) side.power[c] = power_above(side.largest[c]);
+/// Sides of matrices of one shape, taken together; `upwards` if the sums run over the first rows, else over the last.
+ColumnSide column_side(const std::vector<MatrixView<const double>>& matrices, bool upwards) {
+    const std::ptrdiff_t rows = matrices.front().rows;
+    const std::ptrdiff_t cols = matrices.front().cols;
+    ColumnSide side;
+    side.running = AlignedMatrix(rows, cols);
+    for (std::ptrdiff_t n = 0; n < rows; ++n) {
+        const std::ptrdiff_t r = upwards ? n : rows - 1 - n;
+        double* top = side.running.row(r);
+        if (n > 0) std::copy_n(side.running.row(upwards ? r - 1 : r + 1), side.running.stride, top);
+        for (const auto& a : matrices)
+            for (std::ptrdiff_t c = 0; c < cols; ++c) top[c] = std::max(top[c], std::fabs(a(r, c)));
+    }
+    const double* last = side.running.row(upwards ? rows - 1 : 0);
+    for (std::ptrdiff_t c = 0; c < side.running.stride; ++c) side.power.push_back(power_above(last[c]));
+    return side;
 }
 
 }  // namespace
@@ -104,11 +111,11 @@ FastInputs::FastInputs(const TruthProblem& given)
         dout.push_back(aligned_copy(given.dout[h]));
         q_dot.push_back(dot_side(given.q[h]));
         dout_dot.push_back(dot_side(given.dout[h]));
-        widen(q_columns, given.q[h]);
-        widen(dout_columns, given.dout[h]);
     }
-    widen(k_columns, given.k);
-    widen(v_columns, given.v);
+    k_columns = column_side({given.k}, true);
+    v_columns = column_side({given.v}, true);
+    q_columns = column_side(given.q, false);
+    dout_columns = column_side(given.dout, false);
     for (std::ptrdiff_t c = 0; c < d; ++c) {
         std::ptrdiff_t count = 0;
         while (count < n_k && given.k(count, c) == given.k(0, c)) ++count;

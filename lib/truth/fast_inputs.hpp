@@ -23,8 +23,10 @@ struct DotSide {
 
 /// A matrix that is multiplied from the left: what bounds its columns.
 struct ColumnSide {
-    AlignedVector largest;  // [cols, padded]: largest magnitude in the column
-    AlignedVector power;    // a power of two, at least that
+    AlignedVector power;    // [cols, padded]: a power of two, at least the largest magnitude in the column
+    /// Row r: the largest magnitudes among the rows that are summed when r is the last key (k, v: rows up to r) or the
+    /// first query (q, dout: rows from r on, of all heads) seen. Not those of all rows: a sum over zeros must be exactly 0.
+    AlignedMatrix running;
 };
 
 struct FastInputs {

@@ -71,6 +71,8 @@ std::vector<Undecided> pass_by_column(const TruthProblem& problem, const std::ve
     Interval t(bits);
     for (std::size_t h = 0; h < problem.q.size(); ++h)
         for (std::ptrdiff_t i = 0; i < query_rows(problem); ++i) {
+            const auto sees = [&](const Undecided& e) { return visible(problem, h, i, e.row); };
+            if (std::none_of(elements.begin(), elements.end(), sees)) continue;
             row.compute(problem, h, i);
             for (std::size_t n = 0; n < elements.size(); ++n) {
                 const Undecided& e = elements[n];
