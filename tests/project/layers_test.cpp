@@ -18,6 +18,7 @@ using testing::IsEmpty;
 
 std::vector<std::string> texts(const std::vector<Violation>& violations) {
     std::vector<std::string> all;
+    all.reserve(violations.size());
     for (const Violation& violation : violations) all.push_back(violation.text());
     return all;
 }
