@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Plans run on units in parallel, and compared with what kernels returned.
+#pragma once
+
+#include <functional>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <faultline/identification/identify.hpp>
+
+namespace faultline::identification {
+
+/// Thrown between units of work when the caller asked to stop.
+struct Cancelled {};
+
+/// Counts units of work whose number grows.
+class WorkCount {
+  public:
+    explicit WorkCount(const IdentifyOptions& options) : options_(options) {}
+    void expect(std::size_t more) { total_ += more; }
+    void step(const std::string& what) {
+        if (options_.cancelled && options_.cancelled()) throw Cancelled{};
+        const std::lock_guard lock(mutex_);
+        ++done_;
+        if (options_.progress) options_.progress(done_, total_, what);
+    }
+
+  private:
+    const IdentifyOptions& options_;
+    std::mutex mutex_;
+    std::size_t done_ = 0, total_ = 0;
+};
+
+/// The plan that a search stands on, run on every unit: the forward is kept for the changes that leave it alone.
+struct Baseline {
+    std::vector<GroupForward> forward;   ///< [unit]
+    std::vector<EqualFlags> equal;       ///< [unit]
+    std::vector<OutputMatches> matches;  ///< [unit]
+};
+
+/// What a changed plan did.
+struct Evaluated {
+    OutputMatches match;
+    Flips flips;
+};
+
+/// One kernel on its units. References outlive it.
+class Evaluator {
+  public:
+    Evaluator(const std::vector<Unit>& units, const std::string& kernel, int threads, WorkCount& work)
+        : units_(units), kernel_(kernel), threads_(threads), work_(work) {}
+
+    [[nodiscard]] Baseline baseline(const RoundingPlan& plan) const;
+    /// Every neighbour against the baseline that it is a neighbour of.
+    [[nodiscard]] std::vector<Evaluated> evaluate(const std::vector<Neighbour>& neighbours, const Baseline& base) const;
+
+  private:
+    const std::vector<Unit>& units_;
+    const std::string& kernel_;
+    int threads_;
+    WorkCount& work_;
+};
+
+/// The kernel of that name in the unit's layer.
+[[nodiscard]] const ObservedKernel& observed(const Unit& unit, const std::string& kernel);
+
+}  // namespace faultline::identification

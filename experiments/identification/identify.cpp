@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/identification/identify.hpp>
+
+#include <algorithm>
+#include <map>
+#include <span>
+#include <set>
+
+#include <fmt/format.h>
+
+#include <faultline/base/error.hpp>
+#include <faultline/base/parallel.hpp>
+#include <faultline/identification/evaluate.hpp>
+#include <faultline/plan/nearest_name.hpp>
+#include <faultline/plan/presets.hpp>
+#include <faultline/tensor/text.hpp>
+
+namespace faultline {
+namespace {
+
+using namespace identification;
+
+constexpr std::size_t pair_candidates = 8;  // of the changes that help, the best so many are tried in pairs
+constexpr int most_rounds = 6;              // changes accepted one after another; a preset is nearer than that, or the search says so
+
+bool has_output(const ObservedKernel& kernel, const LayerCapture& layer) {
+    for (const Output output : all_outputs)
+        if (kernel[output] && (output == Output::o || !layer.dout.empty())) return true;
+    return false;
+}
+
+/// One kernel and the layers on which one settled plan can be it.
+struct Case {
+    std::string kernel;
+    std::ptrdiff_t head_dim = 0;
+    bool causal = true;
+    std::vector<std::string> layers;
+    std::vector<Unit> units;
+};
+
+std::vector<Case> cases_of(const Capture& capture, const std::vector<std::string>& kernels, const IdentifyOptions& options) {
+    std::vector<Case> cases;
+    for (const std::string& kernel : kernels)
+        for (const LayerCapture& layer : capture.layers) {
+            const auto found = std::find_if(layer.observed.begin(), layer.observed.end(),
+                                            [&](const ObservedKernel& k) { return k.name == kernel; });
+            if (found == layer.observed.end() || !has_output(*found, layer)) continue;
+            auto at = std::find_if(cases.begin(), cases.end(), [&](const Case& c) {
+                return c.kernel == kernel && c.head_dim == layer.head_dim() && c.causal == layer.causal;
+            });
+            if (at == cases.end()) at = cases.insert(cases.end(), Case{kernel, layer.head_dim(), layer.causal, {}, {}});
+            for (attribution::Group& group : attribution::groups_of(layer, options.heads, options.seed))
+                at->units.push_back({&layer, at->layers.size(), std::move(group)});
+            at->layers.push_back(layer.name);
+        }
+    return cases;
+}
+
+void check_heads(const Capture& capture, const std::vector<int>& heads) {
+    for (const LayerCapture& layer : capture.layers)
+        for (const int head : heads)
+            if (head < 0 || head >= layer.heads())
+                throw RequestError(fmt::format("head {} of {}: expected 0 to {}", head, layer.name, layer.heads() - 1));
+}
+
+std::vector<std::string> chosen_kernels(const Capture& capture, const IdentifyOptions& options) {
+    const std::vector<std::string> known = observed_kernels(capture);
+    if (known.empty())
+        throw RequestError(fmt::format("{}: no layer has an output of a kernel: expected tensors LAYER.KERNEL.{{o,dq,dk,dv}} to identify it by",
+                                       escaped(capture.path, capture.path.size())));
+    if (options.kernels.empty()) return known;
+    const std::vector<std::string_view> names(known.begin(), known.end());
+    for (const std::string& kernel : options.kernels)
+        if (std::find(known.begin(), known.end(), kernel) == known.end())
+            throw RequestError(fmt::format("{}: {}: {}", escaped(capture.path, capture.path.size()), in_quotes(kernel),
+                                           expected_one_of(kernel, names)));
+    std::vector<std::string> chosen;
+    for (const std::string& name : known)
+        if (std::find(options.kernels.begin(), options.kernels.end(), name) != options.kernels.end()) chosen.push_back(name);
+    return chosen;
+}
+
+RoundingPlan settled(const RoundingPlan& plan, const Case& c) {
+    return for_head_dim(plan, static_cast<int>(c.head_dim), c.causal);
+}
+
+/// Every candidate on every case. A plan's run serves every kernel of the layer that it is compared with.
+void rank(const std::vector<Case>& cases, std::span<const RoundingPlan> candidates, const IdentifyOptions& options,
+          WorkCount& work, std::vector<KernelIdentification>& results) {
+    struct Key {
+        const LayerCapture* layer;
+        std::ptrdiff_t batch, kv_head;
+        auto operator<=>(const Key&) const = default;
+    };
+    struct Use {
+        std::size_t c, unit;
+    };
+    std::map<Key, std::vector<Use>> by_head;  // only its groups are used: the map's order, by address, decides nothing
+    for (std::size_t c = 0; c < cases.size(); ++c)
+        for (std::size_t u = 0; u < cases[c].units.size(); ++u) {
+            const Unit& unit = cases[c].units[u];
+            by_head[{unit.layer, unit.group.batch, unit.group.kv_head}].push_back({c, u});
+        }
+    std::vector<const std::vector<Use>*> heads;
+    for (const auto& [key, uses] : by_head) heads.push_back(&uses);
+    for (std::size_t c = 0; c < cases.size(); ++c)
+        for (const RoundingPlan& plan : candidates)
+            results[c].ranking.push_back({plan.name, {}, std::vector<OutputMatches>(cases[c].layers.size())});
+
+    const std::size_t tasks = candidates.size() * heads.size();
+    std::vector<std::vector<OutputMatches>> parts(tasks);
+    work.expect(tasks);
+    parallel_for(tasks, options.threads, [&](std::size_t task) {
+        const RoundingPlan& plan = candidates[task / heads.size()];
+        const std::vector<Use>& uses = *heads[task % heads.size()];
+        work.step("plan " + plan.name);
+        const Unit& first = cases[uses.front().c].units[uses.front().unit];
+        const attribution::RunOutputs run = attribution::run_plan(first.group, settled(plan, cases[uses.front().c]));
+        for (const Use& use : uses) {
+            const Unit& unit = cases[use.c].units[use.unit];
+            parts[task].push_back(compare(unit, run, observed(unit, cases[use.c].kernel)));
+        }
+    });
+    for (std::size_t task = 0; task < tasks; ++task) {
+        const std::vector<Use>& uses = *heads[task % heads.size()];
+        for (std::size_t i = 0; i < uses.size(); ++i) {
+            RankedPlan& ranked = results[uses[i].c].ranking[task / heads.size()];
+            ranked.match.add(parts[task][i]);
+            ranked.layers[cases[uses[i].c].units[uses[i].unit].layer_index].add(parts[task][i]);
+        }
+    }
+}
+
+/// Best first; ties stay in the order of the candidates.
+bool better(const RankedPlan& a, const RankedPlan& b) {
+    const Match x = a.match.all(), y = b.match.all();
+    return x.equal != y.equal ? x.equal > y.equal : x.within_one_ulp > y.within_one_ulp;
+}
+
+/// The best of the changes that are believed, or none.
+const Neighbour* best_of(const std::vector<Neighbour>& neighbours, const std::vector<Evaluated>& results, std::ptrdiff_t& gain) {
+    const Neighbour* best = nullptr;
+    for (std::size_t i = 0; i < neighbours.size(); ++i) {
+        const Flips& f = results[i].flips;
+        const auto won = static_cast<std::ptrdiff_t>(f.won) - static_cast<std::ptrdiff_t>(f.lost);
+        if (f.z() < believed_z || won <= gain) continue;
+        gain = won;
+        best = &neighbours[i];
+    }
+    return best;
+}
+
+/// Pairs of the changes that make more elements equal, believed or not.
+std::vector<Neighbour> pairs_of(const RoundingPlan& plan, const std::vector<Neighbour>& singles, const std::vector<Evaluated>& results) {
+    std::vector<std::size_t> helping;
+    for (std::size_t i = 0; i < singles.size(); ++i)
+        if (results[i].flips.won > results[i].flips.lost) helping.push_back(i);
+    const auto gain = [&](std::size_t i) { return results[i].flips.won - results[i].flips.lost; };
+    std::stable_sort(helping.begin(), helping.end(), [&](std::size_t a, std::size_t b) { return gain(a) > gain(b); });
+    if (helping.size() > pair_candidates) helping.resize(pair_candidates);
+    std::vector<Neighbour> pairs;
+    for (std::size_t a = 0; a < helping.size(); ++a)
+        for (std::size_t b = a + 1; b < helping.size(); ++b) {
+            Neighbour pair = together(plan, singles[helping[a]], singles[helping[b]]);
+            if (!pair.field.empty()) pairs.push_back(std::move(pair));
+        }
+    return pairs;
+}
+
+std::vector<SiteEvidence> evidence_of(const RoundingPlan& plan, const std::vector<Neighbour>& singles, const std::vector<Evaluated>& results) {
+    std::vector<SiteEvidence> all;
+    for (const Site site : plan.rounding_sites()) {
+        SiteEvidence e;
+        e.site = site;
+        bool tried = false;
+        for (std::size_t i = 0; i < singles.size(); ++i) {
+            if (singles[i].plan[site] == plan[site]) continue;
+            e.could_explain = std::max(e.could_explain, results[i].flips.won);
+            if (!makes_exact(singles[i], site)) continue;
+            tried = true;
+            e.exact = results[i].flips;
+            e.told = e.exact.z() <= -believed_z;
+        }
+        if (tried) all.push_back(e);
+    }
+    return all;
+}
+
+/// Changes the plan step by step while a change, or a pair of changes, is believed to help.
+void search(const Case& c, const IdentifyOptions& options, WorkCount& work, KernelIdentification& result) {
+    const Evaluator evaluator(c.units, c.kernel, options.threads, work);
+    NeighbourhoodOptions around;
+    around.backward = std::any_of(c.units.begin(), c.units.end(), [&](const Unit& unit) {
+        const ObservedKernel& kernel = observed(unit, c.kernel);
+        return !unit.group.inputs.dout.empty() && (kernel[Output::dq] || kernel[Output::dk] || kernel[Output::dv]);
+    });
+    around.grouped_heads = std::any_of(c.units.begin(), c.units.end(), [](const Unit& unit) { return unit.group.query_heads() > 1; });
+    const RoundingPlan start = result.plan;
+    for (int round = 0;; ++round) {
+        const Baseline base = evaluator.baseline(result.plan);
+        const std::vector<Neighbour> singles = neighbours(result.plan, around);
+        const std::vector<Evaluated> tried = evaluator.evaluate(singles, base);
+        std::ptrdiff_t gain = 0;
+        const Neighbour* best = round < most_rounds ? best_of(singles, tried, gain) : nullptr;
+        std::vector<Neighbour> pairs;
+        if (round < most_rounds) {
+            pairs = pairs_of(result.plan, singles, tried);
+            const Neighbour* pair = best_of(pairs, evaluator.evaluate(pairs, base), gain);
+            if (pair != nullptr) best = pair;
+        }
+        if (best != nullptr) {
+            result.plan = best->plan;
+            continue;
+        }
+        result.match = {};
+        result.layer_matches.assign(c.layers.size(), {});
+        for (std::size_t u = 0; u < c.units.size(); ++u) {
+            result.match.add(base.matches[u]);
+            result.layer_matches[c.units[u].layer_index].add(base.matches[u]);
+        }
+        for (std::size_t i = 0; i < singles.size(); ++i)
+            result.trials.push_back({singles[i].field, singles[i].changes, tried[i].match, tried[i].flips});
+        result.sites = evidence_of(result.plan, singles, tried);
+        break;
+    }
+    result.changes = differences(start, result.plan);
+}
+
+void name_plan(KernelIdentification& result) {
+    RoundingPlan& plan = result.plan;
+    plan.name = "identified-" + result.kernel;
+    plan.description = fmt::format("the kernel that left the outputs \"{}\" at head size {}: {} of {} elements equal", result.kernel,
+                                   result.head_dim, result.match.all().equal, result.match.all().total);
+    plan.source = fmt::format("faultline identify, found from \"{}\" with {} change{}", result.nearest, result.changes.size(),
+                              result.changes.size() == 1 ? "" : "s");
+}
+
+}  // namespace
+
+std::vector<std::string> observed_kernels(const Capture& capture) {
+    std::set<std::string> names;
+    for (const LayerCapture& layer : capture.layers)
+        for (const ObservedKernel& kernel : layer.observed)
+            if (has_output(kernel, layer)) names.insert(kernel.name);
+    return {names.begin(), names.end()};
+}
+
+Identification identify(const Capture& capture, const IdentifyOptions& options) {
+    check_heads(capture, options.heads);
+    const std::vector<std::string> kernels = chosen_kernels(capture, options);
+    const std::span<const RoundingPlan> candidates = options.candidates.empty() ? presets() : std::span<const RoundingPlan>(options.candidates);
+    const std::vector<Case> cases = cases_of(capture, kernels, options);
+    for (const RoundingPlan& plan : candidates)
+        for (const Case& c : cases) {
+            const std::string problem = problem_with(settled(plan, c));
+            if (!problem.empty()) throw RequestError(fmt::format("plan \"{}\": {}", plan.name, problem));
+        }
+    Identification identification{capture.path, {}, true};
+    std::vector<KernelIdentification> results;
+    for (const Case& c : cases) results.push_back({c.kernel, c.head_dim, c.causal, c.layers, {}, {}, {}, {}, {}, {}, {}, {}});
+    WorkCount work(options);
+    try {
+        rank(cases, candidates, options, work, results);
+        for (std::size_t i = 0; i < cases.size(); ++i) {
+            KernelIdentification& result = results[i];
+            std::vector<std::size_t> order(candidates.size());
+            for (std::size_t p = 0; p < order.size(); ++p) order[p] = p;
+            std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return better(result.ranking[a], result.ranking[b]); });
+            std::vector<RankedPlan> ranking;
+            for (const std::size_t p : order) ranking.push_back(std::move(result.ranking[p]));
+            result.ranking = std::move(ranking);
+            const RankedPlan& best = result.ranking.front();
+            result.nearest = best.plan;
+            result.plan = settled(candidates[order.front()], cases[i]);
+            result.match = best.match;
+            result.layer_matches = best.layers;
+            if (options.search) search(cases[i], options, work, result);
+            name_plan(result);
+            identification.kernels.push_back(std::move(result));
+        }
+    } catch (const Cancelled&) {
+        identification.complete = false;
+    }
+    return identification;
+}
+
+}  // namespace faultline

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which plan is the kernel that left these outputs? Plans are ranked by how many output elements they reproduce bit for
+// bit; then the neighbourhood of the best is searched, one change at a time and then pairs of those that help, for a plan
+// that reproduces more, until no change helps. A change is believed when it makes more elements equal than chance would
+// (McNemar's test on the elements that flip); the rest says what the outputs cannot tell.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <faultline/attribution/capture.hpp>
+#include <faultline/identification/match.hpp>
+#include <faultline/identification/neighbourhood.hpp>
+#include <faultline/plan/plan.hpp>
+
+namespace faultline {
+
+/// A change counts when it wins more elements than it loses by this many standard deviations of as many coin flips. Some
+/// hundred changes are tried a kernel, so that chance passes 4 once in three hundred kernels.
+inline constexpr double believed_z = 4;
+
+/// A plan of the ranking.
+struct RankedPlan {
+    std::string plan;
+    OutputMatches match;                ///< over all layers
+    std::vector<OutputMatches> layers;  ///< parallel to KernelIdentification::layers
+};
+
+/// A change that was tried on a plan.
+struct Trial {
+    std::string field;
+    std::vector<Difference> changes;
+    OutputMatches match;
+    identification::Flips flips;  ///< against the plan that was changed
+};
+
+/// What the outputs say of one site of the identified plan.
+struct SiteEvidence {
+    Site site = Site::q_cast;
+    bool told = false;            ///< making it exact loses elements, believably
+    identification::Flips exact;  ///< the site exact, against the identified plan
+    std::size_t could_explain = 0;  ///< of the elements that still differ, the most that one change at this site makes equal
+};
+
+/// One kernel on the layers of one head size.
+struct KernelIdentification {
+    std::string kernel;
+    std::ptrdiff_t head_dim = 0;
+    bool causal = true;
+    std::vector<std::string> layers;
+    std::vector<RankedPlan> ranking;  ///< best first; of equals the one listed first
+
+    // What the search found; without a search the best plan of the ranking, its sites not examined.
+    RoundingPlan plan;  ///< settled for the head size; named identified-KERNEL
+    std::string nearest;              ///< the plan of the ranking that it was found from
+    std::vector<Difference> changes;  ///< from that plan to this
+    OutputMatches match;
+    std::vector<OutputMatches> layer_matches;  ///< of `plan`, parallel to layers
+    std::vector<Trial> trials;        ///< every change tried on `plan` itself, in the order of the neighbourhood
+    std::vector<SiteEvidence> sites;  ///< its rounding sites, schedule order
+};
+
+struct Identification {
+    std::string input;
+    std::vector<KernelIdentification> kernels;  ///< in the order of their names, then head sizes
+    bool complete = true;                       ///< false: interrupted; the kernels present are whole
+};
+
+struct IdentifyOptions {
+    std::vector<std::string> kernels;     ///< empty: all that the capture has
+    std::vector<RoundingPlan> candidates; ///< empty: all presets
+    std::vector<int> heads;               ///< query heads; empty: all
+    bool search = true;                   ///< false: rank only
+    int threads = 0;                      ///< 0: one per hardware thread; results do not depend on it
+    std::uint64_t seed = 0;               ///< of stochastic rounding
+    /// Called from worker threads, serialised. `total` grows while the search goes on.
+    std::function<void(std::size_t done, std::size_t total, const std::string& what)> progress;
+    std::function<bool()> cancelled;  ///< polled between units of work
+};
+
+/// RequestError, one sentence: no layer has an observed output, a kernel that no layer has, a candidate that fits no layer,
+/// a head that a layer does not have.
+[[nodiscard]] Identification identify(const Capture& capture, const IdentifyOptions& options = {});
+
+/// The kernels that the capture has an output of, by name, each once.
+[[nodiscard]] std::vector<std::string> observed_kernels(const Capture& capture);
+
+}  // namespace faultline

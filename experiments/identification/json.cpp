@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/identification/json.hpp>
+
+#include <nlohmann/json.hpp>
+
+#include <faultline/plan/plan_toml.hpp>
+
+namespace faultline {
+namespace {
+
+using nlohmann::ordered_json;
+
+ordered_json match_json(const Match& match) {
+    return {{"equal", match.share()},
+            {"within_one_ulp", match.near_share()},
+            {"differing", match.differing()},
+            {"total", match.total}};
+}
+
+/// The outputs that were compared.
+ordered_json outputs_json(const OutputMatches& matches) {
+    ordered_json out = ordered_json::object();
+    for (const Output output : all_outputs)
+        if (matches[output].total > 0) out[std::string(name(output))] = match_json(matches[output]);
+    return out;
+}
+
+ordered_json with_outputs(const OutputMatches& matches) {
+    ordered_json out = match_json(matches.all());
+    out["outputs"] = outputs_json(matches);
+    return out;
+}
+
+ordered_json layers_json(const std::vector<std::string>& names, const std::vector<OutputMatches>& matches) {
+    ordered_json out = ordered_json::object();
+    for (std::size_t i = 0; i < names.size(); ++i) out[names[i]] = outputs_json(matches[i]);
+    return out;
+}
+
+ordered_json changes_json(const std::vector<Difference>& changes) {
+    ordered_json out = ordered_json::array();
+    for (const Difference& change : changes)
+        out.push_back({{"field", change.field}, {"from", change.from}, {"to", change.to}});
+    return out;
+}
+
+ordered_json flips_json(const identification::Flips& flips) {
+    return {{"won", flips.won}, {"lost", flips.lost}, {"z", flips.z()}};
+}
+
+ordered_json kernel_json(const KernelIdentification& k) {
+    ordered_json ranking = ordered_json::array(), trials = ordered_json::array(), sites = ordered_json::object();
+    for (const RankedPlan& plan : k.ranking) {
+        ordered_json entry{{"plan", plan.plan}};
+        entry.update(with_outputs(plan.match));
+        entry["layers"] = layers_json(k.layers, plan.layers);
+        ranking.push_back(std::move(entry));
+    }
+    for (const Trial& trial : k.trials) {
+        ordered_json entry{{"field", trial.field}, {"changes", changes_json(trial.changes)}};
+        entry.update(flips_json(trial.flips));
+        trials.push_back(std::move(entry));
+    }
+    for (const SiteEvidence& e : k.sites) {
+        ordered_json entry{{"told", e.told}, {"could_explain", e.could_explain}};
+        entry["exact"] = flips_json(e.exact);
+        sites[std::string(name(e.site))] = std::move(entry);
+    }
+    ordered_json found{{"plan", k.plan.name}, {"nearest", k.nearest}, {"changes", changes_json(k.changes)}};
+    found.update(with_outputs(k.match));
+    found["layers"] = layers_json(k.layers, k.layer_matches);
+    found["sites"] = std::move(sites);
+    found["trials"] = std::move(trials);
+    found["toml"] = to_toml(k.plan);
+    return {{"kernel", k.kernel},   {"head_dim", k.head_dim}, {"causal", k.causal},
+            {"layers", k.layers},   {"ranking", std::move(ranking)},
+            {"identified", std::move(found)}};
+}
+
+}  // namespace
+
+std::string to_json(const Identification& identification) {
+    ordered_json kernels = ordered_json::array();
+    for (const KernelIdentification& kernel : identification.kernels) kernels.push_back(kernel_json(kernel));
+    const ordered_json out{{"schema", "faultline.identification/1"},
+                           {"input", identification.input},
+                           {"complete", identification.complete},
+                           {"kernels", std::move(kernels)}};
+    return out.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace faultline

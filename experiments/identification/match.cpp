@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/identification/match.hpp>
+
+#include <cmath>
+
+#include <faultline/format/format.hpp>
+
+namespace faultline {
+
+void Match::add(const Match& other) {
+    equal += other.equal;
+    within_one_ulp += other.within_one_ulp;
+    total += other.total;
+}
+
+Match OutputMatches::all() const {
+    Match sum;
+    for (const Match& output : outputs) sum.add(output);
+    return sum;
+}
+
+void OutputMatches::add(const OutputMatches& other) {
+    for (std::size_t o = 0; o < outputs.size(); ++o) outputs[o].add(other.outputs[o]);
+}
+
+namespace identification {
+namespace {
+
+/// What a tensor file of this type stores a value as.
+Format format_of(Dtype dtype) {
+    switch (dtype) {
+        case Dtype::f32: return fp32;
+        case Dtype::f16: return fp16;
+        case Dtype::bf16: return bf16;
+        case Dtype::e5m2: return with_saturation(e5m2, false);  // infinities and NaNs are kept as the plan has them
+        case Dtype::e4m3: return with_saturation(e4m3, false);
+        default: return binary64;
+    }
+}
+
+struct Comparison {
+    Format format;
+    Match match;
+    bool operator()(double ours, double theirs) {
+        const double stored = round(ours, format, Rounding::nearest_even);
+        const bool equal = stored == theirs || (std::isnan(stored) && std::isnan(theirs));
+        ++match.total;
+        match.equal += equal;
+        match.within_one_ulp += equal || std::abs(stored - theirs) <= ulp(theirs, format);
+        return equal;
+    }
+};
+
+}  // namespace
+
+OutputMatches compare(const Unit& unit, const attribution::RunOutputs& run, const ObservedKernel& kernel,
+                      EqualFlags* flags) {
+    OutputMatches matches;
+    const attribution::Group& group = unit.group;
+    const auto query_heads = static_cast<std::ptrdiff_t>(group.query_heads());
+    for (const Output output : all_outputs) {
+        const std::vector<Matrix>& ours = run[output];
+        const auto& observed = kernel[output];
+        if (!observed || ours.empty()) continue;
+        Comparison comparison{format_of(observed->dtype), {}};
+        const bool per_query_head = output == Output::o || output == Output::dq;
+        std::vector<std::uint8_t>* flag = flags == nullptr ? nullptr : &(*flags)[static_cast<std::size_t>(output)];
+        for (std::size_t i = 0; i < ours.size(); ++i) {
+            const std::ptrdiff_t head =
+                per_query_head ? group.kv_head * query_heads + static_cast<std::ptrdiff_t>(i) : group.kv_head;
+            const MatrixView<const double> theirs = (*observed)(group.batch, head);
+            for (std::ptrdiff_t r = 0; r < theirs.rows; ++r)
+                for (std::ptrdiff_t c = 0; c < theirs.cols; ++c) {
+                    const bool equal = comparison(ours[i](r, c), theirs(r, c));
+                    if (flag != nullptr) flag->push_back(equal ? 1 : 0);
+                }
+        }
+        matches.outputs[static_cast<std::size_t>(output)] = comparison.match;
+    }
+    return matches;
+}
+
+double Flips::z() const {
+    if (none()) return 0;
+    return (static_cast<double>(won) - static_cast<double>(lost)) / std::sqrt(static_cast<double>(won + lost));
+}
+
+Flips flips(const EqualFlags& before, const EqualFlags& after) {
+    Flips sum;
+    for (std::size_t o = 0; o < before.size(); ++o)
+        for (std::size_t i = 0; i < before[o].size(); ++i) {
+            sum.won += before[o][i] < after[o][i];
+            sum.lost += before[o][i] > after[o][i];
+        }
+    return sum;
+}
+
+}  // namespace identification
+}  // namespace faultline

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/identification/neighbourhood.hpp>
+
+#include <algorithm>
+
+#include <faultline/plan/schedule_fields.hpp>
+
+namespace faultline::identification {
+namespace {
+
+class Builder {
+  public:
+    Builder(const RoundingPlan& plan, const NeighbourhoodOptions& options) : plan_(plan), options_(options) {}
+
+    /// A change of the schedule.
+    template <class Change>
+    void schedule(const std::string& field, bool backward, Change change) {
+        add(field, backward, [change](RoundingPlan& plan) { change(plan.schedule); });
+    }
+
+    template <class T>
+    void values(const std::string& field, bool backward, T Schedule::*member, std::initializer_list<T> tried) {
+        for (const T value : tried) schedule(field, backward, [member, value](Schedule& s) { s.*member = value; });
+    }
+
+    /// Every value of an enumeration.
+    template <class E>
+    void enumeration(const std::string& field, bool backward, E Schedule::*member) {
+        for (const auto& entry : enumerators<E>()) values(field, backward, member, {entry.value});
+    }
+
+    void rule(Site site, const Rule& rule) {
+        add(std::string(name(site)), info(site).pass == Pass::backward,
+            [site, rule](RoundingPlan& plan) { plan.set(site, rule); });
+    }
+
+    void formats(Site site, std::initializer_list<Format> tried) {
+        for (const Format& format : tried) {
+            Rule changed = plan_[site];
+            changed.format = format;
+            rule(site, changed);
+        }
+    }
+
+    /// The same accumulation at all of these sites, those that the plan computes.
+    void products(const std::string& field, const std::vector<Site>& which, const std::vector<Accumulation>& tried) {
+        const bool backward =
+            std::all_of(which.begin(), which.end(), [](Site s) { return info(s).pass == Pass::backward; });
+        for (const Accumulation& accumulation : tried)
+            add(field, backward, [which, accumulation](RoundingPlan& plan) {
+                for (const Site site : which) {
+                    if (plan.schedule.p_saved && site == Site::bwd_s_accumulate) continue;
+                    Rule changed = plan[site];
+                    changed.accumulation = accumulation;
+                    plan.set(site, changed);
+                }
+            });
+    }
+
+    [[nodiscard]] const RoundingPlan& plan() const { return plan_; }
+    [[nodiscard]] const NeighbourhoodOptions& options() const { return options_; }
+    std::vector<Neighbour> take() { return std::move(neighbours_); }
+
+  private:
+    void add(const std::string& field, bool backward, std::function<void(RoundingPlan&)> apply) {
+        if (backward && !options_.backward) return;
+        RoundingPlan plan = plan_;
+        apply(plan);
+        if (plan.same_numerics(plan_) || !problem_with(plan).empty()) return;
+        for (const Neighbour& other : neighbours_)
+            if (other.plan.same_numerics(plan)) return;
+        std::vector<Difference> changes = differences(plan_, plan);
+        neighbours_.push_back({field, std::move(changes), std::move(plan), std::move(apply), backward});
+    }
+
+    const RoundingPlan& plan_;
+    NeighbourhoodOptions options_;
+    std::vector<Neighbour> neighbours_;
+};
+
+/// Units whose inputs have the range and bits of `like`'s, each value once, and the fp32 orders. A unit that no name stands
+/// for, eight products at Hopper's width (mma.m16n8k8), is what PyTorch's memory-efficient attention runs.
+std::vector<Accumulation> alternatives(const Accumulation& like) {
+    using Kind = Accumulation::Kind;
+    std::vector<Accumulation> all;
+    const auto once = [&](const Accumulation& a) {
+        if (std::find(all.begin(), all.end(), a) == all.end()) all.push_back(a);
+    };
+    const MatrixUnit inputs = like.kind == Kind::fused ? like.unit : find_accumulation("hopper-mma-bf16")->unit;
+    for (const NamedAccumulation& named : accumulations()) {
+        const MatrixUnit& unit = named.accumulation.unit;
+        if (named.accumulation.kind != Kind::fused || unit.output != inputs.output) continue;
+        if (unit.a_min_exponent == inputs.a_min_exponent && unit.b_min_exponent == inputs.b_min_exponent &&
+            unit.input_fraction_bits == inputs.input_fraction_bits)
+            once(named.accumulation);
+    }
+    Accumulation eight{Kind::fused, inputs};
+    eight.unit.terms = 8;
+    eight.unit.fraction_bits = 25;
+    once(eight);
+    for (const char* name : {"fp32-fma", "fp32-sequential", "fp32-pairwise"}) once(*find_accumulation(name));
+    return all;
+}
+
+/// before_pv needs the whole row at once, and only then may the backward read the saved p.
+void add_normalizations(Builder& out) {
+    for (const auto& entry : enumerators<Normalize>())
+        for (const bool saved : {false, true})
+            out.schedule("normalize", false, [how = entry.value, saved](Schedule& s) {
+                s.normalize = how;
+                if (how == Normalize::before_pv) {
+                    s.block_k = 0;
+                    s.p_saved = saved;
+                } else {
+                    s.p_saved = false;
+                    if (s.block_k == 0) s.block_k = 128;
+                }
+            });
+}
+
+void add_forward(Builder& out) {
+    out.enumeration("key_order", false, &Schedule::key_order);
+    out.values("block_k", false, &Schedule::block_k, {32, 64, 128, 256, 0});
+    out.values("key_splits", false, &Schedule::key_splits, {1, 2, 4, 8});
+    out.enumeration("scale_at", false, &Schedule::scale_at);
+    out.enumeration("exp_base", false, &Schedule::exp_base);
+    out.enumeration("argument", false, &Schedule::argument);
+    out.values("max_policy", false, &Schedule::max_policy, {MaxPolicy::exact, MaxPolicy::lazy});
+    out.enumeration("row_sum_adds", false, &Schedule::row_sum_adds);
+    out.enumeration("row_sum_order", false, &Schedule::row_sum_order);
+    add_normalizations(out);
+    out.enumeration("division", false, &Schedule::division);
+    out.enumeration("pv_carry", false, &Schedule::pv_carry);
+}
+
+void add_backward(Builder& out) {
+    out.values("bwd_block_q", true, &Schedule::bwd_block_q, {32, 64, 128, 256, 0});
+    out.values("bwd_block_k", true, &Schedule::bwd_block_k, {32, 64, 128, 256, 0});
+    out.enumeration("bwd_query_order", true, &Schedule::bwd_query_order);
+    out.enumeration("bwd_key_order", true, &Schedule::bwd_key_order);
+    out.enumeration("bwd_exp_base", true, &Schedule::bwd_exp_base);
+    out.enumeration("bwd_argument", true, &Schedule::bwd_argument);
+    out.enumeration("dq_carry", true, &Schedule::dq_carry);
+    out.enumeration("dkv_carry", true, &Schedule::dkv_carry);
+    out.enumeration("delta_from", true, &Schedule::delta_from);
+    out.values("delta_order", true, &Schedule::delta_order, {DeltaOrder::sequential});
+    for (const int threads : {2, 4, 8, 16})
+        out.schedule("delta_order", true, [threads](Schedule& s) {
+            s.delta_order = DeltaOrder::octets;
+            s.delta_threads = threads;
+        });
+    out.enumeration("delta_in", true, &Schedule::delta_in);
+    out.enumeration("ds_p", true, &Schedule::ds_p);
+    out.enumeration("ds_scale", true, &Schedule::ds_scale);
+    if (out.options().grouped_heads) out.enumeration("group_reduce", true, &Schedule::group_reduce);
+}
+
+void add_rules(Builder& out) {
+    const std::vector<Accumulation> tried = alternatives(out.plan()[Site::s_accumulate].accumulation);
+    using enum Site;
+    out.products("products",
+                 {s_accumulate, pv_accumulate, bwd_s_accumulate, dp_accumulate, dv_accumulate, dk_accumulate, dq_accumulate}, tried);
+    out.products("score products", {s_accumulate, bwd_s_accumulate}, tried);
+    out.products("pv_accumulate", {pv_accumulate}, tried);
+    out.products("dp_accumulate", {dp_accumulate}, tried);
+    out.products("gradient products", {dv_accumulate, dk_accumulate, dq_accumulate}, tried);
+    for (const Site site : {Site::p_cast, Site::bwd_p_cast, Site::ds_cast}) out.formats(site, {bf16, fp16, fp32});
+    for (const Site site : {Site::s_cast, Site::bwd_s_cast, Site::dp_cast}) out.formats(site, {bf16, fp32});
+    if (out.plan().schedule.key_splits > 1) out.formats(Site::partial_o_cast, {bf16, fp32});
+    for (const Site site : out.plan().rounding_sites()) out.rule(site, Rule{});
+}
+
+}  // namespace
+
+std::vector<Neighbour> neighbours(const RoundingPlan& plan, const NeighbourhoodOptions& options) {
+    Builder out(plan, options);
+    add_forward(out);
+    add_backward(out);
+    add_rules(out);
+    return out.take();
+}
+
+Neighbour together(const RoundingPlan& plan, const Neighbour& first, const Neighbour& second) {
+    if (first.field == second.field) return {};
+    RoundingPlan both = plan;
+    first.apply(both);
+    second.apply(both);
+    if (!problem_with(both).empty() || both.same_numerics(first.plan) || both.same_numerics(second.plan)) return {};
+    std::vector<Difference> changes = differences(plan, both);
+    const auto apply = [one = first.apply, other = second.apply](RoundingPlan& target) {
+        one(target);
+        other(target);
+    };
+    return {first.field + " and " + second.field, std::move(changes), std::move(both), apply,
+            first.backward_only && second.backward_only};
+}
+
+bool makes_exact(const Neighbour& neighbour, Site site) {
+    return neighbour.field == name(site) && neighbour.plan[site].is_exact();
+}
+
+}  // namespace faultline::identification

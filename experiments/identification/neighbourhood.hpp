@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// The neighbourhood of a plan: every plan that differs from it in one field of the schedule or one rule, as far as kernels
+// are known to differ there.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <faultline/plan/difference.hpp>
+#include <faultline/plan/plan.hpp>
+
+namespace faultline::identification {
+
+/// One step away from a plan.
+struct Neighbour {
+    std::string field;  ///< "argument", "block_k", "p_cast", "products"; two neighbours of the same field exclude each other
+    std::vector<Difference> changes;
+    RoundingPlan plan;
+    std::function<void(RoundingPlan&)> apply;  ///< makes the change in another plan
+    bool backward_only = false;  ///< the forward is the same
+};
+
+struct NeighbourhoodOptions {
+    bool backward = true;        ///< without gradients the backward cannot be told
+    bool grouped_heads = false;  ///< several query heads share a key head
+};
+
+/// Settled plans only (no list of tiles). One field at a time:
+///   schedule  key order, key block (32, 64, 128, 256, all), key splits (1, 2, 4, 8), where the scale stands, exponential's
+///             base and argument, lazy maximum, what the row sum adds and in which order, normalisation, division, carries;
+///             the backward's blocks, orders, base, argument, delta, ds, carries
+///   products  the accumulation of all, of the scores' and of the gradients' matrix products: the units of the same inputs
+///   casts     p_cast, bwd_p_cast, ds_cast in bf16, fp16, fp32; s_cast, dp_cast, partial_o_cast with and without
+///   sites     each rounding site exact
+/// block_q is left out: the rows of a query tile share nothing. What problem_with() refuses is left out.
+[[nodiscard]] std::vector<Neighbour> neighbours(const RoundingPlan& plan, const NeighbourhoodOptions& options);
+
+/// The plan with both changes, each made from it. Empty field where the two exclude each other or do not
+/// make a plan.
+[[nodiscard]] Neighbour together(const RoundingPlan& plan, const Neighbour& first, const Neighbour& second);
+
+/// Whether the neighbour is the plan with this site exact.
+[[nodiscard]] bool makes_exact(const Neighbour& neighbour, Site site);
+
+}  // namespace faultline::identification

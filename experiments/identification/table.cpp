@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/identification/table.hpp>
+
+#include <algorithm>
+#include <cmath>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <faultline/tensor/text.hpp>
+
+namespace faultline {
+namespace {
+
+constexpr std::size_t plans_shown = 4;    // without `full`
+constexpr std::size_t changes_shown = 5;  // of those that would make some of the rest equal
+constexpr std::size_t line_width = 110;
+constexpr std::size_t most_digits = 6;
+
+std::string row(const std::string& plan, const OutputMatches& m) {
+    std::string line = fmt::format("  {:<24}{:>10}", plan, share_percent(m.all()));
+    for (const Output output : all_outputs) line += fmt::format("{:>10}", m[output].total == 0 ? "-" : share_percent(m[output]));
+    Match all = m.all();
+    const Match near{all.within_one_ulp, all.within_one_ulp, all.total};
+    return line + fmt::format("{:>16}\n", share_percent(near));
+}
+
+std::string heading() {
+    std::string line = fmt::format("  {:<24}{:>10}", "equal elements", "all");
+    for (const Output output : all_outputs) line += fmt::format("{:>10}", name(output));
+    return line + fmt::format("{:>16}\n", "within 1 ulp");
+}
+
+std::string change_text(const std::vector<Difference>& changes) {
+    const Difference& first = changes.front();
+    const std::string rest = changes.size() == 1 ? "" : fmt::format(" and {} more", changes.size() - 1);
+    return fmt::format("{}: {} -> {}{}", first.field, first.from, first.to, rest);
+}
+
+/// Names after a heading, broken into lines.
+std::string name_list(const std::string& title, const std::vector<std::string>& names) {
+    if (names.empty()) return {};
+    std::string out, line = "  " + title;
+    for (std::size_t i = 0; i < names.size(); ++i) {
+        const std::string item = names[i] + (i + 1 < names.size() ? "," : "");
+        if (line.size() + 1 + item.size() > line_width) {
+            out += line + "\n";
+            line = "   ";
+        }
+        line += " " + item;
+    }
+    return out + line + "\n";
+}
+
+std::string ranking_text(const KernelIdentification& k, bool full) {
+    std::string out = heading();
+    const std::size_t shown = full ? k.ranking.size() : std::min(plans_shown, k.ranking.size());
+    for (std::size_t i = 0; i < shown; ++i) out += row(k.ranking[i].plan, k.ranking[i].match);
+    std::vector<std::string> equals;
+    for (const RankedPlan& plan : k.ranking)
+        if (plan.match == k.ranking.front().match) equals.push_back(plan.plan);
+    if (equals.size() > 1) out += name_list("not told apart by these outputs:", equals);
+    return out;
+}
+
+std::string found_text(const KernelIdentification& k) {
+    if (k.changes.empty())
+        return fmt::format("  {}: none of {} changes tried makes it better\n", k.nearest, k.trials.size());
+    std::string out = fmt::format("  {} is {} with {} change{}:\n", k.plan.name, k.nearest, k.changes.size(), k.changes.size() == 1 ? "" : "s");
+    for (const Difference& change : k.changes) out += fmt::format("    {}: {} -> {}\n", change.field, change.from, change.to);
+    return out + row(k.plan.name, k.match);
+}
+
+/// What could explain the elements that still differ, and what the outputs say nothing of.
+std::string rest_text(const KernelIdentification& k, bool full) {
+    std::vector<const Trial*> helping;
+    std::vector<std::string> silent, told;
+    for (const Trial& trial : k.trials)
+        if (trial.flips.won > 0) helping.push_back(&trial);
+    std::stable_sort(helping.begin(), helping.end(), [](const Trial* a, const Trial* b) { return a->flips.won > b->flips.won; });
+    if (!full && helping.size() > changes_shown) helping.resize(changes_shown);
+    std::string out = fmt::format("  {} of {} elements differ{}\n", k.match.all().differing(), k.match.all().total,
+                                  helping.empty() ? "" : "; changes that make some of them equal, and how many they lose:");
+    for (const Trial* trial : helping) {
+        const std::string line = fmt::format("    {:>7} won {:>8} lost  {}", trial->flips.won, trial->flips.lost, change_text(trial->changes));
+        out += line.substr(0, line_width) + "\n";
+    }
+    for (const SiteEvidence& e : k.sites) (e.told ? told : silent).emplace_back(name(e.site));
+    out += name_list("sites whose rounding the outputs show:", told);
+    return out + name_list("sites of which they say nothing:", silent);
+}
+
+}  // namespace
+
+std::string share_percent(const Match& match) {
+    if (match.differing() == 0) return "100%";
+    const double missing = 100.0 * static_cast<double>(match.differing()) / static_cast<double>(match.total);
+    std::size_t digits = 2;
+    while (digits < most_digits && missing < 0.5 * std::pow(10.0, -static_cast<double>(digits))) ++digits;
+    return fmt::format("{:.{}f}%", 100.0 - missing, digits);
+}
+
+std::string table(const Identification& identification, bool full) {
+    std::string out;
+    for (const KernelIdentification& k : identification.kernels) {
+        if (!out.empty()) out += "\n";
+        out += fmt::format("{}: {} (head size {}, {}, {})\n", escaped(k.kernel), k.nearest + (k.changes.empty() ? "" : ", changed"), k.head_dim,
+                           k.causal ? "causal" : "no causal mask", escaped(fmt::format("{}", fmt::join(k.layers, ", "))));
+        out += ranking_text(k, full);
+        if (k.trials.empty()) continue;
+        out += found_text(k);
+        out += rest_text(k, full);
+    }
+    return out;
+}
+
+}  // namespace faultline
