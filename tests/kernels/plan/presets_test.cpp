@@ -64,10 +64,12 @@ TEST(Presets, AreFoundByNameAndByFile) {
         (void)plan("fa22");
         FAIL();
     } catch (const RequestError& error) {
-        EXPECT_STREQ(error.what(),
-                     "plan \"fa22\": no such preset and not a file ending in .toml: expected one of exact, "
-                     "standard-bf16, math, fa1, fa2, fa2-unfused, fa2-unfused-splitkv, fa3, efficient, "
-                     "cudnn-like, repo-2510.04212 (did you mean \"fa2\"?)");
+        const std::string sentence = error.what();
+        EXPECT_TRUE(
+            sentence.starts_with("plan \"fa22\": no such preset and not a file ending in .toml: expected one of exact, "
+                                 "standard-bf16, "))
+            << sentence;
+        EXPECT_TRUE(sentence.ends_with(" (did you mean \"fa2\"?)")) << sentence;
     }
     EXPECT_THROW((void)preset_toml("nothing"), RequestError);
 }
