@@ -40,6 +40,7 @@ class RowWorker {
         bias_ = bias_row(in_.problem, head_, i);
         if (seen_ == 0 || (bias_ != nullptr && std::all_of(bias_, bias_ + seen_, [](double b) { return std::isinf(b); }))) {
             out_.lse.value[static_cast<std::size_t>(i)] = -infinity;  // the rest is 0 already
+            keep_hidden(0);
             return;
         }
         if (!(score() && softmax())) {
@@ -50,6 +51,7 @@ class RowWorker {
         gradient();
         output();
         query_gradient();
+        keep_row();
     }
 
   private:
@@ -146,13 +148,41 @@ class RowWorker {
     }
 
     void log_sum_exp() {
-        const DoubleDouble product = DoubleDouble{s_high_[static_cast<std::size_t>(w_)], s_low_[static_cast<std::size_t>(w_)]} * in_.scale;
-        const double bias = bias_ == nullptr ? 0 : bias_[w_];
+        settle_one(add(logit(w_), log_of_sum()), out_.lse, Output::lse, 0);
+    }
+
+    /// s_j itself.
+    [[nodiscard]] WideSum logit(std::ptrdiff_t j) const {
+        const auto at = static_cast<std::size_t>(j);
+        const DoubleDouble product = DoubleDouble{s_high_[at], s_low_[at]} * in_.scale;
+        const double bias = bias_ == nullptr ? 0 : bias_[j];
         const DoubleDouble s = product + DoubleDouble{bias, 0};
-        const bool exact_product = product.high == 0 && s_error_ == 0;
-        const double error = in_.scale_size * s_error_ + (exact_product ? 0 : scaled_difference_error * std::fabs(product.high)) +
+        const double error = in_.scale_size * s_error_ + (mul_error + in_.scale_error) * std::fabs(product.high) +
                              (bias == 0 ? 0 : add_error * std::fabs(s.high));
-        settle_one(add(WideSum{s, 0, error * 1.01}, log_of_sum()), out_.lse, Output::lse, 0);
+        return {s, 0, 1.01 * error};
+    }
+
+    /// HeadTruth::s, p, ds where they are asked for (dp: gradient()).
+    void keep_row() {
+        if (out_.s.rows == 0) return;
+        const double* ds_error = rows_.ds_error.row(i_);
+        for (std::ptrdiff_t j = 0; j < seen_; ++j) {
+            const std::size_t at = out_.s.index(i_, j);
+            if (p_.high[j] == 0) {
+                out_.s.value[at] = -infinity;
+                continue;
+            }
+            const double relative = j == w_ ? p_w_error_ : error_of_p_.alpha + error_of_p_.beta * std::fabs(p_.exponent[j]);
+            settle(logit(j), out_.s, at);
+            settle({{p_.high[j], p_.low[j]}, p_.exponent[j], 1.01 * relative * p_.high[j]}, out_.p, at);
+            if (ds_.exponent[j] > none_exponent) settle({{ds_.high[j], ds_.low[j]}, ds_.exponent[j], ds_error[j]}, out_.ds, at);
+        }
+        keep_hidden(seen_);
+    }
+
+    void keep_hidden(std::ptrdiff_t from) {
+        if (out_.s.rows == 0) return;
+        for (std::ptrdiff_t j = from; j < in_.n_k; ++j) out_.s.value[out_.s.index(i_, j)] = -infinity;
     }
 
     /// ln(1 + tail)
@@ -171,6 +201,10 @@ class RowWorker {
         const double error = dot_row(in_.problem.dout[head_].row(i_), in_.d_v, in_.dout_dot[head_], in_.v_transposed, in_.v_dot,
                                      d_high_.data(), d_low_.data());
         const DoubleDouble pivot{d_high_[static_cast<std::size_t>(w_)], d_low_[static_cast<std::size_t>(w_)]};
+        for (std::ptrdiff_t j = 0; j < seen_ && out_.dp.rows > 0; ++j)
+            if (p_.high[j] != 0 || j == w_)
+                settle({{d_high_[static_cast<std::size_t>(j)], d_low_[static_cast<std::size_t>(j)]}, 0, error}, out_.dp,
+                       out_.dp.index(i_, j));
         subtract(d_high_.data(), d_low_.data(), pivot, width_);
         double* const scratch[3] = {scratch_[0].data(), scratch_[1].data(), scratch_[2].data()};
         const WideSum rest = weighted_sum(p_, error_of_p_, d_high_.data(), d_low_.data(), 2 * error, width_, scratch);

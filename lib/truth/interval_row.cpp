@@ -14,6 +14,8 @@ IntervalRow::IntervalRow(const TruthProblem& problem, int bits)
       lse(bits),
       delta(bits),
       scale(bits),
+      raw_(s),
+      weight_(s),
       t_(bits),
       sum_(bits) {
     if (problem.scale.kind == Scale::Kind::exact)
@@ -28,11 +30,11 @@ void IntervalRow::compute_scores(const TruthProblem& problem, std::size_t head, 
     for (std::ptrdiff_t j = 0; j < problem.k.rows; ++j) {
         const auto at = static_cast<std::size_t>(j);
         visible[at] = detail::visible(problem, head, i, j);
-        for (std::vector<Interval>* row : {&s, &p, &ds}) set((*row)[at], 0);
-        dot(dp[at], problem.dout[head].row(i), problem.v.row(j), problem.v.cols);
+        for (std::vector<Interval>* row : {&s, &p, &dp, &ds}) set((*row)[at], 0);
         if (!visible[at]) continue;
-        dot(s[at], problem.q[head].row(i), problem.k.row(j), problem.k.cols);
-        mul(s[at], s[at], scale);
+        dot(dp[at], problem.dout[head].row(i), problem.v.row(j), problem.v.cols);
+        dot(raw_[at], problem.q[head].row(i), problem.k.row(j), problem.k.cols);
+        mul(s[at], raw_[at], scale);
         if (bias != nullptr) add(s[at], s[at], bias[j]);
         // any key near the largest will do as the pivot; the choice affects widths, not containment
         if (empty || mpfr_greater_p(s[at].lo, s[largest_].lo)) largest_ = at;
@@ -45,16 +47,23 @@ void IntervalRow::compute(const TruthProblem& problem, std::size_t head, std::pt
     set(delta, 0);
     if (empty) return;
     const std::size_t w = largest_;
+    const double* bias = bias_row(problem, head, i);
     set(sum_, 0);
     for (std::size_t j = 0; j < s.size(); ++j) {
         if (!visible[j]) continue;
         if (j == w) {
-            set(p[j], 1);
+            set(weight_[j], 1);
             continue;
         }
-        sub(t_, s[j], s[w]);
-        exp(p[j], t_);
-        add(sum_, sum_, p[j]);
+        // scale (raw_j - raw_w) + (bias_j - bias_w), not s_j - s_w: equal scores differ by exactly 0
+        sub(t_, raw_[j], raw_[w]);
+        mul(t_, t_, scale);
+        if (bias != nullptr) {
+            add(t_, t_, bias[j]);
+            add(t_, t_, -bias[w]);
+        }
+        exp(weight_[j], t_);
+        add(sum_, sum_, weight_[j]);
     }
     log1p(lse, sum_);
     add(lse, lse, s[w]);
@@ -62,12 +71,13 @@ void IntervalRow::compute(const TruthProblem& problem, std::size_t head, std::pt
     Interval& rest = delta;  // sum_{j != w} p_j (dp_j - dp_w); dp_w is added when it has been used
     for (std::size_t j = 0; j < s.size(); ++j) {
         if (!visible[j]) continue;
-        div(p[j], p[j], sum_);
+        div(p[j], weight_[j], sum_);
         if (j == w) continue;
         sub(ds[j], dp[j], dp[w]);
-        mul(t_, p[j], ds[j]);
+        mul(t_, weight_[j], ds[j]);
         add(rest, rest, t_);
     }
+    div(rest, rest, sum_);
     for (std::size_t j = 0; j < s.size(); ++j) {
         if (!visible[j]) continue;
         sub(ds[j], ds[j], rest);
@@ -81,9 +91,10 @@ void IntervalRow::output(const TruthProblem& problem, std::ptrdiff_t c, Interval
     set(r, 0);
     for (std::ptrdiff_t j = 0; j < problem.k.rows; ++j) {
         if (!visible[static_cast<std::size_t>(j)]) continue;
-        mul(t, p[static_cast<std::size_t>(j)], problem.v(j, c));
+        mul(t, weight_[static_cast<std::size_t>(j)], problem.v(j, c));
         add(r, r, t);
     }
+    div(r, r, sum_);
 }
 
 void IntervalRow::query_gradient(const TruthProblem& problem, std::ptrdiff_t c, Interval& r) const {

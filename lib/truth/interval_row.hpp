@@ -9,7 +9,7 @@
 
 namespace faultline::detail {
 
-/// Row i of one query head. Entries of keys that the row does not see are [0, 0] (dp: computed all the same).
+/// Row i of one query head. Entries of keys that the row does not see are [0, 0].
 struct IntervalRow {
     IntervalRow(const TruthProblem& problem, int bits);
 
@@ -26,9 +26,11 @@ struct IntervalRow {
 
   private:
     void compute_scores(const TruthProblem& problem, std::size_t head, std::ptrdiff_t i);
+    std::vector<Interval> raw_;     // q k^T
+    std::vector<Interval> weight_;  // exp(s_j - s_w); sums divide by their sum last, so that equal keys give exact ties
     std::size_t largest_ = 0;
     Interval t_;
-    Interval sum_;
+    Interval sum_;  // of the weights
 };
 
 }  // namespace faultline::detail

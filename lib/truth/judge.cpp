@@ -11,27 +11,37 @@
 namespace faultline::detail {
 namespace {
 
-/// sum <- sum_c a_c b_c
-void dot(const double* a, const double* b, std::ptrdiff_t count, Real& product, Real& sum) {
+constexpr mpfr_prec_t size_bits = 53;
+
+/// sum <- sum_c a_c b_c, size <- sum_c |a_c b_c|
+void dot(const double* a, const double* b, std::ptrdiff_t count, Real& product, Real& sum, Real& size) {
     mpfr_set_zero(sum, 1);
+    mpfr_set_zero(size, 1);
     for (std::ptrdiff_t c = 0; c < count; ++c) {
         mpfr_set_d(product, a[c], MPFR_RNDN);
         mpfr_mul_d(product, product, b[c], MPFR_RNDN);
         mpfr_add(sum, sum, product, MPFR_RNDN);
+        mpfr_abs(product, product, MPFR_RNDN);
+        mpfr_add(size, size, product, MPFR_RNDU);
     }
 }
 
-/// Element <- x: nearest 53-bit value, bound half an ulp of it.
-void store(const Real& x, CertifiedMatrix& out, std::ptrdiff_t i, std::ptrdiff_t j) {
+/// Element <- x: nearest 53-bit value; bound half an ulp of it, or the noise of x where that is more.
+void store(const Real& x, const Real& size, CertifiedMatrix& out, std::ptrdiff_t i, std::ptrdiff_t j) {
     const std::size_t at = out.index(i, j);
-    if (mpfr_zero_p(x)) return;
+    if (mpfr_zero_p(static_cast<mpfr_srcptr>(x))) return;
     long exponent = 0;
     const double mantissa = mpfr_get_d_2exp(&exponent, x, MPFR_RNDN);  // [0.5, 1]
     const WideReal value(mantissa, exponent);
     const bool fits = std::abs(value.exponent) <= 900;
     out.value[at] = fits ? value.to_double() : value.mantissa;
     out.exponent[at] = fits ? 0 : value.exponent;
-    out.bound[at] = std::ldexp(1.0, fits ? static_cast<int>(value.exponent) - 53 : -53);
+    const double half_ulp = std::ldexp(1.0, fits ? static_cast<int>(value.exponent) - 53 : -53);
+    Real noise(size_bits);
+    mpfr_set(noise, size, MPFR_RNDU);
+    to_noise(noise, mpfr_get_prec(static_cast<mpfr_srcptr>(x)));
+    mpfr_mul_2si(noise, noise, -static_cast<long>(out.exponent[at]), MPFR_RNDU);
+    out.bound[at] = std::max(half_ulp, mpfr_get_d(noise, MPFR_RNDU));
 }
 
 void store_masked_row(HeadTruth& head, std::ptrdiff_t i) { head.lse.value[head.lse.index(i, 0)] = -INFINITY; }
@@ -46,6 +56,10 @@ JudgedRow::JudgedRow(const TruthProblem& problem, int bits)
       ds(s),
       lse(bits),
       delta(bits),
+      dp_size(visible.size(), Real(size_bits)),
+      ds_size(dp_size),
+      lse_size(size_bits),
+      delta_size(size_bits),
       scale(bits) {
     if (problem.scale.kind == Scale::Kind::exact) {
         mpfr_set_d(scale, problem.scale.value, MPFR_RNDN);
@@ -60,18 +74,23 @@ void JudgedRow::compute(const TruthProblem& problem, std::size_t head, std::ptrd
     const double* bias = bias_row(problem, head, i);
     Real t(mpfr_get_prec(lse));
     Real sum(mpfr_get_prec(lse));
+    Real s_size(size_bits);
     std::size_t largest = 0;
     empty = true;
     for (std::ptrdiff_t j = 0; j < n_k; ++j) {
         const auto at = static_cast<std::size_t>(j);
         visible[at] = detail::visible(problem, head, i, j);
-        for (std::vector<Real>* row : {&s, &p, &dp, &ds}) mpfr_set_zero((*row)[at], 1);
-        dot(problem.dout[head].row(i), problem.v.row(j), problem.v.cols, t, dp[at]);
+        for (std::vector<Real>* row : {&s, &p, &dp, &ds, &dp_size, &ds_size}) mpfr_set_zero((*row)[at], 1);
         if (!visible[at]) continue;
-        dot(problem.q[head].row(i), problem.k.row(j), problem.k.cols, t, s[at]);
+        dot(problem.dout[head].row(i), problem.v.row(j), problem.v.cols, t, dp[at], dp_size[at]);
+        dot(problem.q[head].row(i), problem.k.row(j), problem.k.cols, t, s[at], s_size);
         mpfr_mul(s[at], s[at], scale, MPFR_RNDN);
         if (bias != nullptr) mpfr_add_d(s[at], s[at], bias[j], MPFR_RNDN);
-        if (empty || mpfr_greater_p(s[at], s[largest])) largest = at;
+        if (empty || mpfr_greater_p(s[at], s[largest])) {
+            largest = at;
+            mpfr_mul(lse_size, s_size, scale, MPFR_RNDU);
+            mpfr_abs(lse_size, lse_size, MPFR_RNDU);
+        }
         empty = false;
     }
     mpfr_set_zero(delta, 1);
@@ -85,111 +104,150 @@ void JudgedRow::compute(const TruthProblem& problem, std::size_t head, std::ptrd
         if (j != largest) mpfr_add(sum, sum, p[j], MPFR_RNDN);
     }
     mpfr_log1p(lse, sum, MPFR_RNDN);
+    mpfr_add(lse_size, lse_size, lse, MPFR_RNDU);
     mpfr_add(lse, lse, s[largest], MPFR_RNDN);
     mpfr_add_ui(sum, sum, 1, MPFR_RNDN);
     for (std::size_t j = 0; j < s.size(); ++j)
         if (visible[j]) mpfr_div(p[j], p[j], sum, MPFR_RNDN);
     // With D_j = dp_j - dp_w, w the largest: delta - dp_w = sum_{j != w} p_j D_j =: rest and dp_j - delta = D_j - rest.
     Real rest(mpfr_get_prec(lse));
+    Real rest_size(size_bits);
     for (std::size_t j = 0; j < s.size(); ++j) {
-        if (!visible[j]) continue;
+        if (!visible[j] || j == largest) continue;
         mpfr_sub(ds[j], dp[j], dp[largest], MPFR_RNDN);
         mpfr_mul(t, p[j], ds[j], MPFR_RNDN);
         mpfr_add(rest, rest, t, MPFR_RNDN);
+        mpfr_add(ds_size[j], dp_size[j], dp_size[largest], MPFR_RNDU);
+        mpfr_mul(t, p[j], ds_size[j], MPFR_RNDU);
+        mpfr_add(rest_size, rest_size, t, MPFR_RNDU);
     }
     mpfr_add(delta, dp[largest], rest, MPFR_RNDN);
+    mpfr_add(delta_size, dp_size[largest], rest_size, MPFR_RNDU);
     for (std::size_t j = 0; j < s.size(); ++j) {
         if (!visible[j]) continue;
         mpfr_sub(ds[j], ds[j], rest, MPFR_RNDN);
         mpfr_mul(ds[j], ds[j], p[j], MPFR_RNDN);
+        mpfr_add(ds_size[j], ds_size[j], rest_size, MPFR_RNDU);
+        mpfr_mul(ds_size[j], ds_size[j], p[j], MPFR_RNDU);
     }
 }
 
-void JudgedRow::output(const TruthProblem& problem, std::ptrdiff_t c, Real& o) const {
-    Real t(mpfr_get_prec(lse));
+void add_term(const Real& x, const Real& x_size, double factor, Real& sum, Real& size) {
+    Real t(mpfr_get_prec(static_cast<mpfr_srcptr>(sum)));
+    mpfr_mul_d(t, x, factor, MPFR_RNDN);
+    mpfr_add(sum, sum, t, MPFR_RNDN);
+    mpfr_mul_d(t, x_size, std::fabs(factor), MPFR_RNDU);
+    mpfr_add(size, size, t, MPFR_RNDU);
+}
+
+void JudgedRow::output(const TruthProblem& problem, std::ptrdiff_t c, Real& o, Real& size) const {
     mpfr_set_zero(o, 1);
-    for (std::ptrdiff_t j = 0; j < problem.k.rows; ++j) {
-        if (!visible[static_cast<std::size_t>(j)]) continue;
-        mpfr_mul_d(t, p[static_cast<std::size_t>(j)], problem.v(j, c), MPFR_RNDN);
-        mpfr_add(o, o, t, MPFR_RNDN);
-    }
+    mpfr_set_zero(size, 1);
+    for (std::size_t j = 0; j < s.size(); ++j)
+        if (visible[j]) add_term(p[j], p[j], problem.v(static_cast<std::ptrdiff_t>(j), c), o, size);
 }
 
-void JudgedRow::query_gradient(const TruthProblem& problem, std::ptrdiff_t c, Real& dq) const {
-    Real t(mpfr_get_prec(lse));
+void JudgedRow::query_gradient(const TruthProblem& problem, std::ptrdiff_t c, Real& dq, Real& size) const {
     mpfr_set_zero(dq, 1);
-    for (std::ptrdiff_t j = 0; j < problem.k.rows; ++j) {
-        if (!visible[static_cast<std::size_t>(j)]) continue;
-        mpfr_mul_d(t, ds[static_cast<std::size_t>(j)], problem.k(j, c), MPFR_RNDN);
-        mpfr_add(dq, dq, t, MPFR_RNDN);
-    }
+    mpfr_set_zero(size, 1);
+    for (std::size_t j = 0; j < s.size(); ++j)
+        if (visible[j]) add_term(ds[j], ds_size[j], problem.k(static_cast<std::ptrdiff_t>(j), c), dq, size);
     mpfr_mul(dq, dq, scale, MPFR_RNDN);
+    mpfr_mul(size, size, scale, MPFR_RNDU);
+    mpfr_abs(size, size, MPFR_RNDU);
 }
 
 }  // namespace faultline::detail
 
 namespace faultline {
 
+namespace {
+
+using detail::JudgedRow;
+using detail::Real;
+
+/// Sums over all queries for one output of the keys, [n_k, cols].
+struct KeySums {
+    KeySums(std::ptrdiff_t rows, std::ptrdiff_t cols, int bits)
+        : width(cols),
+          sum(static_cast<std::size_t>(rows * cols), Real(bits)),
+          size(sum.size(), Real(detail::size_bits)) {}
+
+    /// Row j += x b^T
+    void add(std::ptrdiff_t j, const Real& x, const Real& x_size, const double* b) {
+        for (std::ptrdiff_t c = 0; c < width; ++c) {
+            const auto at = static_cast<std::size_t>(j * width + c);
+            detail::add_term(x, x_size, b[c], sum[at], size[at]);
+        }
+    }
+    void store(const Real* scale, CertifiedMatrix& out) {
+        for (std::size_t at = 0; at < sum.size(); ++at) {
+            if (scale != nullptr) {
+                mpfr_mul(sum[at], sum[at], *scale, MPFR_RNDN);
+                mpfr_mul(size[at], size[at], *scale, MPFR_RNDU);
+                mpfr_abs(size[at], size[at], MPFR_RNDU);
+            }
+            const auto n = static_cast<std::ptrdiff_t>(at);
+            detail::store(sum[at], size[at], out, n / width, n % width);
+        }
+    }
+
+    std::ptrdiff_t width;
+    std::vector<Real> sum, size;
+};
+
+void store_row(const TruthProblem& problem, const JudgedRow& row, std::ptrdiff_t i, HeadTruth& head) {
+    if (row.empty) {
+        detail::store_masked_row(head, i);
+    } else {
+        detail::store(row.lse, row.lse_size, head.lse, i, 0);
+        detail::store(row.delta, row.delta_size, head.delta, i, 0);
+    }
+    Real x(mpfr_get_prec(static_cast<mpfr_srcptr>(row.lse)));
+    Real size(detail::size_bits);
+    for (std::ptrdiff_t c = 0; c < problem.v.cols; ++c) {
+        row.output(problem, c, x, size);
+        detail::store(x, size, head.o, i, c);
+    }
+    for (std::ptrdiff_t c = 0; c < problem.k.cols; ++c) {
+        row.query_gradient(problem, c, x, size);
+        detail::store(x, size, head.dq, i, c);
+    }
+    for (std::ptrdiff_t j = 0; j < problem.k.rows; ++j) {
+        const auto at = static_cast<std::size_t>(j);
+        if (!row.visible[at]) {
+            head.s.value[head.s.index(i, j)] = -INFINITY;
+            continue;
+        }
+        detail::store(row.s[at], row.lse_size, head.s, i, j);
+        detail::store(row.p[at], row.p[at], head.p, i, j);
+        detail::store(row.dp[at], row.dp_size[at], head.dp, i, j);
+        detail::store(row.ds[at], row.ds_size[at], head.ds, i, j);
+    }
+}
+
+}  // namespace
+
 GroupTruth attention_truth_mpfr(const TruthProblem& problem, int bits) {
-    using detail::Real;
     detail::check_problem(problem);
     const detail::ExponentRange range;
     GroupTruth truth = detail::shaped_truth(problem, true);
-    const std::ptrdiff_t n_k = problem.k.rows;
-    const std::ptrdiff_t d = problem.k.cols;
-    const std::ptrdiff_t d_v = problem.v.cols;
-    std::vector<Real> dk(static_cast<std::size_t>(n_k * d), Real(bits));
-    std::vector<Real> dv(static_cast<std::size_t>(n_k * d_v), Real(bits));
-    detail::JudgedRow row(problem, bits);
-    Real t(bits);
-    for (std::size_t h = 0; h < problem.q.size(); ++h) {
-        HeadTruth& head = truth.heads[h];
+    KeySums dk(problem.k.rows, problem.k.cols, bits);
+    KeySums dv(problem.k.rows, problem.v.cols, bits);
+    JudgedRow row(problem, bits);
+    for (std::size_t h = 0; h < problem.q.size(); ++h)
         for (std::ptrdiff_t i = 0; i < detail::query_rows(problem); ++i) {
             row.compute(problem, h, i);
-            if (row.empty) {
-                detail::store_masked_row(head, i);
-            } else {
-                detail::store(row.lse, head.lse, i, 0);
-                detail::store(row.delta, head.delta, i, 0);
-            }
-            for (std::ptrdiff_t c = 0; c < d_v; ++c) {
-                row.output(problem, c, t);
-                detail::store(t, head.o, i, c);
-            }
-            for (std::ptrdiff_t c = 0; c < d; ++c) {
-                row.query_gradient(problem, c, t);
-                detail::store(t, head.dq, i, c);
-            }
-            for (std::ptrdiff_t j = 0; j < n_k; ++j) {
+            store_row(problem, row, i, truth.heads[h]);
+            for (std::ptrdiff_t j = 0; j < problem.k.rows; ++j) {
                 const auto at = static_cast<std::size_t>(j);
-                detail::store(row.dp[at], head.dp, i, j);
-                if (!row.visible[at]) {
-                    head.s.value[head.s.index(i, j)] = -INFINITY;
-                    continue;
-                }
-                detail::store(row.s[at], head.s, i, j);
-                detail::store(row.p[at], head.p, i, j);
-                detail::store(row.ds[at], head.ds, i, j);
-                for (std::ptrdiff_t c = 0; c < d; ++c) {
-                    mpfr_mul_d(t, row.ds[at], problem.q[h](i, c), MPFR_RNDN);
-                    Real& sum = dk[static_cast<std::size_t>(j * d + c)];
-                    mpfr_add(sum, sum, t, MPFR_RNDN);
-                }
-                for (std::ptrdiff_t c = 0; c < d_v; ++c) {
-                    mpfr_mul_d(t, row.p[at], problem.dout[h](i, c), MPFR_RNDN);
-                    Real& sum = dv[static_cast<std::size_t>(j * d_v + c)];
-                    mpfr_add(sum, sum, t, MPFR_RNDN);
-                }
+                if (!row.visible[at]) continue;
+                dk.add(j, row.ds[at], row.ds_size[at], problem.q[h].row(i));
+                dv.add(j, row.p[at], row.p[at], problem.dout[h].row(i));
             }
         }
-    }
-    for (std::ptrdiff_t j = 0; j < n_k; ++j) {
-        for (std::ptrdiff_t c = 0; c < d; ++c) {
-            mpfr_mul(t, dk[static_cast<std::size_t>(j * d + c)], row.scale, MPFR_RNDN);
-            detail::store(t, truth.dk, j, c);
-        }
-        for (std::ptrdiff_t c = 0; c < d_v; ++c) detail::store(dv[static_cast<std::size_t>(j * d_v + c)], truth.dv, j, c);
-    }
+    dk.store(&row.scale, truth.dk);
+    dv.store(nullptr, truth.dv);
     return truth;
 }
 

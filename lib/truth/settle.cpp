@@ -13,10 +13,11 @@ namespace {
 constexpr double comfortable = 900;  // exponents of CertifiedMatrix::value
 
 /// RN(high + z) = high for all z in [low - error, low + error]: by monotony the ends suffice. `slack` covers the rounding
-/// of low +- error, at most u (|low| + error).
+/// of low +- error, at most u (|low| + error). Without an error high is RN(high + low), ties to even as they should be.
 [[gnu::always_inline]] inline bool decides(double high, double low, double error) {
     const double slack = error * (1 + 0x1p-40) + std::fabs(low) * 0x1p-52;
-    return (high + (low + slack) == high) & (high + (low - slack) == high) & ((high != 0) | (slack == 0));
+    const bool both_ends = (high + (low + slack) == high) & (high + (low - slack) == high) & (high != 0);
+    return both_ends | ((error == 0) & (high + low == high));
 }
 
 /// (|low| + error) * factor, rounded up even where it underflows; 0 stays 0.

@@ -143,11 +143,11 @@ void fill_matrices(const TruthProblem& problem, GroupTruth& truth) {
             for (std::ptrdiff_t j = 0; j < problem.k.rows; ++j) {
                 const auto at = static_cast<std::size_t>(j);
                 const std::size_t out = head.s.index(i, j);
-                store(row.dp[at], head.dp, out);
                 if (!row.visible[at]) {
                     head.s.value[out] = -std::numeric_limits<double>::infinity();
                     continue;
                 }
+                store(row.dp[at], head.dp, out);
                 store(row.s[at], head.s, out);
                 store(row.p[at], head.p, out);
                 store(row.ds[at], head.ds, out);

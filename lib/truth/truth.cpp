@@ -32,10 +32,11 @@ void fast_path(const TruthProblem& problem, const TruthOptions& options, GroupTr
         admit_negligible_keys(truth.dk);
         admit_negligible_keys(truth.dv);
     }
-    if (options.correctly_rounded)
+    if (options.correctly_rounded || report.lost_row)  // of a lost row there are no values yet
         detail::decide(problem, std::move(report.undecided), options.max_bits, truth);
     else
         truth.undecided_elements = report.undecided.size();
+    if (options.keep_matrices && (report.lost_row || report.negligible)) detail::fill_matrices(problem, truth);
 }
 
 }  // namespace
@@ -43,11 +44,12 @@ void fast_path(const TruthProblem& problem, const TruthOptions& options, GroupTr
 GroupTruth attention_truth(const TruthProblem& problem, const TruthOptions& options) {
     detail::check_problem(problem);
     GroupTruth truth = detail::shaped_truth(problem, options.keep_matrices);
-    if (options.fast_path && detail::fast_path_applies(problem))
+    if (options.fast_path && detail::fast_path_applies(problem)) {
         fast_path(problem, options, truth);
-    else
+    } else {
         detail::decide(problem, detail::all_elements(problem), options.max_bits, truth);
-    if (options.keep_matrices) detail::fill_matrices(problem, truth);
+        if (options.keep_matrices) detail::fill_matrices(problem, truth);
+    }
     return truth;
 }
 

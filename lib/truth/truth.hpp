@@ -48,13 +48,13 @@ struct TruthOptions {
     /// path leaves undecided are computed again in interval arithmetic with 192 bits, then twice that, … up to max_bits.
     bool correctly_rounded = true;
     int max_bits = 1024;
-    /// Also fill HeadTruth::s, p, dp, ds (bounds certified, values rounded to within one ulp, not always correctly).
+    /// Also fill HeadTruth::s, p, dp, ds (bounds certified; value within an ulp of correctly rounded).
     bool keep_matrices = false;
     /// false: interval arithmetic for every element. Slow (seconds per head); a second opinion for tests.
     bool fast_path = true;
 };
 
-/// One query head. Masked entries: s = -inf, p = ds = 0.
+/// One query head. Keys that a row does not see: s = -inf, p = dp = ds = 0.
 struct HeadTruth {
     CertifiedMatrix o;               // [n_q, d_v]
     CertifiedMatrix dq;              // [n_q, d]
@@ -74,11 +74,12 @@ struct GroupTruth {
 
 /// Throws RequestError when shapes disagree, a value is NaN or infinite (bias: NaN or +inf), or there is no head or
 /// column. n_q = 0 and n_k = 0 are allowed. Single threaded: callers parallelise over heads. Working memory is about
-/// 60 bytes times n_q times n_k times the number of query heads.
+/// 70 bytes times n_q times n_k times the number of query heads.
 [[nodiscard]] GroupTruth attention_truth(const TruthProblem& problem, const TruthOptions& options = {});
 
-/// The judge: the definitions above in plain MPFR loops of `bits` bits, rounding to nearest, no error analysis beyond
-/// "bits is ample"; bounds are half an ulp of the 53-bit value. dp_j - delta is formed from differences to the row's
+/// The judge: the definitions above in plain MPFR loops of `bits` bits, rounding to nearest, no error analysis but
+/// an estimate: bounds are half an ulp of the 53-bit value, or 2^40 units of the last of the `bits` bits of the sum of
+/// |terms| where that is more. dp_j - delta is formed from differences to the row's
 /// largest element, so that a saturated row needs no more bits than another. Fills s, p, dp, ds too.
 [[nodiscard]] GroupTruth attention_truth_mpfr(const TruthProblem& problem, int bits = 256);
 

@@ -13,17 +13,21 @@ namespace {
 using detail::JudgedRow;
 using detail::Real;
 
-/// |exact - element| / bound, with 0/0 = 0 and x/0 = infinity.
-double error_ratio(const Real& exact, const CertifiedMatrix& m, std::size_t at) {
-    const mpfr_prec_t bits = mpfr_get_prec(static_cast<mpfr_srcptr>(exact)) + 64;
-    Real difference(bits);
+/// |exact - element| / (bound + noise), noise being what `exact` itself may be off by; 0/0 = 0 and x/0 = infinity.
+double error_ratio(const Real& exact, const Real& size, const CertifiedMatrix& m, std::size_t at) {
+    const mpfr_prec_t bits = mpfr_get_prec(static_cast<mpfr_srcptr>(exact));
+    Real difference(bits + 64);
     mpfr_set_d(difference, m.value[at], MPFR_RNDN);
     mpfr_mul_2si(difference, difference, static_cast<long>(m.exponent[at]), MPFR_RNDN);
     mpfr_sub(difference, exact, difference, MPFR_RNDN);
-    if (mpfr_zero_p(difference)) return 0;
-    Real bound(bits);
+    if (mpfr_zero_p(static_cast<mpfr_srcptr>(difference))) return 0;
+    Real noise(64);
+    mpfr_set(noise, size, MPFR_RNDU);
+    detail::to_noise(noise, bits);
+    Real bound(bits + 64);
     mpfr_set_d(bound, m.bound[at], MPFR_RNDN);
     mpfr_mul_2si(bound, bound, static_cast<long>(m.exponent[at]), MPFR_RNDN);
+    mpfr_add(bound, bound, noise, MPFR_RNDU);
     mpfr_div(difference, difference, bound, MPFR_RNDA);
     mpfr_abs(difference, difference, MPFR_RNDN);
     return mpfr_get_d(difference, MPFR_RNDU);
@@ -32,10 +36,11 @@ double error_ratio(const Real& exact, const CertifiedMatrix& m, std::size_t at) 
 class Verifier {
   public:
     Verifier(const TruthProblem& problem, const GroupTruth& truth, int bits)
-        : problem_(problem), truth_(truth), row_(problem, bits), x_(bits), bits_(bits) {}
+        : problem_(problem), truth_(truth), row_(problem, bits), x_(bits), size_(64), bits_(bits) {}
 
-    void check(const Real& exact, const CertifiedMatrix& m, std::ptrdiff_t i, std::ptrdiff_t c, const std::string& name) {
-        const double ratio = error_ratio(exact, m, m.index(i, c));
+    void check(const Real& exact, const Real& size, const CertifiedMatrix& m, std::ptrdiff_t i, std::ptrdiff_t c,
+               const std::string& name) {
+        const double ratio = error_ratio(exact, size, m, m.index(i, c));
         ++result_.checked;
         if (!(ratio <= 1)) ++result_.outside;
         if (!(ratio <= result_.worst_ratio)) {
@@ -56,15 +61,15 @@ class Verifier {
             const HeadTruth& head = truth_.heads[h];
             const std::string name = "head " + std::to_string(h) + " ";
             row_.compute(problem_, h, i);
-            if (!row_.empty) check(row_.lse, head.lse, i, 0, name + "lse");
-            check(row_.delta, head.delta, i, 0, name + "delta");
+            if (!row_.empty) check(row_.lse, row_.lse_size, head.lse, i, 0, name + "lse");
+            check(row_.delta, row_.delta_size, head.delta, i, 0, name + "delta");
             for (std::size_t n = 0; n < std::min(per_row, count - done); ++n) {
                 auto c = static_cast<std::ptrdiff_t>(random() % static_cast<std::size_t>(problem_.v.cols));
-                row_.output(problem_, c, x_);
-                check(x_, head.o, i, c, name + "o");
+                row_.output(problem_, c, x_, size_);
+                check(x_, size_, head.o, i, c, name + "o");
                 c = static_cast<std::ptrdiff_t>(random() % static_cast<std::size_t>(problem_.k.cols));
-                row_.query_gradient(problem_, c, x_);
-                check(x_, head.dq, i, c, name + "dq");
+                row_.query_gradient(problem_, c, x_, size_);
+                check(x_, size_, head.dq, i, c, name + "dq");
             }
         }
     }
@@ -75,28 +80,29 @@ class Verifier {
         if (n_k == 0 || count == 0) return;
         struct Element {
             std::ptrdiff_t j, c_k, c_v;
-            Real dk, dv;
+            Real dk, dv, dk_size, dv_size;
         };
         std::vector<Element> elements;
         for (std::size_t n = 0; n < count; ++n)
             elements.push_back({static_cast<std::ptrdiff_t>(random() % n_k),
                                 static_cast<std::ptrdiff_t>(random() % static_cast<std::size_t>(problem_.k.cols)),
                                 static_cast<std::ptrdiff_t>(random() % static_cast<std::size_t>(problem_.v.cols)),
-                                Real(bits_), Real(bits_)});
+                                Real(bits_), Real(bits_), Real(64), Real(64)});
         for (std::size_t h = 0; h < problem_.q.size(); ++h)
             for (std::ptrdiff_t i = 0; i < detail::query_rows(problem_); ++i) {
                 row_.compute(problem_, h, i);
                 for (Element& e : elements) {
-                    mpfr_mul_d(x_, row_.ds[static_cast<std::size_t>(e.j)], problem_.q[h](i, e.c_k), MPFR_RNDN);
-                    mpfr_add(e.dk, e.dk, x_, MPFR_RNDN);
-                    mpfr_mul_d(x_, row_.p[static_cast<std::size_t>(e.j)], problem_.dout[h](i, e.c_v), MPFR_RNDN);
-                    mpfr_add(e.dv, e.dv, x_, MPFR_RNDN);
+                    const auto j = static_cast<std::size_t>(e.j);
+                    detail::add_term(row_.ds[j], row_.ds_size[j], problem_.q[h](i, e.c_k), e.dk, e.dk_size);
+                    detail::add_term(row_.p[j], row_.p[j], problem_.dout[h](i, e.c_v), e.dv, e.dv_size);
                 }
             }
         for (Element& e : elements) {
             mpfr_mul(e.dk, e.dk, row_.scale, MPFR_RNDN);
-            check(e.dk, truth_.dk, e.j, e.c_k, "dk");
-            check(e.dv, truth_.dv, e.j, e.c_v, "dv");
+            mpfr_mul(e.dk_size, e.dk_size, row_.scale, MPFR_RNDU);
+            mpfr_abs(e.dk_size, e.dk_size, MPFR_RNDU);
+            check(e.dk, e.dk_size, truth_.dk, e.j, e.c_k, "dk");
+            check(e.dv, e.dv_size, truth_.dv, e.j, e.c_v, "dv");
         }
     }
 
@@ -106,7 +112,7 @@ class Verifier {
     const TruthProblem& problem_;
     const GroupTruth& truth_;
     JudgedRow row_;
-    Real x_;
+    Real x_, size_;
     int bits_;
     TruthVerification result_;
 };

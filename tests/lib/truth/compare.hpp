@@ -11,25 +11,18 @@
 
 namespace faultline::test {
 
-inline const WideReal judge_noise(1.0, -280);  // 320 bits less what sums of a few hundred terms and their cancellation cost
-
-/// Same 53-bit numbers, and each within its bound. The judge's own value is an exact element rounded to 53 bits, off by
-/// at most its half-ulp bound, so |truth - judge| may exceed truth's bound by that much and no more; with equal values
-/// what is left to see is that the bound is not absurd: at most one ulp wherever the element was decided.
+/// Same 53-bit numbers, and no bound above one ulp of them. (That a bound is large enough is for expect_within_bounds.)
+/// Where the judge cannot tell its element from 0, which happens when it is exactly 0, truth has to say 0.
 inline void expect_same(const CertifiedMatrix& truth, const CertifiedMatrix& judge, const std::string& name) {
     ASSERT_EQ(truth.rows, judge.rows) << name;
     ASSERT_EQ(truth.cols, judge.cols) << name;
     std::size_t shown = 0;
     for (std::ptrdiff_t i = 0; i < truth.rows && shown < 5; ++i) {
-        WideReal largest;
-        for (std::ptrdiff_t c = 0; c < judge.cols; ++c)
-            if (abs(judge.at(i, c)) > largest) largest = abs(judge.at(i, c));
         for (std::ptrdiff_t c = 0; c < truth.cols && shown < 5; ++c) {
             const WideReal a = truth.at(i, c);
             const WideReal b = judge.at(i, c);
             const WideReal one_ulp(std::ldexp(1.0, -52), b.exponent);
-            // What is exactly 0 (a column over equal keys) the judge knows only to its 320 bits.
-            if (a.mantissa == 0 && truth.bound_at(i, c).mantissa == 0 && abs(b) <= largest * judge_noise) continue;
+            if (a.mantissa == 0 && abs(b) <= judge.bound_at(i, c)) continue;
             const bool small_bound = truth.bound_at(i, c) <= one_ulp || std::isinf(b.mantissa);
             if (a == b && (small_bound || b.mantissa == 0)) continue;
             ++shown;
@@ -50,6 +43,27 @@ inline void expect_same(const GroupTruth& truth, const GroupTruth& judge, const 
     }
     expect_same(truth.dk, judge.dk, name + " dk");
     expect_same(truth.dv, judge.dv, name + " dv");
+}
+
+/// s, p, dp, ds: within the bound of truth and the judge's half ulp together.
+inline void expect_matrices(const GroupTruth& truth, const GroupTruth& judge) {
+    const auto expect_close = [](const CertifiedMatrix& a, const CertifiedMatrix& b, const std::string& name) {
+        ASSERT_EQ(a.size(), b.size()) << name;
+        for (std::ptrdiff_t i = 0; i < a.rows; ++i)
+            for (std::ptrdiff_t j = 0; j < a.cols; ++j) {
+                if (a.at(i, j) == b.at(i, j)) continue;  // -inf among them
+                const WideReal allowed = (a.bound_at(i, j) + b.bound_at(i, j)) * WideReal(1 + 0x1p-40);
+                const WideReal difference = abs(a.at(i, j) - b.at(i, j));
+                EXPECT_LE(difference, allowed)
+                    << name << "[" << i << ", " << j << "]: " << a.at(i, j).to_string(20) << " judge " << b.at(i, j).to_string(20);
+            }
+    };
+    for (std::size_t h = 0; h < truth.heads.size(); ++h) {
+        expect_close(truth.heads[h].s, judge.heads[h].s, "s");
+        expect_close(truth.heads[h].p, judge.heads[h].p, "p");
+        expect_close(truth.heads[h].dp, judge.heads[h].dp, "dp");
+        expect_close(truth.heads[h].ds, judge.heads[h].ds, "ds");
+    }
 }
 
 /// No element outside its bound, among as many samples as there are elements.
