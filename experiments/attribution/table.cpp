@@ -126,9 +126,9 @@ std::string head(const Attribution& a, const Pen& pen) {
                            name(*format), percent(level_of(*format)));
     out +=
         "=plan  elements of the kernel's output that equal the plan's bit for bit\n"
-        "share  of the plan's error, gone when this site alone is exact (repaired); below 0 it cancels others; sites that\n"
-        "       act together each have the whole of it; alone: the error where nothing else rounds\n"
-        "bias   mean / rms of the site's error, t over rows, coherence of the rows' signs: noise averages out, bias does not\n";
+        "share  of the plan's error that goes when this site alone is exact (repaired); below 0 it cancels others;\n"
+        "       sites that act together each have the whole of it. alone: the error where nothing else rounds\n"
+        "bias   mean / rms of the site's error, t over rows, coherence of the rows' signs; bias adds up in training\n";
     return out;
 }
 
@@ -140,10 +140,10 @@ std::string layer_head(const LayerAttribution& layer, const Pen& pen) {
                       fmt::format("   {}, {} x {}, head_dim {}{}\n", heads, layer.seq_q, layer.seq_k, layer.head_dim,
                                   layer.causal ? ", causal" : "");
     const RowStatistics& rows = layer.rows;
-    out += fmt::format("  rows: {} saturated (p > 1 - 2^-9), {} repeat their maximum",
-                       share_text(rows.saturated_fraction), share_text(rows.repeated_max_fraction));
+    out += fmt::format("  rows: {} saturated, {} with a repeated maximum", share_text(rows.saturated_fraction),
+                       share_text(rows.repeated_max_fraction));
     if (!rows.zero_sum.empty())
-        out += fmt::format("; sum of ds off 0 by {:.2g} of its terms (sign {})", rows.zero_sum_rms,
+        out += fmt::format("; sum of ds off 0 by {:.2g} of its terms, sign {}", rows.zero_sum_rms,
                            signed_text(rows.zero_sum_coherence, 2));
     out += "\n";
     if (layer.verified) {
@@ -256,8 +256,8 @@ std::string sites_of(const LayerAttribution& layer, const OutputAttribution& out
             largest = std::max(largest, std::abs(output.sites[order[i]].share));
             alone = std::max(alone, output.sites[order[i]].alone.rel_error);
         }
-        out += fmt::format("    {} other sites: share at most {} each, alone at most {}\n", order.size() - shown,
-                           share_text(largest), error_text(alone));
+        out += fmt::format("    {} other site{}: share at most {} each, alone at most {}\n", order.size() - shown,
+                           order.size() - shown == 1 ? "" : "s", share_text(largest), error_text(alone));
     }
     return out;
 }

@@ -51,15 +51,11 @@ class LayerWriter {
   public:
     LayerWriter(const LayerAttribution& layer, RecordFile& file)
         : layer_(layer), file_(file), group_(layer.name + "/") {
-        std::vector<std::string> site_names, output_names, correction_names;
-        for (const Site site : layer.sites) site_names.emplace_back(name(site));
-        for (const OutputAttribution& output : layer.outputs) output_names.emplace_back(name(output.output));
-        if (!layer.outputs.empty())
-            for (const CorrectedOutput& corrected : layer.outputs.front().corrections)
-                correction_names.push_back(corrected.correction);
-        site_axis_ = coordinate("site", site_names, "site of the plan");
-        output_axis_ = coordinate("output", output_names, "output of attention");
-        correction_axis_ = coordinate("correction", correction_names, "correction applied to the plan");
+        for (const Site site : layer.sites) site_names_.emplace_back(name(site));
+        for (const OutputAttribution& output : layer.outputs) output_names_.emplace_back(name(output.output));
+        if (layer.outputs.empty()) return;
+        for (const CorrectedOutput& corrected : layer.outputs.front().corrections)
+            correction_names_.push_back(corrected.correction);
     }
 
     void write() {
@@ -67,14 +63,15 @@ class LayerWriter {
         rows();
         for (const OutputAttribution& output : layer_.outputs) errors_of(output);
         if (!layer_.sites.empty()) counterfactuals();
-        if (correction_axis_.size > 0) corrections();
+        if (!correction_names_.empty()) corrections();
         attributes();  // of the group, which the datasets have made
     }
 
   private:
-    /// No coordinate is written for an empty axis: nothing lies over it.
-    Axis coordinate(const std::string& axis, const std::vector<std::string>& labels, const std::string& long_name) {
-        if (!labels.empty()) file_.coordinate(group_ + axis, labels, {long_name, "1"});
+    /// Names stand in the group that uses them, once more in each: xarray reads one group at a time.
+    Axis coordinate(const std::string& group, const std::string& axis, const std::vector<std::string>& labels,
+                    const std::string& long_name) {
+        file_.coordinate(group + axis, labels, {long_name, "1"});
         return {axis, static_cast<std::int64_t>(labels.size())};
     }
 
@@ -170,11 +167,12 @@ class LayerWriter {
     }
 
     /// A number of every (site, output).
-    void by_site(const std::string& path, const char* long_name, const std::function<double(const SiteEffect&)>& of) {
+    void by_site(const std::string& path, const std::vector<Axis>& axes, const char* long_name,
+                 const std::function<double(const SiteEffect&)>& of) {
         std::vector<double> values;
         for (std::size_t s = 0; s < layer_.sites.size(); ++s)
             for (const OutputAttribution& output : layer_.outputs) values.push_back(of(output.sites[s]));
-        file_.write(path, values, {site_axis_, output_axis_}, {long_name, "1"});
+        file_.write(path, values, axes, {long_name, "1"});
     }
 
     void counterfactuals() {
@@ -185,33 +183,35 @@ class LayerWriter {
                 alone.add(output.sites[s].alone.rel_error);
                 repaired.add(output.sites[s].repaired.rel_error);
             }
-        const std::vector<Axis> axes{site_axis_, output_axis_};
+        const std::vector<Axis> axes{coordinate(group, "site", site_names_, "site of the plan"),
+                                     coordinate(group, "output", output_names_, "output of attention")};
         file_.write_wide(group + "alone", alone.mantissa, alone.exponent, axes,
                          {"relative error with every other site exact", "1"});
         file_.write_wide(group + "repaired", repaired.mantissa, repaired.exponent, axes,
                          {"relative error with this site exact", "1"});
-        by_site(group + "share", "part of the plan's error that the repair removes",
+        by_site(group + "share", axes, "part of the plan's error that the repair removes",
                 [](const SiteEffect& e) { return e.share; });
-        by_site(group + "interaction", "norm of what the site does only together with others, over the plan's error",
+        by_site(group + "interaction", axes,
+                "norm of what the site does only together with others, over the plan's error",
                 [](const SiteEffect& e) { return e.interaction; });
-        by_site(group + "alone_below_floor", "1: alone is not told from binary64 arithmetic",
+        by_site(group + "alone_below_floor", axes, "1: alone is not told from binary64 arithmetic",
                 [](const SiteEffect& e) { return e.alone_below_floor ? 1.0 : 0.0; });
         for (const Measure& measure : measures())
-            by_site(group + measure.name, measure.long_name, [&](const SiteEffect& e) { return measure.of(e.alone); });
+            by_site(group + measure.name, axes, measure.long_name,
+                    [&](const SiteEffect& e) { return measure.of(e.alone); });
     }
 
     void corrections() {
         const std::string group = below("corrections");
         std::vector<const ErrorMeasure*> errors;
         std::vector<std::uint8_t> changes;
-        for (std::int64_t c = 0; c < correction_axis_.size; ++c) {
-            for (const OutputAttribution& output : layer_.outputs)
-                errors.push_back(&output.corrections[static_cast<std::size_t>(c)].error);
-            changes.push_back(layer_.outputs.front().corrections[static_cast<std::size_t>(c)].changes_function ? 1 : 0);
+        for (std::size_t c = 0; c < correction_names_.size(); ++c) {
+            for (const OutputAttribution& output : layer_.outputs) errors.push_back(&output.corrections[c].error);
+            changes.push_back(layer_.outputs.front().corrections[c].changes_function ? 1 : 0);
         }
-        measures_of(group, errors, {correction_axis_, output_axis_});
-        file_.write(group + "changes_function", changes, {correction_axis_},
-                    {"1: the truth is that of another function", "1"});
+        const Axis by_name = coordinate(group, "correction", correction_names_, "correction applied to the plan");
+        measures_of(group, errors, {by_name, coordinate(group, "output", output_names_, "output of attention")});
+        file_.write(group + "changes_function", changes, {by_name}, {"1: the truth is that of another function", "1"});
     }
 
     [[nodiscard]] std::string below(const std::string& path) const { return group_ + path + "/"; }
@@ -219,7 +219,7 @@ class LayerWriter {
     const LayerAttribution& layer_;
     RecordFile& file_;
     std::string group_;
-    Axis site_axis_, output_axis_, correction_axis_;
+    std::vector<std::string> site_names_, output_names_, correction_names_;
 };
 
 }  // namespace

@@ -6,8 +6,8 @@
 //   outputs/OUTPUT/{truth_norm,truth_bound,unexplained}              one number each
 //   counterfactual/{alone,repaired,share,interaction,…}              over (site, output)
 //   corrections/{rel_error,signed_bias,…}                            over (correction, output)
-// with coordinates head, site, output, correction, source. Errors and norms have NAME_mantissa and NAME_exponent2 beside
-// them, for values that a double cannot hold.
+// with coordinates site, output, correction, source in each group that uses them, since xarray reads one group at a time.
+// Errors and norms have NAME_mantissa and NAME_exponent2 beside them, for values that a double cannot hold.
 #pragma once
 
 #include <string>

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// Numbers as the table prints them, and when an output counts as good.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <faultline/attribution/json.hpp>
+#include <faultline/attribution/level.hpp>
+#include <faultline/attribution/table.hpp>
+
+namespace faultline {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(ErrorText, PercentWhereItReads) {
+    EXPECT_EQ(error_text(WideReal(0.0)), "0%");
+    EXPECT_EQ(error_text(WideReal(1.541)), "154%");
+    EXPECT_EQ(error_text(WideReal(0.0019)), "0.190%");
+    EXPECT_EQ(error_text(WideReal(32.26)), "3226%");
+    EXPECT_EQ(error_text(WideReal(1.0)), "100%");
+    EXPECT_EQ(error_text(WideReal(2.5e-9)), "2.5e-09");
+    EXPECT_EQ(error_text(WideReal(1.0, 10000)), "2.0e+3010x");  // 2^10000 = 1.995e3010
+    EXPECT_EQ(error_text(WideReal(1.0, -10000)), "5.0e-3011");
+    EXPECT_EQ(error_text(WideReal(std::numeric_limits<double>::infinity())), "inf");
+}
+
+// bf16 has 8 significant bits: neighbours are 2^-7 apart at 1, so a rounding errs by 2^-8 at most and by 0.39 2^-8 in the
+// norm of values of all sizes; the level is 2^-9.
+TEST(Level, IsHalfTheLargestErrorOfARounding) {
+    EXPECT_EQ(level_of(bf16), 0x1p-9);
+    EXPECT_EQ(level_of(fp16), 0x1p-12);
+    EXPECT_EQ(level_of(fp32), 0x1p-25);
+    ErrorMeasure error;
+    error.rel_error = WideReal(0.0019);
+    EXPECT_TRUE(at_level(error, bf16));
+    error.rel_error = WideReal(0.002);
+    EXPECT_FALSE(at_level(error, bf16));
+    error.rel_error = WideReal(0.0);
+    error.nonfinite = 1;
+    EXPECT_FALSE(at_level(error, bf16));
+    EXPECT_FALSE(at_level(ErrorMeasure{}, std::nullopt));
+}
+
+// The smallest bf16 number is 2^-133; half of it rounds to the even 0, more does not.
+TEST(Level, BelowRangeIsWhatRoundsToZero) {
+    EXPECT_TRUE(below_range(WideReal(1.0, -134), bf16));
+    EXPECT_FALSE(below_range(WideReal(1.25, -134), bf16));
+    EXPECT_TRUE(below_range(WideReal(1.0, -6000), bf16));
+    EXPECT_FALSE(below_range(WideReal(0.0), bf16));
+}
+
+/// One layer, one output, two sites, three corrections, made up.
+Attribution made_up() {
+    Attribution a;
+    a.input = "run7.safetensors";
+    a.plan.name = "mine";
+    a.plan.set(Site::dq_cast, {bf16});
+    LayerAttribution layer;
+    layer.name = "layer7";
+    layer.heads = layer.kv_heads = 2;
+    layer.seq_q = layer.seq_k = 4;
+    layer.head_dim = layer.head_dim_v = 8;
+    layer.sites = {Site::delta, Site::dq_cast};
+    layer.local.resize(2);
+    layer.local[0].site = Site::delta;
+    layer.local[1].site = Site::dq_cast;
+    OutputAttribution dq;
+    dq.output = Output::dq;
+    dq.truth_norm = WideReal(1.0, -10000);
+    const auto error = [](double relative) {
+        ErrorMeasure e;
+        e.rel_error = WideReal(relative);
+        return e;
+    };
+    dq.plan = error(1.5);
+    dq.truth_norm = WideReal(1.25e-6);
+    dq.observed = {{"flash", error(1.5), 0.95, 0.99}, {"math", error(0.0017), 0.1, 0.2}};
+    dq.sites.resize(2);
+    dq.sites[0] = {error(1.4), error(0.1), 0.9, 0.1, false};
+    dq.sites[1] = {error(0.0017), error(1.5), 0.001, 0.0, false};
+    dq.corrections = {{"better", false, error(0.01)}, {"best", false, error(0.0018)}, {"other", true, error(0.0001)}};
+    dq.best_correction = "best";
+    layer.outputs = {dq};
+    a.layers = {layer};
+    return a;
+}
+
+TEST(Table, SaysWhatIsWrongByWhatAndWhatRepairsIt) {
+    const std::string text = table(made_up());
+    EXPECT_THAT(
+        text, HasSubstr("dq: mine is 150% wrong as flash is (95.0% of its elements are the same), by delta (90.0%);"));
+    EXPECT_THAT(text, HasSubstr("best 0.180%*, better 1.00%"));
+    EXPECT_THAT(text, HasSubstr("changing the function:   other 0.0100%*"));
+    EXPECT_THAT(text, HasSubstr("1 other site"));
+    EXPECT_EQ(text.find('\x1b'), std::string::npos);
+    EXPECT_NE(table(made_up(), {.full = false, .color = true}).find('\x1b'), std::string::npos);
+}
+
+TEST(Table, GoodOutputsTakeOneLine) {
+    Attribution a = made_up();
+    OutputAttribution& dq = a.layers[0].outputs[0];
+    dq.plan.rel_error = WideReal(0.0017);
+    dq.observed[0].error = dq.plan;
+    EXPECT_EQ(table(a).find("repaired by"), std::string::npos);
+    EXPECT_NE(table(a, {.full = true, .color = false}).find("changing the function"), std::string::npos);
+}
+
+TEST(Json, WhatADoubleCannotHoldIsText) {
+    Attribution a = made_up();
+    a.layers[0].outputs[0].truth_norm = WideReal(1.0, -10000);
+    a.layers[0].outputs[0].plan.rel_error = WideReal(std::numeric_limits<double>::infinity());
+    const nlohmann::json dq = nlohmann::json::parse(to_json(a))["layers"][0]["outputs"]["dq"];
+    EXPECT_EQ(dq["truth_norm"], "5.0123727492064520e-3011");  // 2^-10000 = 5.012372749206452009297…e-3011
+    EXPECT_EQ(dq["plan"]["rel_error"], "inf");
+    EXPECT_EQ(dq["below_range"], true);
+    EXPECT_EQ(dq["sites"]["delta"]["alone"], 1.4);
+}
+
+}  // namespace
+}  // namespace faultline

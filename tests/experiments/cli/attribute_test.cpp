@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+// What `attribute` leaves: the JSON object, the HDF5 file, the same for any number of threads and any form of the capture.
+#include <cstdlib>
+#include <filesystem>
+#include <set>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <faultline/plan/presets.hpp>
+#include <faultline/record/capture.hpp>
+#include <faultline/record/record_reader.hpp>
+#include <faultline/tensor/npy.hpp>
+#include <faultline/tensor/safetensors.hpp>
+
+#include "support.hpp"
+
+namespace faultline::test {
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+
+// --- the object's form ----------------------------------------------------------------------------------------------
+
+/// A number, or what a double cannot hold as text.
+bool is_number(const json& value) {
+    if (value.is_number()) return true;
+    if (!value.is_string()) return false;
+    const std::string text = value;
+    if (text == "inf" || text == "-inf" || text == "nan") return true;
+    char* end = nullptr;
+    std::strtold(text.c_str(), &end);
+    return end == text.c_str() + text.size() && text.find('e') != std::string::npos;
+}
+
+void expect_numbers(const json& object, const std::vector<std::string>& keys) {
+    for (const std::string& key : keys)
+        EXPECT_TRUE(object.contains(key) && is_number(object[key])) << key << " of " << object.dump().substr(0, 200);
+}
+
+void expect_error(const json& object) {
+    expect_numbers(object, {"rel_error", "error_norm", "signed_bias", "t", "gain", "row_coherence", "head_coherence"});
+}
+
+std::vector<std::string> keys_of(const json& object) {
+    std::vector<std::string> keys;
+    for (const auto& [key, value] : object.items()) keys.push_back(key);
+    return keys;
+}
+
+void expect_output(const json& output, bool is_dq) {
+    expect_numbers(output, {"truth_norm", "truth_bound", "format_level", "floor", "unexplained"});
+    expect_error(output["plan"]);
+    EXPECT_EQ(output["plan"].contains("mean_key_share"), is_dq);
+    for (const auto& [kernel, seen] : output["observed"].items()) {
+        expect_error(seen);
+        expect_numbers(seen, {"bit_equal_to_plan", "within_one_ulp_of_plan"});
+    }
+    EXPECT_FALSE(output["sites"].empty());
+    for (const auto& [site, effect] : output["sites"].items()) {
+        EXPECT_TRUE(find_site(site)) << site;
+        expect_numbers(effect, {"share", "alone", "repaired", "signed_bias", "t", "row_coherence", "interaction"});
+        expect_numbers(effect["local"], {"rms", "signed_bias", "t"});
+    }
+    EXPECT_FALSE(output["corrections"].empty());
+    for (const auto& [correction, corrected] : output["corrections"].items()) {
+        expect_error(corrected);
+        EXPECT_TRUE(corrected["changes_function"].is_boolean());
+    }
+    const json& best = output["best_correction"];
+    EXPECT_TRUE(best.is_null() || output["corrections"].contains(best.get<std::string>()));
+}
+
+TEST(Json, HasTheFormOfItsSchema) {
+    const Folder folder;
+    const Outcome run = run_program({"attribute", small_capture(folder), "--json", "--quiet", "--verify-truth", "4"});
+    ASSERT_EQ(run.status, 0) << run.err;
+    const json object = json::parse(run.out);
+    EXPECT_EQ(object["schema"], "faultline.attribution/1");
+    EXPECT_EQ(object["plan"], "fa2");
+    EXPECT_EQ(object["complete"], true);
+    EXPECT_THAT(object["input"].get<std::string>(), HasSubstr("capture.safetensors"));
+    ASSERT_EQ(object["layers"].size(), 2u);
+    for (const json& layer : object["layers"]) {
+        EXPECT_EQ(layer["heads"], 2);
+        EXPECT_EQ(layer["kv_heads"], 1);
+        EXPECT_EQ(layer["seq"], 24);
+        EXPECT_EQ(layer["head_dim"], 16);
+        EXPECT_EQ(keys_of(layer["outputs"]),
+                  (std::vector<std::string>{"dk", "dq", "dv", "o"}));  // nlohmann::json sorts
+        for (const auto& [name, output] : layer["outputs"].items()) expect_output(output, name == "dq");
+        EXPECT_EQ(keys_of(layer["outputs"]["dq"]["observed"]), std::vector<std::string>{"toy"});
+        EXPECT_TRUE(layer["outputs"]["dk"]["observed"].empty());
+        expect_numbers(layer["rows"],
+                       {"saturated_fraction", "zero_sum_rms", "zero_sum_coherence", "repeated_max_fraction"});
+        // The truth is inside its own bounds.
+        EXPECT_GT(layer["truth_verified"]["checked"], 0);
+        EXPECT_EQ(layer["truth_verified"]["outside"], 0);
+    }
+}
+
+TEST(Json, ContentsFollowTheOptions) {
+    const Folder folder;
+    const Outcome run =
+        run_program({"attribute", small_capture(folder), "--json", "--quiet", "--layers", "layer1", "--outputs", "dv,o",
+                     "--sites", "o_cast,dv_cast", "--correction", "two_sum", "--correction", "qk_norm"});
+    ASSERT_EQ(run.status, 0) << run.err;
+    const json object = json::parse(run.out);
+    ASSERT_EQ(object["layers"].size(), 1u);
+    const json& outputs = object["layers"][0]["outputs"];
+    EXPECT_EQ(keys_of(outputs), (std::vector<std::string>{"dv", "o"}));
+    EXPECT_EQ(keys_of(outputs["o"]["sites"]), (std::vector<std::string>{"dv_cast", "o_cast"}));
+    EXPECT_EQ(keys_of(outputs["o"]["corrections"]), (std::vector<std::string>{"qk_norm", "two_sum"}));
+    EXPECT_EQ(outputs["o"]["corrections"]["qk_norm"]["changes_function"], true);
+    // The cast of dv does nothing to o: alone it leaves what binary64 leaves, repaired it leaves the plan's error.
+    EXPECT_EQ(outputs["o"]["sites"]["dv_cast"]["repaired"], outputs["o"]["plan"]["rel_error"]);
+    EXPECT_EQ(outputs["o"]["sites"]["dv_cast"]["alone_below_floor"], true);
+    EXPECT_EQ(outputs["o"]["sites"]["dv_cast"]["share"], 0);
+}
+
+// The exact plan is the mathematical function in binary64: some 2^-50, whatever the data.
+TEST(Json, ExactPlanIsExact) {
+    const Folder folder;
+    const Outcome run = run_program(
+        {"attribute", small_capture(folder), "--json", "--quiet", "--plan", "exact", "--correction", "none"});
+    ASSERT_EQ(run.status, 0) << run.err;
+    constexpr double binary64_level =
+        0x1p-45;  // 24 keys, 16 columns: a few dozen roundings of 2^-53, amplified by cancellation
+    for (const json& layer : json::parse(run.out)["layers"])
+        for (const auto& [name, output] : layer["outputs"].items())
+            EXPECT_LT(output["plan"]["rel_error"].get<double>(), binary64_level) << name;
+}
+
+// --- forms of a capture ---------------------------------------------------------------------------------------------
+
+TEST(Captures, AreTheSameInEveryForm) {
+    const Folder folder;
+    TensorSet set = read_safetensors(small_capture(folder));
+    std::filesystem::create_directory(folder / "npy");
+    for (const auto& [name, tensor] : set.tensors) write_npy(folder / ("npy/" + name + ".npy"), tensor);
+    write_hdf5_capture(folder / "capture.h5", set, make_manifest("capture", "", "", 0));
+    const auto of = [&](const std::string& path) {
+        const Outcome run =
+            run_program({"attribute", path, "--json", "--quiet", "--correction", "none", "--sites", "delta"});
+        EXPECT_EQ(run.status, 0) << run.err;
+        json object = json::parse(run.out);
+        object.erase("input");
+        return object;
+    };
+    const json reference = of(folder / "capture.safetensors");
+    EXPECT_EQ(of(folder / "npy"), reference);
+    EXPECT_EQ(of(folder / "capture.h5"), reference);
+}
+
+// --- threads --------------------------------------------------------------------------------------------------------
+
+/// Every dataset of the file as its bytes.
+std::map<std::string, std::string> contents(const std::string& path) {
+    const RecordReader file(path);
+    std::map<std::string, std::string> all;
+    for (const std::string& name : file.datasets()) {
+        try {
+            const Tensor tensor = file.read(name);
+            all[name] = std::string(reinterpret_cast<const char*>(tensor.bytes.data()), tensor.bytes.size());
+        } catch (const std::exception&) {
+            for (const std::string& label : file.read_strings(name)) all[name] += label + "\n";
+        }
+    }
+    return all;
+}
+
+TEST(Threads, OneTwoAndEightGiveTheSameBytes) {
+    const Folder folder;
+    const std::string file = small_capture(folder);
+    std::vector<std::string> objects;
+    std::vector<std::map<std::string, std::string>> records;
+    for (const char* threads : {"1", "2", "8"}) {
+        const std::string out = folder / (std::string(threads) + ".h5");
+        const Outcome run =
+            run_program({"attribute", file, "--json", "--quiet", "--threads", threads, "--seed", "3", "-o", out});
+        ASSERT_EQ(run.status, 0) << run.err;
+        objects.push_back(run.out);
+        records.push_back(contents(out));
+    }
+    EXPECT_EQ(objects[1], objects[0]);
+    EXPECT_EQ(objects[2], objects[0]);
+    EXPECT_GT(records[0].size(), 200u);
+    EXPECT_TRUE(records[1] == records[0]);
+    EXPECT_TRUE(records[2] == records[0]);
+}
+
+// --- the file -------------------------------------------------------------------------------------------------------
+
+TEST(File, HoldsWhatTheObjectSays) {
+    const Folder folder;
+    const Outcome run = run_program({"attribute", small_capture(folder), "--json", "--quiet", "-o", folder / "out.h5"});
+    ASSERT_EQ(run.status, 0) << run.err;
+    const json layer = json::parse(run.out)["layers"][1];
+    const RecordReader file(folder / "out.h5");
+    const std::vector<std::string> site_names = file.read_strings("layer1/counterfactual/site"),
+                                   output_names = file.read_strings("layer1/counterfactual/output");
+    const std::vector<double> alone = file.read("layer1/counterfactual/alone").to_double(),
+                              share = file.read("layer1/counterfactual/share").to_double();
+    for (std::size_t s = 0; s < site_names.size(); ++s)
+        for (std::size_t o = 0; o < output_names.size(); ++o) {
+            const json& effect = layer["outputs"][output_names[o]]["sites"][site_names[s]];
+            EXPECT_EQ(effect["alone"].get<double>(), alone[s * output_names.size() + o]);
+            EXPECT_EQ(effect["share"].get<double>(), share[s * output_names.size() + o]);
+        }
+    EXPECT_EQ(file.read("layer1/outputs/dq/truth_norm").to_double().at(0),
+              layer["outputs"]["dq"]["truth_norm"].get<double>());
+    const std::vector<Axis> axes = file.axes("layer1/tiles/p_cast/rms");
+    ASSERT_EQ(axes.size(), 3u);
+    EXPECT_EQ(axes[0].name, "head");
+    EXPECT_EQ(axes[1].name, "q_tile");
+    EXPECT_EQ(axes[2].name, "k_tile");
+    for (const std::string& dataset : file.datasets()) {
+        const std::string last = dataset.substr(dataset.rfind('/') + 1);
+        const bool labels = last == "site" || last == "output" || last == "correction" || last == "source";
+        EXPECT_EQ(file.attribute(dataset, "units").has_value(), !labels) << dataset;
+        EXPECT_TRUE(file.attribute(dataset, "long_name")) << dataset;
+    }
+}
+
+TEST(File, OpensInXarrayWithNamedDimensions) {
+    const char* named = std::getenv("FAULTLINE_PYTHON");
+    const std::string python = named != nullptr && *named != '\0' ? named : "python3";
+    if (std::system(("'" + python + "' -c 'import h5py, xarray, h5netcdf' 2> /dev/null").c_str()) != 0)
+        GTEST_SKIP() << python << " has not h5py, xarray and h5netcdf (tests/run makes one that has)";
+    const Folder folder;
+    ASSERT_EQ(run_program({"attribute", small_capture(folder), "--quiet", "-o", folder / "out.h5"}).status, 0);
+    folder.write("check.py", R"(
+import sys, h5py, xarray
+path = sys.argv[1]
+with h5py.File(path) as f:
+    assert f.attrs["kind"] == "attribution" and f.attrs["complete"] == 1, dict(f.attrs)
+    assert f["layer1/counterfactual/alone"].shape == (f["layer1/counterfactual/site"].shape[0], 4)
+    assert f["layer1/rows/p_max"].shape == (2, 24)
+tree = xarray.open_dataset(path, group="layer1/counterfactual", engine="h5netcdf")
+assert tree["alone"].dims == ("site", "output"), tree["alone"].dims
+assert list(tree["output"].values) == ["o", "dq", "dk", "dv"], tree["output"].values
+assert float(tree["alone"].sel(site="dq_cast", output="dq")) > 0
+rows = xarray.open_dataset(path, group="layer1/rows", engine="h5netcdf")
+assert rows["p_max"].dims == ("head", "row") and float(rows["p_max"].max()) <= 1
+tiles = xarray.open_dataset(path, group="layer1/tiles/p_cast", engine="h5netcdf")
+assert tiles["rms"].dims == ("head", "q_tile", "k_tile") and tiles["rms"].attrs["long_name"]
+errors = xarray.open_dataset(path, group="layer1/outputs/dq", engine="h5netcdf")
+assert list(errors["source"].values) == ["plan", "floor", "toy"] and errors["rel_error"].dims == ("source",)
+)");
+    EXPECT_EQ(std::system(("'" + python + "' '" + (folder / "check.py") + "' '" + (folder / "out.h5") + "'").c_str()),
+              0);
+}
+
+// --- the table ------------------------------------------------------------------------------------------------------
+
+TEST(Table, KeepsWithinALine) {
+    const Folder folder;
+    for (const char* plan : {"fa2", "fa3", "exact", "standard-bf16"}) {
+        const Outcome run = run_program({"attribute", small_capture(folder), "--quiet", "--full", "--plan", plan});
+        EXPECT_EQ(run.status, 0) << run.err;
+        for (const std::string& line : lines(run.out)) {
+            if (line.find(folder / "") == std::string::npos) {
+                EXPECT_LE(line.size(), 110u) << line;
+            }
+        }
+    }
+}
+
+}  // namespace
+}  // namespace faultline::test

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "support.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <fstream>
+#include <random>
+#include <sstream>
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <faultline/format/format.hpp>
+#include <faultline/tensor/safetensors.hpp>
+
+namespace faultline::test {
+namespace {
+
+std::string slurp(const std::string& path) {
+    std::ifstream in(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+}
+
+std::vector<std::uint16_t> bf16_normals(std::int64_t count, double scale, std::uint32_t seed) {
+    std::mt19937 engine(seed);
+    std::normal_distribution<double> normal(0, scale);
+    std::vector<std::uint16_t> bits;
+    for (std::int64_t i = 0; i < count; ++i) {
+        const auto value = static_cast<float>(round(normal(engine), bf16));
+        bits.push_back(static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(value) >> 16));
+    }
+    return bits;
+}
+
+}  // namespace
+
+Outcome run_program(const std::vector<std::string>& arguments, const std::map<std::string, std::string>& environment) {
+    const Folder folder;
+    const std::string out = folder / "out", err = folder / "err";
+    const pid_t child = ::fork();
+    if (child == 0) {
+        const int o = ::open(out.c_str(), O_WRONLY | O_CREAT, 0600), e = ::open(err.c_str(), O_WRONLY | O_CREAT, 0600);
+        ::dup2(o, STDOUT_FILENO);
+        ::dup2(e, STDERR_FILENO);
+        for (const auto& [key, value] : environment) ::setenv(key.c_str(), value.c_str(), 1);
+        std::vector<std::string> words{FAULTLINE_PROGRAM};
+        words.insert(words.end(), arguments.begin(), arguments.end());
+        std::vector<char*> argv;
+        for (std::string& word : words) argv.push_back(word.data());
+        argv.push_back(nullptr);
+        ::execv(FAULTLINE_PROGRAM, argv.data());
+        ::_exit(127);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status), slurp(out), slurp(err)};
+}
+
+Folder::Folder() {
+    static std::atomic<int> number{0};
+    path_ = std::filesystem::temp_directory_path() /
+            ("faultline-cli-" + std::to_string(::getpid()) + "-" + std::to_string(number++));
+    std::filesystem::create_directories(path_);
+}
+Folder::~Folder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+}
+
+std::vector<std::string> Folder::files() const {
+    std::vector<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(path_))
+        names.push_back(entry.path().filename().string());
+    std::sort(names.begin(), names.end());
+    return names;
+}
+
+void Folder::write(const std::string& name, const std::string& bytes) const {
+    std::ofstream(path_ / name, std::ios::binary) << bytes;
+}
+
+void add_layer(TensorSet& set, const std::string& name, const LayerShape& s, double scale) {
+    std::uint32_t seed = static_cast<std::uint32_t>(set.tensors.size());
+    const auto put = [&](const std::string& tensor, std::vector<std::int64_t> shape, double size) {
+        std::int64_t count = 1;
+        for (const std::int64_t extent : shape) count *= extent;
+        const std::vector<std::uint16_t> bits = bf16_normals(count, size, ++seed);
+        set.add(make_tensor<std::uint16_t>(name + "." + tensor, std::move(shape), bits, Dtype::bf16));
+    };
+    put("q", {s.batch, s.heads, s.n_q, s.d}, scale);
+    put("k", {s.batch, s.kv_heads, s.n_k, s.d}, scale);
+    put("v", {s.batch, s.kv_heads, s.n_k, s.d_v}, 1);
+    put("do", {s.batch, s.heads, s.n_q, s.d_v}, 1);
+    put("toy.o", {s.batch, s.heads, s.n_q, s.d_v}, 1);
+    put("toy.dq", {s.batch, s.heads, s.n_q, s.d}, 1);
+}
+
+std::string small_capture(const Folder& folder) {
+    TensorSet set;
+    add_layer(set, "layer0");
+    add_layer(set, "layer1", {}, 4);
+    std::string path = folder / "capture.safetensors";
+    write_safetensors(path, set);
+    return path;
+}
+
+std::string captures() {
+    const char* named = std::getenv("FAULTLINE_CAPTURES");
+    const std::filesystem::path folder = named != nullptr ? named : FAULTLINE_SOURCE_DIR "/../shared/captures";
+    std::error_code error;
+    return std::filesystem::exists(folder / "biased128-600.safetensors", error) ? folder.string() : "";
+}
+
+std::vector<std::string> lines(const std::string& text) {
+    std::vector<std::string> all;
+    std::istringstream in(text);
+    for (std::string line; std::getline(in, line);) all.push_back(line);
+    return all;
+}
+
+}  // namespace faultline::test
