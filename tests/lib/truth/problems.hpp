@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <random>
+#include <utility>
 
 #include <faultline/tensor/matrix.hpp>
 #include <faultline/truth/truth.hpp>
