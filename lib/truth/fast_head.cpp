@@ -298,7 +298,19 @@ class RowWorker {
                 low_[static_cast<std::size_t>(c)] = 0;
                 error_[static_cast<std::size_t>(c)] = 0;
             }
-        settle_all(acc_.data(), low_.data(), reference, out_.dq, Output::dq);
+        left_.clear();
+        settle_row(acc_.data(), low_.data(), error_.data(), reference, out_.dq, i_, left_);
+        for (const std::ptrdiff_t c : left_) query_gradient_centred(c);
+    }
+
+    /// In a collapsed head the two keys that matter agree in many columns, and their ds cancel there. Since sum_j ds_j = 0,
+    /// dq_c = scale sum_j ds_j (k_jc - k_wc), in which such terms are exactly 0.
+    void query_gradient_centred(std::ptrdiff_t c) {
+        double* const scratch[3] = {scratch_[0].data(), scratch_[1].data(), scratch_[2].data()};
+        WideSum sum = centred_sum(ds_, rows_.ds_error.row(i_), in_.k_transposed.row(c), in_.k.row(w_)[c], width_, scratch);
+        sum.value = sum.value * in_.scale;
+        sum.error = 1.01 * (sum.error * in_.scale_size + (mul_error + in_.scale_error) * std::fabs(sum.value.high));
+        settle_one(sum, out_.dq, Output::dq, c);
     }
 
     void restore_pivot() {

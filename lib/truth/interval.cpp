@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include <faultline/truth/double_double.hpp>
 #include <faultline/truth/wide_real.hpp>
 
 namespace faultline::detail {
@@ -99,7 +100,33 @@ void inverse_sqrt(Interval& r, unsigned long n) {
     mpfr_rec_sqrt(r.hi, exact, MPFR_RNDU);
 }
 
+namespace {
+
+/// sum_c a_c b_c as high + low, if that is exact; most scores are, their inputs having few bits.
+bool exact_dot(const double* a, const double* b, std::ptrdiff_t count, DoubleDouble& sum) {
+    constexpr double least_product = 0x1p-900;  // its low part is a normal number
+    sum = {};
+    bool exact = true;
+    for (std::ptrdiff_t c = 0; c < count && exact; ++c) {
+        const double product = a[c] * b[c];
+        const DoubleDouble high = two_sum(sum.high, product);
+        const DoubleDouble low = two_sum(sum.low, high.low);
+        const bool safe = std::fabs(product) > least_product || a[c] == 0 || b[c] == 0;
+        exact = safe && std::isfinite(high.high) && std::fma(a[c], b[c], -product) == 0 && low.low == 0;
+        sum = {high.high, low.high};
+    }
+    return exact;
+}
+
+}  // namespace
+
 void dot(Interval& sum, const double* a, const double* b, std::ptrdiff_t count) {
+    DoubleDouble exact;
+    if (exact_dot(a, b, count, exact)) {
+        set(sum, exact.high);
+        add(sum, sum, exact.low);
+        return;
+    }
     Real product(106);  // two doubles' product is exact
     set(sum, 0);
     for (std::ptrdiff_t c = 0; c < count; ++c) {

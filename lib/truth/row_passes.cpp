@@ -274,6 +274,52 @@ static void scale_loop(const WideRow& a, const double* __restrict error, double 
     }
 }
 
+FAULTLINE_CLONES
+static void centre_exponents(const WideRow& a, const double* __restrict error, const double* __restrict column, double pivot,
+                             std::ptrdiff_t count, double* __restrict out) {
+    const double* __restrict high = a.high;
+    const double* __restrict exponent = a.exponent;
+    for (std::ptrdiff_t j = 0; j < count; ++j) {
+        const double size = (std::fabs(high[j]) + error[j]) * std::fabs(column[j] - pivot);
+        const double e = exponent[j] + exponent_of(size);
+        out[j] = size == 0 ? no_exponent : e;
+    }
+}
+
+/// terms[j] holds the exponent of term j at first.
+FAULTLINE_CLONES
+static void centre_terms(const WideRow& a, const double* __restrict error, const double* __restrict column, double pivot,
+                         double reference, double own_error, std::ptrdiff_t count, double* __restrict terms,
+                         double* __restrict terms_low, double* __restrict terms_error) {
+    const double* __restrict high = a.high;
+    const double* __restrict low = a.low;
+    const double* __restrict exponent = a.exponent;
+    for (std::ptrdiff_t j = 0; j < count; ++j) {
+        const bool flush = terms[j] - reference < flush_exponent;
+        const double factor = power_of_two(flush ? 0 : exponent[j] - reference);
+        const double f = flush ? 0 : factor;
+        const DoubleDouble difference = two_sum(column[j], -pivot);
+        const DoubleDouble u = DoubleDouble{high[j] * f, low[j] * f} * difference;
+        const double flushed = flush & (terms[j] > none_exponent) ? flushed_term : 0;
+        terms[j] = u.high;
+        terms_low[j] = u.low;
+        terms_error[j] = error[j] * f * std::fabs(difference.high) + own_error * std::fabs(u.high) + flushed;
+    }
+}
+
+WideSum centred_sum(const WideRow& a, const double* error, const double* column, double pivot, std::ptrdiff_t count,
+                    double* const scratch[3]) {
+    WideSum sum;
+    centre_exponents(a, error, column, pivot, count, scratch[0]);
+    sum.exponent = largest_exponent(scratch[0], count);
+    if (sum.exponent == none_exponent) return sum;
+    const double own_error = mul_error + tree_depth(count) * add_error;
+    centre_terms(a, error, column, pivot, sum.exponent, own_error, count, scratch[0], scratch[1], scratch[2]);
+    sum.error = upper_sum(scratch[2], count) * round_up;
+    sum.value = tree_sum(scratch[0], scratch[1], count);
+    return sum;
+}
+
 ScaledRow scale_row(const WideRow& a, const double* error, double reference, std::ptrdiff_t count, double* out_high,
                     double* out_low, double* const scratch[2]) {
     scale_loop(a, error, reference, count, out_high, out_low, scratch[0], scratch[1]);

@@ -95,4 +95,8 @@ struct ScaledRow {
 ScaledRow scale_row(const WideRow& a, const double* error, double reference, std::ptrdiff_t count, double* out_high,
                     double* out_low, double* const scratch[2]);
 
+/// sum_j a_j (column_j - pivot), where `error` bounds the errors of a_j. Three arrays of scratch.
+WideSum centred_sum(const WideRow& a, const double* error, const double* column, double pivot, std::ptrdiff_t count,
+                    double* const scratch[3]);
+
 }  // namespace faultline::detail

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Truth of captured heads, layer by layer, verified against MPFR on samples. Skipped where the captures are not.
+#include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <string>
