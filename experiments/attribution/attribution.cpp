@@ -23,6 +23,11 @@ using namespace attribution;
 /// Thrown inside a layer when the caller asked to stop; the layer is dropped.
 struct Cancelled {};
 
+/// Certified bounds, without the last step that makes every 53-bit value the correctly rounded one: in a saturated row an
+/// element of dq whose leading terms cancel exactly (two keys with the same coordinate) is 1e-80 of its row, and deciding
+/// its last bit took longer than everything else. Its bound says what is known of it.
+constexpr TruthOptions certified{.correctly_rounded = false};
+
 /// Counts units of work done, tells the caller, and stops the work when asked.
 class Progress {
   public:
@@ -90,7 +95,7 @@ struct FirstStage {
             const std::size_t g = task / 2;
             const Group& group = work.groups[g];
             if (task % 2 == 0) {
-                bases[g].truth = attention_truth(group.problem);
+                bases[g].truth = attention_truth(group.problem, certified);
                 if (options.verify_truth > 0)
                     verified[g] = faultline::verify_truth(group.problem, bases[g].truth, options.verify_truth, options.seed + g);
                 progress.step(work.layer.name + ": truth");
@@ -160,7 +165,7 @@ struct SecondStage {
             return sums;
         }
         const TransformedGroup transformed(group, correction);
-        measure(transformed.group, attention_truth(transformed.group.problem));
+        measure(transformed.group, attention_truth(transformed.group.problem, certified));
         return sums;
     }
 };
