@@ -9,17 +9,11 @@ include(CMakePackageConfigHelpers)
 set(FAULTLINE_FINDS
   "Threads::Threads|find_dependency(Threads)"
   "fmt::|find_dependency(fmt)"
-  "spdlog::|find_dependency(spdlog)"
   "Eigen3::Eigen|find_dependency(Eigen3 3.3 NO_MODULE)"
   "nlohmann_json::nlohmann_json|find_dependency(nlohmann_json)"
   "tomlplusplus::tomlplusplus|find_dependency(tomlplusplus)"
   "CLI11::CLI11|find_dependency(CLI11)"
-  "Boost::|find_dependency(Boost)"
-  "OpenMP::OpenMP_CXX|find_dependency(OpenMP)"
-  "CUDA::|find_dependency(CUDAToolkit)"
   "PkgConfig::MPFR|faultline_find_with_pkg_config(MPFR mpfr)"
-  "PkgConfig::XXHASH|faultline_find_with_pkg_config(XXHASH libxxhash)"
-  "PkgConfig::TOMLPLUSPLUS|faultline_find_with_pkg_config(TOMLPLUSPLUS tomlplusplus)"
   "hdf5::hdf5|faultline_find_hdf5()"
   "HDF5::HDF5|faultline_find_hdf5()"
   "ZLIB::ZLIB|find_dependency(ZLIB)")

@@ -20,7 +20,7 @@ file(RENAME ${prefix} ${WORK}/moved)
 run(${CMAKE_COMMAND} -S ${SOURCE} -B ${WORK}/build -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH=${WORK}/moved
     -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_CXX_FLAGS=${CXX_FLAGS})
 run(${CMAKE_COMMAND} --build ${WORK}/build)
-run(${WORK}/build/consumer)
+run(${WORK}/build/consumer ${SOURCE}/../../data/collapsed-layer.safetensors)
 if(EXISTS ${WORK}/moved/bin/faultline)
   run(${WORK}/moved/bin/faultline formats)
   run(${WORK}/moved/bin/faultline plans)
