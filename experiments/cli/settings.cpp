@@ -7,7 +7,7 @@
 #include <limits>
 
 #include <fmt/format.h>
-#include <toml++/toml.h>
+#include <faultline/plan/tomlplusplus.hpp>
 #include <CLI/CLI.hpp>
 
 #include <faultline/base/error.hpp>

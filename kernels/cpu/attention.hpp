@@ -32,7 +32,7 @@ struct HeadForward {
     Matrix o;                 ///< [n_q, d_v], as stored
     Matrix o_unrounded;       ///< [n_q, d_v], before o_cast
     std::vector<double> lse;  ///< [n_q], natural units, as stored; +inf where every key is masked, as FlashAttention-2
-    Matrix p;                 ///< [n_q, n_k] normalised and cast, only if the plan saves it
+    Matrix p;                 ///< [n_q, n_k] normalised, before p_cast, only if the plan saves it
 };
 
 struct GroupForward {

@@ -55,9 +55,20 @@ class BackwardHead {
         }
     }
 
+    /// (s - lse/scale) c: what is subtracted is in units of the raw score.
+    [[nodiscard]] bool subtracts_raw() const {
+        return schedule_.bwd_argument == ArgumentForm::subtract_then_scale && schedule_.scale_at == ScaleAt::exponent;
+    }
+
     std::vector<double> scaled_lse() {
         std::vector<double> reference = forward_.lse;
         if (schedule_.p_saved) return reference;
+        if (subtracts_raw()) {
+            stage_.pass(Site::lse_scale, row_place(), column(reference), [&](MatrixView<double> t) {
+                for_each(t, [&](double x, auto, auto) { return x / scales_.natural; });
+            }, [&](MatrixView<double> t) { for_each(t, [&](double x, auto, auto) { return x / scales_.natural; }); });
+            return reference;
+        }
         const bool in_log2 = schedule_.bwd_exp_base == ExpBase::two;
         if (!in_log2) return reference;
         constexpr double log2e_fp32 = 1.44269502162933349609375;  // float(M_LOG2E), as the kernels hold it
@@ -102,13 +113,16 @@ class BackwardHead {
         std::vector<double> exact(static_cast<std::size_t>(mask_.n_q));
         std::vector<double> delta(exact.size());
         const bool is_exact = stage_.rule(Site::delta).is_exact();
+        Matrix product(x_.dout);
+        for_each(product.view(), [&](double x, auto i, auto j) { return x * o(i, j); });
+        stage_.pass(Site::delta_product, row_place(), product.view());
+        const std::vector<double> ones(static_cast<std::size_t>(o.cols), 1.0);
         for (std::ptrdiff_t i = 0; i < mask_.n_q; ++i) {
             double sum = 0;
-            const double* a = x_.dout.row(i);
-            const double* b = o.view().row(i);
-            for (std::ptrdiff_t j = 0; j < o.cols; ++j) sum += a[j] * b[j];
+            const double* row = product.view().row(i);
+            for (std::ptrdiff_t j = 0; j < o.cols; ++j) sum += row[j];
             exact[static_cast<std::size_t>(i)] = sum;
-            delta[static_cast<std::size_t>(i)] = is_exact ? sum : dot_in_order(a, b, o.cols);
+            delta[static_cast<std::size_t>(i)] = is_exact ? sum : dot_in_order(row, ones.data(), o.cols);
         }
         settle_delta(delta, exact);
         return delta;
@@ -158,7 +172,7 @@ class BackwardHead {
         } else {
             scores(stage, backward_sites, where, x_.q.middle_rows(rows.first, rows.count), columns(x_.k_t, keys), scales_, plan_, mask_, p_);
             probabilities(stage, backward_sites, where, schedule_.bwd_argument, schedule_.bwd_exp_base, scales_, plan_,
-                          reference_.data() + rows.first, true, p_);
+                          reference_.data() + rows.first, !subtracts_raw(), p_);
         }
         dp_ = dp_storage_.shaped(rows.count, keys.count);
         const double* delta = delta_.data() + rows.first;

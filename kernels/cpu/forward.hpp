@@ -65,8 +65,8 @@ class ForwardHead {
         probabilities(stage_, forward_sites, where, schedule_.argument, schedule_.exp_base, scales_, plan_, maximum_.data(), false, p);
         update_sums(where, p, alpha);
         if (schedule_.normalize == Normalize::before_pv) normalize_probabilities(where, p);
-        stage_.pass(Site::p_cast, where, p);
         if (schedule_.p_saved) copy(p, columns(out_.p.view(rows.first, rows.count), keys));
+        stage_.pass(Site::p_cast, where, p);
         add_output(where, p, alpha, keys, first);
         if (schedule_.normalize == Normalize::each_tile) normalize_state(where);
     }
@@ -79,7 +79,7 @@ class ForwardHead {
     void update_maximum(const TileAt& where, MatrixView<const double> s) {
         for (std::ptrdiff_t i = 0; i < s.rows; ++i) {
             double& m = maximum_[static_cast<std::size_t>(i)];
-            m = next_maximum(s.row(i), s.cols, m, schedule_, scales_.exponent);
+            m = next_maximum(s.row(i), s.cols, m, schedule_, scales_);
         }
         stage_.pass(Site::row_max, row_place(where), column(maximum_));
     }

@@ -73,7 +73,6 @@ void add_row(const double* p, std::ptrdiff_t count, RowSumOrder order, double al
 }
 
 /// The maximum that a tile's scores lead to from the old one, before the row_max site rounds it.
-/// `c` turns differences of scores into log2 units.
-double next_maximum(const double* s, std::ptrdiff_t count, double old_maximum, const Schedule& schedule, double c);
+double next_maximum(const double* s, std::ptrdiff_t count, double old_maximum, const Schedule& schedule, const Scales& scales);
 
 }  // namespace faultline::cpu

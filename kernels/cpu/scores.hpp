@@ -34,6 +34,12 @@ struct Scales {
     double inputs;    ///< sqrt(scale) where q and k are scaled, else 1
     double log2e;     ///< log2(e), where scores are turned into log2 units in a step of their own
 
+    /// How many nats a unit of the scores is, where the row maximum is taken.
+    [[nodiscard]] double logit_per_score(const Schedule& schedule) const {
+        if (schedule.scale_at == ScaleAt::exponent) return natural;
+        return schedule.exp_base == ExpBase::two ? std::numbers::ln2 : 1.0;
+    }
+
     /// What scaled scores are multiplied with for the base of the exponential.
     [[nodiscard]] double score_unit(ExpBase base) const { return base == ExpBase::two ? log2e : 1.0; }
     Scales(const RoundingPlan& plan, double scale) {
@@ -124,7 +130,7 @@ template <class I>
 void probabilities(Stage<I>& stage, const ScoreSites& at, const TileAt& where, ArgumentForm form, ExpBase base, const Scales& scales,
                    const RoundingPlan& plan, const double* reference, bool reference_is_scaled, MatrixView<double> x) {
     const double c = at.backward ? scales.bwd_exponent : scales.exponent;
-    const double offset = reference_is_scaled ? 0.0 : plan.schedule.max_offset;
+    const double offset = at.backward ? 0.0 : plan.schedule.max_offset;
     const auto shift_of = [&](std::ptrdiff_t i) {  // what is subtracted from s c, as the kernel holds it
         if (reference_is_scaled) return reference[i];
         const double scaled = reference[i] == -infinity ? 0.0 : stage.round_intermediate(at.argument, reference[i] * c);

@@ -129,7 +129,7 @@ struct Schedule {
     double max_threshold = 8;        ///< log2 units, for `lazy`
     double max_offset = 0;           ///< added to the exponent in log2 units (8 in FlashAttention-3 fp8)
     double stable_beta = 7;          ///< for `stable`
-    double stable_tolerance = 1e-3;  ///< scores this close to the maximum count as repeated, for `stable`
+    double stable_tolerance = 1e-3;  ///< logits this close to the maximum count as repeated, for `stable`
     RowSumAdds row_sum_adds = RowSumAdds::unrounded;
     RowSumOrder row_sum_order = RowSumOrder::sequential;
     Normalize normalize = Normalize::after_pv;
@@ -137,7 +137,7 @@ struct Schedule {
     Carry pv_carry = Carry::chained;
     Carry dq_carry = Carry::added;
     Carry dkv_carry = Carry::chained;
-    bool p_saved = false;  ///< the backward reads the forward's normalised, cast p in place of recomputing it
+    bool p_saved = false;  ///< the backward reads the forward's normalised p, before its cast, in place of recomputing it
     DeltaFrom delta_from = DeltaFrom::o;
     DeltaOrder delta_order = DeltaOrder::sequential;
     int delta_threads = 8;  ///< a power of two, for `octets`

@@ -31,6 +31,7 @@ constexpr std::array<SiteInfo, site_count> table{{
     {Site::merge, "merge", forward, query_tile, false, "value", "the splits' outputs, weighted by exp(lse_i - lse) and summed"},
     {Site::o_cast, "o_cast", forward, query_tile, false, "value", "o as stored"},
     {Site::lse_scale, "lse_scale", backward, row, false, "logit", "log-sum-exp in log2 units, as the backward subtracts it"},
+    {Site::delta_product, "delta_product", backward, query_tile, false, "gradient x value", "dO o O, where it is a tensor of its own"},
     {Site::delta, "delta", backward, row, true, "gradient x value", "rowsum(dO o O), or rowsum(P o dP)"},
     {Site::bwd_s_accumulate, "bwd_s_accumulate", backward, score_tile, true, "raw logit", "q k^T recomputed"},
     {Site::bwd_s_cast, "bwd_s_cast", backward, score_tile, false, "raw logit", "q k^T recomputed, as stored"},

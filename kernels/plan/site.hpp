@@ -40,6 +40,7 @@ enum class Site : unsigned char {
     o_cast,
     // backward
     lse_scale,
+    delta_product,
     delta,
     bwd_s_accumulate,
     bwd_s_cast,

@@ -58,7 +58,6 @@ const std::map<Site, const char*>& idle() {
         {Site::bwd_s_cast, "fp32, as the accumulator is"},
         {Site::dp_cast, "fp32, as the accumulator is"},
         {Site::exp_argument, "the difference of two bf16 scores near each other is a float"},
-        {Site::bwd_p_cast, "the saved p is cast already"},
         {Site::o_cast, "the running output is bf16 already"},
         {Site::dq_cast, "the running dq is bf16 already"},
         {Site::dk_cast, "the running dk is bf16 already"},
