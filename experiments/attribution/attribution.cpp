@@ -64,15 +64,19 @@ struct Work {
         for (const Output o : options.outputs)
             if (o == Output::o || !layer.dout.empty()) outputs.push_back(o);
         if (outputs.empty())
-            throw RequestError(fmt::format("{}: the layer has no \"{}.do\": expected it for dq, dk, dv; only o can be attributed", layer.name, layer.name));
+            throw RequestError(
+                fmt::format("{}: the layer has no \"{}.do\": expected it for dq, dk, dv; only o can be attributed",
+                            layer.name, layer.name));
         const std::vector<Site> rounding = plan.rounding_sites();
         for (const Site site : rounding) {
             const bool reached = !layer.dout.empty() || info(site).pass != Pass::backward;
-            if (reached && (options.sites.empty() || std::count(options.sites.begin(), options.sites.end(), site) > 0)) sites.push_back(site);
+            if (reached && (options.sites.empty() || std::count(options.sites.begin(), options.sites.end(), site) > 0))
+                sites.push_back(site);
         }
         for (const Site site : options.sites)
             if (std::count(rounding.begin(), rounding.end(), site) == 0)
-                throw RequestError(fmt::format("site \"{}\" is exact in plan \"{}\": there is no rounding to attribute", faultline::name(site), plan.name));
+                throw RequestError(fmt::format("site \"{}\" is exact in plan \"{}\": there is no rounding to attribute",
+                                               faultline::name(site), plan.name));
         for (const int head : options.heads)
             if (head < 0 || head >= layer.heads())
                 throw RequestError(fmt::format("head {} of {}: expected 0 to {}", head, layer.name, layer.heads() - 1));
@@ -89,7 +93,10 @@ struct FirstStage {
     std::vector<TruthVerification> verified;
 
     FirstStage(const Work& work, const AttributionOptions& options, Progress& progress)
-        : bases(work.groups.size()), recorders(work.groups.size()), exact(work.groups.size()), verified(work.groups.size()) {
+        : bases(work.groups.size()),
+          recorders(work.groups.size()),
+          exact(work.groups.size()),
+          verified(work.groups.size()) {
         parallel_for(2 * work.groups.size(), options.threads, [&](std::size_t task) {
             progress.check();
             const std::size_t g = task / 2;
@@ -97,10 +104,12 @@ struct FirstStage {
             if (task % 2 == 0) {
                 bases[g].truth = attention_truth(group.problem, certified);
                 if (options.verify_truth > 0)
-                    verified[g] = faultline::verify_truth(group.problem, bases[g].truth, options.verify_truth, options.seed + g);
+                    verified[g] =
+                        faultline::verify_truth(group.problem, bases[g].truth, options.verify_truth, options.seed + g);
                 progress.step(work.layer.name + ": truth");
             } else {
-                recorders[g] = std::make_unique<TileRecorder>(group.inputs.first_head, static_cast<int>(group.query_heads()), group.inputs.q[0].rows);
+                recorders[g] = std::make_unique<TileRecorder>(
+                    group.inputs.first_head, static_cast<int>(group.query_heads()), group.inputs.q[0].rows);
                 bases[g].plan = run_plan(group, work.plan, recorders[g].get());
                 exact[g] = run_plan(group, exact_of(work.plan));
                 progress.step(work.layer.name + ": plan");
@@ -126,9 +135,9 @@ struct FirstStage {
 
 /// Second stage: counterfactuals and corrections, by (group, item).
 struct SecondStage {
-    std::vector<std::vector<std::array<SiteSums, 4>>> sites;          ///< [site][group]
-    std::vector<std::vector<std::array<ErrorSums, 4>>> corrections;   ///< [correction][group]
-    std::vector<std::unique_ptr<OrderedSum>> alone_sums;              ///< [group]
+    std::vector<std::vector<std::array<SiteSums, 4>>> sites;         ///< [site][group]
+    std::vector<std::vector<std::array<ErrorSums, 4>>> corrections;  ///< [correction][group]
+    std::vector<std::unique_ptr<OrderedSum>> alone_sums;             ///< [group]
 
     SecondStage(const Work& work, const FirstStage& first, const AttributionOptions& options, Progress& progress) {
         const std::size_t groups = work.groups.size();
@@ -142,7 +151,8 @@ struct SecondStage {
             const std::size_t item = task % per_group;
             if (item < work.sites.size()) {
                 const Site site = work.sites[item];
-                sites[item][g] = site_counterfactuals(work.groups[g], first.bases[g], work.plan, site, work.outputs, item, *alone_sums[g]);
+                sites[item][g] = site_counterfactuals(work.groups[g], first.bases[g], work.plan, site, work.outputs,
+                                                      item, *alone_sums[g]);
                 progress.step(fmt::format("{}: site {}", work.layer.name, faultline::name(site)));
             } else {
                 const std::size_t c = item - work.sites.size();
@@ -152,7 +162,8 @@ struct SecondStage {
         });
     }
 
-    static std::array<ErrorSums, 4> corrected(const Work& work, const Group& group, const GroupBase& base, const Correction& correction) {
+    static std::array<ErrorSums, 4> corrected(const Work& work, const Group& group, const GroupBase& base,
+                                              const Correction& correction) {
         const RoundingPlan plan = apply(correction, work.plan, work.layer.name);
         std::array<ErrorSums, 4> sums;
         const auto measure = [&](const Group& run_group, const GroupTruth& truth) {
@@ -186,12 +197,18 @@ ErrorMeasure measured(std::size_t groups, F&& sums_of) {
 /// The format that the file holds an output in: one of its ulps is the distance that "near" allows.
 Format stored_format(Dtype dtype) {
     switch (dtype) {
-        case Dtype::bf16: return bf16;
-        case Dtype::f16: return fp16;
-        case Dtype::e5m2: return e5m2;
-        case Dtype::e4m3: return e4m3;
-        case Dtype::f64: return binary64;
-        default: return fp32;
+        case Dtype::bf16:
+            return bf16;
+        case Dtype::f16:
+            return fp16;
+        case Dtype::e5m2:
+            return e5m2;
+        case Dtype::e4m3:
+            return e4m3;
+        case Dtype::f64:
+            return binary64;
+        default:
+            return fp32;
     }
 }
 
@@ -207,7 +224,9 @@ ObservedOutput observed_output(const Work& work, const FirstStage& first, const 
         std::vector<Matrix> values;
         for (std::size_t i = 0; i < first.bases[g].plan[output].size(); ++i) {
             const bool per_query = output == Output::o || output == Output::dq;
-            const std::ptrdiff_t head = per_query ? group.kv_head * static_cast<std::ptrdiff_t>(group.query_heads()) + static_cast<std::ptrdiff_t>(i) : group.kv_head;
+            const std::ptrdiff_t head = per_query ? group.kv_head * static_cast<std::ptrdiff_t>(group.query_heads()) +
+                                                        static_cast<std::ptrdiff_t>(i)
+                                                  : group.kv_head;
             values.emplace_back(array(group.batch, head));
             const std::vector<double>& plan = first.bases[g].plan[output][i].values;
             for (std::size_t a = 0; a < plan.size(); ++a) {
@@ -225,7 +244,8 @@ ObservedOutput observed_output(const Work& work, const FirstStage& first, const 
     return seen;
 }
 
-SiteEffect site_effect(const std::vector<std::array<SiteSums, 4>>& by_group, std::size_t o, long double plan_squared, const ErrorMeasure& floor) {
+SiteEffect site_effect(const std::vector<std::array<SiteSums, 4>>& by_group, std::size_t o, long double plan_squared,
+                       const ErrorMeasure& floor) {
     SiteEffect effect;
     ShareSums share;
     for (const auto& group : by_group) share.join(group[o].share);
@@ -240,7 +260,8 @@ SiteEffect site_effect(const std::vector<std::array<SiteSums, 4>>& by_group, std
     return effect;
 }
 
-OutputAttribution output_attribution(const Work& work, const FirstStage& first, const SecondStage& second, Output output) {
+OutputAttribution output_attribution(const Work& work, const FirstStage& first, const SecondStage& second,
+                                     Output output) {
     const auto o = static_cast<std::size_t>(output);
     const std::size_t groups = work.groups.size();
     OutputAttribution a;
@@ -260,8 +281,12 @@ OutputAttribution output_attribution(const Work& work, const FirstStage& first, 
     }
     a.truth_norm = sqrt(norm_squared);
     a.truth_bound = sqrt(bound_squared);
-    a.plan = measured(groups, [&](std::size_t g) { return errors_of(first.bases[g].plan[output], first.bases[g].truth, output, first.bases[g].direction); });
-    a.floor = measured(groups, [&](std::size_t g) { return errors_of(first.exact[g][output], first.bases[g].truth, output, first.bases[g].direction); });
+    a.plan = measured(groups, [&](std::size_t g) {
+        return errors_of(first.bases[g].plan[output], first.bases[g].truth, output, first.bases[g].direction);
+    });
+    a.floor = measured(groups, [&](std::size_t g) {
+        return errors_of(first.exact[g][output], first.bases[g].truth, output, first.bases[g].direction);
+    });
     if (plan_squared > 0) a.unexplained = static_cast<double>(std::sqrt(rest_squared / plan_squared));
     for (const ObservedKernel& kernel : work.layer.observed)
         if (kernel[output]) a.observed.push_back(observed_output(work, first, kernel, output));

@@ -20,18 +20,18 @@ namespace faultline {
 
 /// The effect of one site on one output. Vectors below are errors over all elements of the output.
 struct SiteEffect {
-    ErrorMeasure alone;        ///< of the plan with every other site exact
-    ErrorMeasure repaired;     ///< of the plan with this site exact
-    double share = 0;          ///< <E - E_repaired, E> / <E, E>: the part of the plan's error that repairing removes; negative
-                               ///< where the site cancels others' error
-    double interaction = 0;    ///< |(E - E_repaired) - E_alone| / |E|: what the site does only together with others
+    ErrorMeasure alone;     ///< of the plan with every other site exact
+    ErrorMeasure repaired;  ///< of the plan with this site exact
+    double share = 0;  ///< <E - E_repaired, E> / <E, E>: the part of the plan's error that repairing removes; negative
+                       ///< where the site cancels others' error
+    double interaction = 0;  ///< |(E - E_repaired) - E_alone| / |E|: what the site does only together with others
     bool alone_below_floor = false;  ///< alone is not distinguishable from binary64 arithmetic: read it as 0
 };
 
 struct ObservedOutput {
     std::string kernel;
     ErrorMeasure error;
-    double bit_equal_to_plan = 0;  ///< share of elements
+    double bit_equal_to_plan = 0;       ///< share of elements
     double within_one_ulp_of_plan = 0;  ///< share, in ulps of the stored format
 };
 
@@ -43,36 +43,38 @@ struct CorrectedOutput {
 
 struct OutputAttribution {
     Output output = Output::o;
-    WideReal truth_norm;        ///< Frobenius, all heads
-    WideReal truth_bound;       ///< |truth_norm - exact| and every element's error, Frobenius
+    WideReal truth_norm;   ///< Frobenius, all heads
+    WideReal truth_bound;  ///< |truth_norm - exact| and every element's error, Frobenius
     ErrorMeasure plan;
-    ErrorMeasure floor;         ///< the exact plan in binary64: what no counterfactual can resolve
-    double unexplained = 0;     ///< |E - sum over sites of E_alone| / |E|
+    ErrorMeasure floor;      ///< the exact plan in binary64: what no counterfactual can resolve
+    double unexplained = 0;  ///< |E - sum over sites of E_alone| / |E|
     std::vector<ObservedOutput> observed;
-    std::vector<SiteEffect> sites;            ///< parallel to LayerAttribution::sites
-    std::vector<CorrectedOutput> corrections; ///< in the order asked for
-    std::string best_correction;              ///< smallest rel_error among those that keep the function; empty if none is better than the plan
+    std::vector<SiteEffect> sites;             ///< parallel to LayerAttribution::sites
+    std::vector<CorrectedOutput> corrections;  ///< in the order asked for
+    std::string
+        best_correction;  ///< smallest rel_error among those that keep the function; empty if none is better than the plan
 };
 
 /// Rows of all heads, [head][query].
 struct RowStatistics {
-    std::vector<double> p_max;         ///< largest true probability of the row
-    std::vector<double> repeated_max;  ///< number of keys whose p / p_max is above 1 - 2^-9 (rounds to 1 in bf16); 1 = not repeated
-    std::vector<double> zero_sum;      ///< sum_j ds_ij after its cast, under the plan
+    std::vector<double> p_max;  ///< largest true probability of the row
+    std::vector<double>
+        repeated_max;  ///< number of keys whose p / p_max is above 1 - 2^-9 (rounds to 1 in bf16); 1 = not repeated
+    std::vector<double> zero_sum;           ///< sum_j ds_ij after its cast, under the plan
     std::vector<double> zero_sum_relative;  ///< the same over sum_j |ds_ij|; 0 where that is 0
-    std::vector<double> delta_error;   ///< delta of the plan minus true delta
-    double saturated_fraction = 0;     ///< rows with p_max > 1 - 2^-9
-    double zero_sum_rms = 0;           ///< rms of zero_sum_relative
-    double zero_sum_coherence = 0;     ///< |sum zero_sum| / sum |zero_sum|, with the sign of the sum
-    double repeated_max_fraction = 0;  ///< rows with repeated_max >= 2
+    std::vector<double> delta_error;        ///< delta of the plan minus true delta
+    double saturated_fraction = 0;          ///< rows with p_max > 1 - 2^-9
+    double zero_sum_rms = 0;                ///< rms of zero_sum_relative
+    double zero_sum_coherence = 0;          ///< |sum zero_sum| / sum |zero_sum|, with the sign of the sum
+    double repeated_max_fraction = 0;       ///< rows with repeated_max >= 2
 };
 
 struct LayerAttribution {
     std::string name;
     std::ptrdiff_t batch = 1, heads = 0, kv_heads = 0, seq_q = 0, seq_k = 0, head_dim = 0, head_dim_v = 0;
     bool causal = true;
-    std::vector<Site> sites;               ///< the plan's rounding sites, schedule order
-    std::vector<TileStatistics> local;     ///< local error by site (all rounding sites), per head and tile
+    std::vector<Site> sites;            ///< the plan's rounding sites, schedule order
+    std::vector<TileStatistics> local;  ///< local error by site (all rounding sites), per head and tile
     std::vector<OutputAttribution> outputs;
     RowStatistics rows;
     std::size_t truth_slow_elements = 0;
@@ -88,12 +90,12 @@ struct Attribution {
 
 struct AttributionOptions {
     std::vector<Output> outputs{all_outputs.begin(), all_outputs.end()};
-    std::vector<Site> sites;               ///< counterfactuals for these; empty: all rounding sites
-    std::vector<Correction> corrections;   ///< compared on every output
-    std::vector<int> heads;                ///< empty: all query heads (a kv head's group is computed whole)
-    int threads = 0;                       ///< 0: one per hardware thread; results do not depend on it
-    std::size_t verify_truth = 0;          ///< elements per output to recompute in MPFR
-    std::uint64_t seed = 0;                ///< of stochastic rounding and of the sampling of verify_truth
+    std::vector<Site> sites;              ///< counterfactuals for these; empty: all rounding sites
+    std::vector<Correction> corrections;  ///< compared on every output
+    std::vector<int> heads;               ///< empty: all query heads (a kv head's group is computed whole)
+    int threads = 0;                      ///< 0: one per hardware thread; results do not depend on it
+    std::size_t verify_truth = 0;         ///< elements per output to recompute in MPFR
+    std::uint64_t seed = 0;               ///< of stochastic rounding and of the sampling of verify_truth
     /// Called from worker threads, serialised: done of total units of work, and what is being done.
     std::function<void(std::size_t done, std::size_t total, const std::string& what)> progress;
     /// Polled between units of work; true stops after the layers that are whole.
@@ -101,8 +103,10 @@ struct AttributionOptions {
 };
 
 /// One layer. RequestError where the options name what the layer has not.
-[[nodiscard]] LayerAttribution attribute(const LayerCapture& layer, const RoundingPlan& plan, const AttributionOptions& options);
+[[nodiscard]] LayerAttribution attribute(const LayerCapture& layer, const RoundingPlan& plan,
+                                         const AttributionOptions& options);
 /// Every layer of the capture.
-[[nodiscard]] Attribution attribute(const Capture& capture, const RoundingPlan& plan, const AttributionOptions& options = {});
+[[nodiscard]] Attribution attribute(const Capture& capture, const RoundingPlan& plan,
+                                    const AttributionOptions& options = {});
 
 }  // namespace faultline

@@ -16,8 +16,9 @@ void OrderedSum::add(std::size_t number, std::array<std::vector<double>, 4> erro
         }
 }
 
-std::array<SiteSums, 4> site_counterfactuals(const Group& group, const GroupBase& base, const RoundingPlan& plan, Site site,
-                                             const std::vector<Output>& outputs, std::size_t number, OrderedSum& sum) {
+std::array<SiteSums, 4> site_counterfactuals(const Group& group, const GroupBase& base, const RoundingPlan& plan,
+                                             Site site, const std::vector<Output>& outputs, std::size_t number,
+                                             OrderedSum& sum) {
     std::array<SiteSums, 4> found;
     std::array<std::vector<double>, 4> alone_errors;
     const RunOutputs alone = run_plan(group, plan.exact_except(site));

@@ -13,8 +13,8 @@ namespace faultline::attribution {
 
 /// Inner products of error vectors, summed over groups in order.
 struct ShareSums {
-    long double removed_dot_plan = 0;      ///< <E - E_repaired, E>
-    long double interaction_squared = 0;   ///< |(E - E_repaired) - E_alone|^2
+    long double removed_dot_plan = 0;     ///< <E - E_repaired, E>
+    long double interaction_squared = 0;  ///< |(E - E_repaired) - E_alone|^2
     void join(const ShareSums& next) {
         removed_dot_plan += next.removed_dot_plan;
         interaction_squared += next.interaction_squared;
@@ -52,8 +52,9 @@ class OrderedSum {
 };
 
 /// Runs both counterfactuals of `site`; E_alone goes to `sum` under `number`.
-std::array<SiteSums, 4> site_counterfactuals(const Group& group, const GroupBase& base, const RoundingPlan& plan, Site site,
-                                             const std::vector<Output>& outputs, std::size_t number, OrderedSum& sum);
+std::array<SiteSums, 4> site_counterfactuals(const Group& group, const GroupBase& base, const RoundingPlan& plan,
+                                             Site site, const std::vector<Output>& outputs, std::size_t number,
+                                             OrderedSum& sum);
 
 /// |E - total|^2 over finite elements.
 long double unexplained_squared(const std::vector<double>& plan_error, const std::vector<double>& total);

@@ -23,7 +23,9 @@ WideReal widened(const WideReal& x) { return x; }
 Ordinary magnitude(Ordinary x) { return std::abs(x); }
 WideReal magnitude(const WideReal& x) { return abs(x); }
 
-Ordinary element(const CertifiedMatrix& truth, std::ptrdiff_t i, std::ptrdiff_t j, Ordinary) { return truth.value[truth.index(i, j)]; }
+Ordinary element(const CertifiedMatrix& truth, std::ptrdiff_t i, std::ptrdiff_t j, Ordinary) {
+    return truth.value[truth.index(i, j)];
+}
 WideReal element(const CertifiedMatrix& truth, std::ptrdiff_t i, std::ptrdiff_t j, WideReal) { return truth.at(i, j); }
 
 /// All sums of one head in the arithmetic Real.

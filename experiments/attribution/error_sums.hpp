@@ -13,16 +13,18 @@ namespace faultline {
 
 /// What is said of an error e = value - truth over all elements of an output.
 struct ErrorMeasure {
-    WideReal error_norm;        ///< Frobenius
-    WideReal rel_error;         ///< error_norm / truth_norm; "inf" where the truth is 0 and the error is not, 0 where both are
-    double signed_bias = 0;     ///< mean(e) / rms(e), in [-1, 1]: 0 for noise, +-1 for a constant shift
-    double t_statistic = 0;     ///< mean of the rows' mean errors over its standard error: rows, not elements, are the
-                                ///< independent samples, since a row's errors share its delta and its row sum
-    double gain = 0;            ///< <e, truth> / <truth, truth>: -1 means that the output is not there, 0 none of the error lies along it
+    WideReal error_norm;  ///< Frobenius
+    WideReal rel_error;  ///< error_norm / truth_norm; "inf" where the truth is 0 and the error is not, 0 where both are
+    double signed_bias = 0;  ///< mean(e) / rms(e), in [-1, 1]: 0 for noise, +-1 for a constant shift
+    double t_statistic = 0;  ///< mean of the rows' mean errors over its standard error: rows, not elements, are the
+                             ///< independent samples, since a row's errors share its delta and its row sum
+    double gain =
+        0;  ///< <e, truth> / <truth, truth>: -1 means that the output is not there, 0 none of the error lies along it
     double row_coherence = 0;   ///< |sum over rows of the rows' mean errors| / sum of |rows' mean errors|, 0..1
     double head_coherence = 0;  ///< the same over heads
     double mean_key_share = 0;  ///< dq only: share of the error's energy along the mean key, 0..1; NaN elsewhere
-    double mean_key_sign = 0;   ///< dq only: coherence with sign of the rows' coefficients along the mean key, -1..1; NaN elsewhere
+    double mean_key_sign =
+        0;  ///< dq only: coherence with sign of the rows' coefficients along the mean key, -1..1; NaN elsewhere
     std::size_t nonfinite = 0;  ///< elements that are NaN or infinite; they are left out of everything above
 };
 

@@ -59,10 +59,14 @@ RunOutputs run_plan(const Group& group, const RoundingPlan& plan, Instrument* in
 
 const CertifiedMatrix& truth_of(const GroupTruth& truth, Output output, std::size_t i) {
     switch (output) {
-        case Output::o: return truth.heads[i].o;
-        case Output::dq: return truth.heads[i].dq;
-        case Output::dk: return truth.dk;
-        case Output::dv: return truth.dv;
+        case Output::o:
+            return truth.heads[i].o;
+        case Output::dq:
+            return truth.heads[i].dq;
+        case Output::dk:
+            return truth.dk;
+        case Output::dv:
+            return truth.dv;
     }
     return truth.dk;
 }
@@ -79,10 +83,12 @@ std::vector<double> mean_key_direction(const Group& group) {
     return mean;
 }
 
-ErrorSums errors_of(const std::vector<Matrix>& values, const GroupTruth& truth, Output output, const std::vector<double>& direction) {
+ErrorSums errors_of(const std::vector<Matrix>& values, const GroupTruth& truth, Output output,
+                    const std::vector<double>& direction) {
     const double* along = output == Output::dq && !direction.empty() ? direction.data() : nullptr;
     ErrorSums sums(values[0].view(), truth_of(truth, output, 0), along);
-    for (std::size_t i = 1; i < values.size(); ++i) sums.join(ErrorSums(values[i].view(), truth_of(truth, output, i), along));
+    for (std::size_t i = 1; i < values.size(); ++i)
+        sums.join(ErrorSums(values[i].view(), truth_of(truth, output, i), along));
     return sums;
 }
 
@@ -92,7 +98,8 @@ std::vector<double> error_vector(const std::vector<Matrix>& values, const GroupT
         const CertifiedMatrix& t = truth_of(truth, output, i);
         Matrix true_values(t.rows, t.cols);
         t.copy_to(true_values.view());
-        for (std::size_t a = 0; a < true_values.values.size(); ++a) e.push_back(values[i].values[a] - true_values.values[a]);
+        for (std::size_t a = 0; a < true_values.values.size(); ++a)
+            e.push_back(values[i].values[a] - true_values.values[a]);
     }
     return e;
 }

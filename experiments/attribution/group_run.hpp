@@ -39,7 +39,8 @@ const CertifiedMatrix& truth_of(const GroupTruth& truth, Output output, std::siz
 std::vector<double> mean_key_direction(const Group& group);
 
 /// Errors of an output over the group's heads, in order.
-ErrorSums errors_of(const std::vector<Matrix>& values, const GroupTruth& truth, Output output, const std::vector<double>& direction);
+ErrorSums errors_of(const std::vector<Matrix>& values, const GroupTruth& truth, Output output,
+                    const std::vector<double>& direction);
 
 /// value - truth, element by element, all matrices of an output after each other. Truths that underflow count as 0: the
 /// vectors compare errors with each other, sizes are ErrorSums' matter.

@@ -7,7 +7,8 @@
 
 namespace faultline::attribution {
 
-void append_rows(const Group& group, const GroupTruth& truth, const std::vector<RecordedRows>& recorded, RowStatistics& rows) {
+void append_rows(const Group& group, const GroupTruth& truth, const std::vector<RecordedRows>& recorded,
+                 RowStatistics& rows) {
     const HeadGroup& in = group.inputs;
     const std::ptrdiff_t n_k = in.k.rows;
     for (std::size_t h = 0; h < in.q.size(); ++h) {
@@ -59,7 +60,8 @@ void summarize(RowStatistics& rows) {
     rows.zero_sum_coherence = abs_sum > 0 ? sum / abs_sum : 0;
 }
 
-TransformedGroup::TransformedGroup(const Group& original, const Correction& correction) : k(original.inputs.k), group(original) {
+TransformedGroup::TransformedGroup(const Group& original, const Correction& correction)
+    : k(original.inputs.k), group(original) {
     const Matrix untouched = k;
     for (const auto& head : original.inputs.q) {
         Matrix& changed = q.emplace_back(head);

@@ -13,7 +13,8 @@ namespace faultline::attribution {
 inline constexpr double rounds_to_one = 1.0 - 0x1p-9;
 
 /// Appends the rows of a group's query heads.
-void append_rows(const Group& group, const GroupTruth& truth, const std::vector<RecordedRows>& recorded, RowStatistics& rows);
+void append_rows(const Group& group, const GroupTruth& truth, const std::vector<RecordedRows>& recorded,
+                 RowStatistics& rows);
 /// Fills the fractions from the rows.
 void summarize(RowStatistics& rows);
 

@@ -18,13 +18,16 @@ void require(bool condition, const char* what) {
 void check_shapes(const HeadGroup& in, bool backward) {
     require(!in.q.empty(), "attention: a head group needs at least one query head");
     require(in.k.rows == in.v.rows, "attention: k and v must have the same number of keys");
-    for (const auto& q : in.q) require(q.cols == in.k.cols && q.rows == in.q[0].rows, "attention: q must be [n_q, head_dim of k]");
-    require(in.bias.empty() || in.bias.size() == in.q.size(), "attention: bias must be given for every query head or none");
+    for (const auto& q : in.q)
+        require(q.cols == in.k.cols && q.rows == in.q[0].rows, "attention: q must be [n_q, head_dim of k]");
+    require(in.bias.empty() || in.bias.size() == in.q.size(),
+            "attention: bias must be given for every query head or none");
     for (const auto& b : in.bias)
         require(b.rows == in.q[0].rows && b.cols == in.k.rows, "attention: bias must be [n_q, n_k]");
     if (!backward) return;
     require(in.dout.size() == in.q.size(), "attention: dout must be given for every query head");
-    for (const auto& d : in.dout) require(d.rows == in.q[0].rows && d.cols == in.v.cols, "attention: dout must be [n_q, head_dim of v]");
+    for (const auto& d : in.dout)
+        require(d.rows == in.q[0].rows && d.cols == in.v.cols, "attention: dout must be [n_q, head_dim of v]");
 }
 
 Mask mask_of(const HeadGroup& in, std::size_t head) {
@@ -50,7 +53,8 @@ Matrix transposed(MatrixView<const double> x) {
 template <class I>
 void show_scale(Stage<I>& stage, const HeadGroup& in, const Scales& scales, const Schedule& schedule) {
     if (!stage.watches(Site::scale)) return;
-    const double in_log2 = schedule.exp_base == ExpBase::two && schedule.scale_at == ScaleAt::exponent ? std::numbers::log2e : 1.0;
+    const double in_log2 =
+        schedule.exp_base == ExpBase::two && schedule.scale_at == ScaleAt::exponent ? std::numbers::log2e : 1.0;
     double value = schedule.scale_at == ScaleAt::exponent ? scales.exponent : scales.natural;
     const double exact = in.scale * in_log2;
     stage.show(Site::scale, TileAt{0, in.first_head, 0, 0, 0, 0}, {&value, 1, 1}, {&exact, 1, 1});
@@ -95,7 +99,9 @@ void finish_gradient(Stage<I>& stage, Site site, int head, double factor, Matrix
     const auto scaled = [&](MatrixView<double> t) { for_each(t, [&](double x, auto, auto) { return x * factor; }); };
     stage.pass(
         site, TileAt{0, head, 0, 0, 0, 0}, gradient.view(),
-        [&](MatrixView<double> t) { for_each(t, [&](double x, auto, auto) { return static_cast<double>(static_cast<float>(x * factor)); }); },
+        [&](MatrixView<double> t) {
+            for_each(t, [&](double x, auto, auto) { return static_cast<double>(static_cast<float>(x * factor)); });
+        },
         scaled);
 }
 
@@ -128,7 +134,9 @@ GroupBackward backward_group(const HeadGroup& in, const GroupForward& fwd, const
     const Matrix v_t = transposed(cast_input(unseen, Site::v_cast, in.first_head, in.v, 1.0).view());
     const Schedule& schedule = plan.schedule;
     // With scaled inputs the chain rule leaves sqrt(scale) for dq and dk; where ds was scaled before its cast, nothing.
-    const double factor = schedule.scale_at == ScaleAt::inputs ? scales.inputs : (schedule.ds_scale == DsScale::before ? 1.0 : scales.natural);
+    const double factor = schedule.scale_at == ScaleAt::inputs
+                              ? scales.inputs
+                              : (schedule.ds_scale == DsScale::before ? 1.0 : scales.natural);
     GroupBackward out;
     std::vector<Matrix> dk, dv;
     for (std::size_t h = 0; h < in.q.size(); ++h) {
@@ -136,8 +144,8 @@ GroupBackward backward_group(const HeadGroup& in, const GroupForward& fwd, const
         const Matrix q = cast_input(unseen, Site::q_cast, head, in.q[h], scales.inputs);
         const Matrix dout = cast_input(stage, Site::do_cast, head, in.dout[h], 1.0);
         const Mask mask = mask_of(in, h);
-        BackwardHead<I> backward(stage, plan, scales, mask, head, {q.view(), dout.view(), k_t.view(), v_t.view(), k_for_dq.view()},
-                                 fwd.heads.at(h));
+        BackwardHead<I> backward(stage, plan, scales, mask, head,
+                                 {q.view(), dout.view(), k_t.view(), v_t.view(), k_for_dq.view()}, fwd.heads.at(h));
         backward.run(out.dq.emplace_back(), dk.emplace_back(), dv.emplace_back());
         finish_gradient(stage, Site::dq_cast, head, factor, out.dq.back());
     }
@@ -154,7 +162,8 @@ GroupForward attention_forward(const HeadGroup& in, const RoundingPlan& plan, In
     return forward_group(in, plan, &none);
 }
 
-GroupBackward attention_backward(const HeadGroup& in, const GroupForward& fwd, const RoundingPlan& plan, Instrument* instrument) {
+GroupBackward attention_backward(const HeadGroup& in, const GroupForward& fwd, const RoundingPlan& plan,
+                                 Instrument* instrument) {
     if (instrument != nullptr) return backward_group(in, fwd, plan, instrument);
     NoInstrument none;
     return backward_group(in, fwd, plan, &none);

@@ -21,8 +21,9 @@ struct HeadGroup {
     MatrixView<const double> v;                  ///< [n_k, d_v]
     double scale = 0;                            ///< 1/sqrt(d), or what the model uses
     bool causal = true;                          ///< key j is visible to query i when j <= i + n_k - n_q
-    std::vector<MatrixView<const double>> bias;  ///< empty, or per query head [n_q, n_k], added to the scaled score; -inf masks
-    int first_head = 0;                          ///< index of q[0] in the layer: names tiles, and seeds stochastic rounding
+    std::vector<MatrixView<const double>>
+        bias;            ///< empty, or per query head [n_q, n_k], added to the scaled score; -inf masks
+    int first_head = 0;  ///< index of q[0] in the layer: names tiles, and seeds stochastic rounding
     int layer = 0;
     std::uint64_t seed = 0;
 };
@@ -47,7 +48,8 @@ struct GroupBackward {
 
 /// Shapes must agree (asserted by the caller that reads files); throws std::invalid_argument where they do not.
 /// `instrument` may be null. Deterministic: the result depends on the arguments alone.
-[[nodiscard]] GroupForward attention_forward(const HeadGroup& in, const RoundingPlan& plan, Instrument* instrument = nullptr);
+[[nodiscard]] GroupForward attention_forward(const HeadGroup& in, const RoundingPlan& plan,
+                                             Instrument* instrument = nullptr);
 [[nodiscard]] GroupBackward attention_backward(const HeadGroup& in, const GroupForward& fwd, const RoundingPlan& plan,
                                                Instrument* instrument = nullptr);
 

@@ -11,9 +11,9 @@ namespace faultline::cpu {
 
 /// The operands of one query head after their casts, and transposes of those that are multiplied from the right.
 struct BackwardOperands {
-    MatrixView<const double> q, dout;       ///< [n_q, d], [n_q, d_v]
-    MatrixView<const double> k_t, v_t;      ///< [d, n_k], [d_v, n_k]
-    MatrixView<const double> k_for_dq;      ///< [n_k, d]: k, or k - mean k
+    MatrixView<const double> q, dout;   ///< [n_q, d], [n_q, d_v]
+    MatrixView<const double> k_t, v_t;  ///< [d, n_k], [d_v, n_k]
+    MatrixView<const double> k_for_dq;  ///< [n_k, d]: k, or k - mean k
 };
 
 template <class I>
@@ -21,7 +21,14 @@ class BackwardHead {
   public:
     BackwardHead(Stage<I>& stage, const RoundingPlan& plan, const Scales& scales, const Mask& mask, int head,
                  const BackwardOperands& operands, const HeadForward& forward)
-        : stage_(stage), plan_(plan), schedule_(plan.schedule), scales_(scales), mask_(mask), head_(head), x_(operands), forward_(forward) {}
+        : stage_(stage),
+          plan_(plan),
+          schedule_(plan.schedule),
+          scales_(scales),
+          mask_(mask),
+          head_(head),
+          x_(operands),
+          forward_(forward) {}
 
     /// dq, dk, dv before they are scaled and cast: dk and dv of this query head alone.
     void run(Matrix& dq, Matrix& dk, Matrix& dv) {
@@ -48,9 +55,11 @@ class BackwardHead {
             const TileRange key_range = keys.walk(a, keys.count(), schedule_.bwd_key_order);
             for (int b = 0; b < rows.count(); ++b) {
                 const TileRange row_range = rows.walk(b, rows.count(), schedule_.bwd_query_order);
-                const std::ptrdiff_t last = visible_keys(row_range.first + row_range.count - 1, mask_.n_q, mask_.n_k, mask_.causal);
+                const std::ptrdiff_t last =
+                    visible_keys(row_range.first + row_range.count - 1, mask_.n_q, mask_.n_k, mask_.causal);
                 if (last <= key_range.first) continue;
-                visit(TileAt{0, head_, row_range.first, key_range.first, row_range.index, key_range.index}, row_range, key_range);
+                visit(TileAt{0, head_, row_range.first, key_range.first, row_range.index, key_range.index}, row_range,
+                      key_range);
             }
         }
     }
@@ -64,9 +73,10 @@ class BackwardHead {
         std::vector<double> reference = forward_.lse;
         if (schedule_.p_saved) return reference;
         if (subtracts_raw()) {
-            stage_.pass(Site::lse_scale, row_place(), column(reference), [&](MatrixView<double> t) {
-                for_each(t, [&](double x, auto, auto) { return x / scales_.natural; });
-            }, [&](MatrixView<double> t) { for_each(t, [&](double x, auto, auto) { return x / scales_.natural; }); });
+            stage_.pass(
+                Site::lse_scale, row_place(), column(reference),
+                [&](MatrixView<double> t) { for_each(t, [&](double x, auto, auto) { return x / scales_.natural; }); },
+                [&](MatrixView<double> t) { for_each(t, [&](double x, auto, auto) { return x / scales_.natural; }); });
             return reference;
         }
         const bool in_log2 = schedule_.bwd_exp_base == ExpBase::two;
@@ -170,7 +180,8 @@ class BackwardHead {
         if (schedule_.p_saved) {
             copy(columns(forward_.p.view(rows.first, rows.count), keys), p_);
         } else {
-            scores(stage, backward_sites, where, x_.q.middle_rows(rows.first, rows.count), columns(x_.k_t, keys), scales_, plan_, mask_, p_);
+            scores(stage, backward_sites, where, x_.q.middle_rows(rows.first, rows.count), columns(x_.k_t, keys),
+                   scales_, plan_, mask_, p_);
             probabilities(stage, backward_sites, where, schedule_.bwd_argument, schedule_.bwd_exp_base, scales_, plan_,
                           reference_.data() + rows.first, !subtracts_raw(), p_);
         }
@@ -178,7 +189,8 @@ class BackwardHead {
         const double* delta = delta_.data() + rows.first;
         const bool starts_at_delta = schedule_.delta_in == DeltaIn::accumulator;
         for_each(dp_, [&](double, auto i, auto) { return starts_at_delta ? -delta[i] : 0.0; });
-        stage.accumulate(Site::dp_accumulate, where, x_.dout.middle_rows(rows.first, rows.count), columns(x_.v_t, keys), dp_);
+        stage.accumulate(Site::dp_accumulate, where, x_.dout.middle_rows(rows.first, rows.count), columns(x_.v_t, keys),
+                         dp_);
         stage.pass(Site::dp_cast, where, dp_);
         if (schedule_.ds_p == DsP::cast) stage.pass(Site::bwd_p_cast, where, p_);
     }
@@ -203,7 +215,8 @@ class BackwardHead {
                 }
             },
             [&](MatrixView<double> t) {
-                for_each(t, [&](double dp, auto i, auto j) { return p_(i, j) * (subtracted ? dp : dp - delta[i]) * scale; });
+                for_each(
+                    t, [&](double dp, auto i, auto j) { return p_(i, j) * (subtracted ? dp : dp - delta[i]) * scale; });
             });
         stage.pass(Site::ds_cast, where, dp_);
     }
@@ -229,10 +242,12 @@ class BackwardHead {
         projection_.finish(x_.k_for_dq);
     }
 
-    void products(const TileAt& where, const TileRange& rows, const TileRange& keys, Matrix& dq, Matrix& dk, Matrix& dv) {
+    void products(const TileAt& where, const TileRange& rows, const TileRange& keys, Matrix& dq, Matrix& dk,
+                  Matrix& dv) {
         const MatrixView<const double> dout = x_.dout.middle_rows(rows.first, rows.count);
         const MatrixView<const double> q = x_.q.middle_rows(rows.first, rows.count);
-        if (projection_.active()) projection_.accumulate_rank_one(where, p_, x_.k_for_dq.middle_rows(keys.first, keys.count), q);
+        if (projection_.active())
+            projection_.accumulate_rank_one(where, p_, x_.k_for_dq.middle_rows(keys.first, keys.count), q);
         if (schedule_.ds_p == DsP::unrounded) stage_.pass(Site::bwd_p_cast, where, p_);
         const MatrixView<double> p_t = transposed_.shaped(keys.count, rows.count);
         transpose(p_, p_t);
@@ -243,14 +258,16 @@ class BackwardHead {
             dq.view(rows.first, rows.count));
     }
 
-    void sum(Site site, Carry carry, const TileAt& where, MatrixView<const double> a, MatrixView<const double> b, MatrixView<double> c) {
+    void sum(Site site, Carry carry, const TileAt& where, MatrixView<const double> a, MatrixView<const double> b,
+             MatrixView<double> c) {
         if (carry == Carry::chained) return stage_.accumulate(site, where, a, b, c);
         const MatrixView<double> part = part_.shaped(c.rows, c.cols);
         for_each(part, [](double, auto, auto) { return 0.0; });
         multiply_accumulate(stage_.rule(site).accumulation, a, b, part);
         stage_.round_intermediate(site, part);
         stage_.pass(
-            site, where, c, [&](MatrixView<double> t) { for_each(t, [&](double x, auto i, auto j) { return x + part(i, j); }); },
+            site, where, c,
+            [&](MatrixView<double> t) { for_each(t, [&](double x, auto i, auto j) { return x + part(i, j); }); },
             [&](MatrixView<double> t) { multiply_accumulate(exact_sum, a, b, t); });
     }
 
@@ -259,7 +276,9 @@ class BackwardHead {
         return {m.data + keys.first, m.rows, keys.count, m.stride};
     }
     [[nodiscard]] TileAt row_place() const { return {0, head_, 0, 0, 0, 0}; }
-    static MatrixView<double> column(std::vector<double>& x) { return {x.data(), static_cast<std::ptrdiff_t>(x.size()), 1}; }
+    static MatrixView<double> column(std::vector<double>& x) {
+        return {x.data(), static_cast<std::ptrdiff_t>(x.size()), 1};
+    }
 
     Stage<I>& stage_;
     const RoundingPlan& plan_;

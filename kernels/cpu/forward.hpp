@@ -13,7 +13,15 @@ class ForwardHead {
     /// q [n_q, d], k_t [d, n_k], v [n_k, d_v]: after their casts.
     ForwardHead(Stage<I>& stage, const RoundingPlan& plan, const Scales& scales, const Mask& mask, int head,
                 MatrixView<const double> q, MatrixView<const double> k_t, MatrixView<const double> v)
-        : stage_(stage), plan_(plan), schedule_(plan.schedule), scales_(scales), mask_(mask), head_(head), q_(q), k_t_(k_t), v_(v) {}
+        : stage_(stage),
+          plan_(plan),
+          schedule_(plan.schedule),
+          scales_(scales),
+          mask_(mask),
+          head_(head),
+          q_(q),
+          k_t_(k_t),
+          v_(v) {}
 
     HeadForward run() {
         out_.o = Matrix(mask_.n_q, v_.cols);
@@ -27,7 +35,8 @@ class ForwardHead {
 
   private:
     void query_tile(const TileRange& rows) {
-        const std::ptrdiff_t last_visible = visible_keys(rows.first + rows.count - 1, mask_.n_q, mask_.n_k, mask_.causal);
+        const std::ptrdiff_t last_visible =
+            visible_keys(rows.first + rows.count - 1, mask_.n_q, mask_.n_k, mask_.causal);
         const TileAxis keys(mask_.n_k, schedule_.block_k);
         const int visited = static_cast<int>((last_visible + keys.block() - 1) / keys.block());
         if (schedule_.key_splits == 1) {
@@ -58,11 +67,13 @@ class ForwardHead {
     void key_tile(const TileRange& rows, const TileRange& keys, bool first) {
         const TileAt where{0, head_, rows.first, keys.first, rows.index, keys.index};
         const MatrixView<double> p = s_.shaped(rows.count, keys.count);
-        scores(stage_, forward_sites, where, q_.middle_rows(rows.first, rows.count), columns(k_t_, keys), scales_, plan_, mask_, p);
+        scores(stage_, forward_sites, where, q_.middle_rows(rows.first, rows.count), columns(k_t_, keys), scales_,
+               plan_, mask_, p);
         const std::vector<double> old_maximum = maximum_;
         update_maximum(where, p);
         const std::vector<double> alpha = rescale_factors(where, old_maximum, first);
-        probabilities(stage_, forward_sites, where, schedule_.argument, schedule_.exp_base, scales_, plan_, maximum_.data(), false, p);
+        probabilities(stage_, forward_sites, where, schedule_.argument, schedule_.exp_base, scales_, plan_,
+                      maximum_.data(), false, p);
         update_sums(where, p, alpha);
         if (schedule_.normalize == Normalize::before_pv) normalize_probabilities(where, p);
         if (schedule_.p_saved) copy(p, columns(out_.p.view(rows.first, rows.count), keys));
@@ -88,7 +99,8 @@ class ForwardHead {
     std::vector<double> rescale_factors(const TileAt& where, const std::vector<double>& old_maximum, bool first) {
         std::vector<double> alpha(old_maximum.size(), 0.0);
         if (first) return alpha;
-        for (std::size_t i = 0; i < alpha.size(); ++i) alpha[i] = old_maximum[i] - (maximum_[i] == -infinity ? 0.0 : maximum_[i]);
+        for (std::size_t i = 0; i < alpha.size(); ++i)
+            alpha[i] = old_maximum[i] - (maximum_[i] == -infinity ? 0.0 : maximum_[i]);
         const double c = scales_.exponent;
         const auto exact = [&](MatrixView<double> t) {
             for_each(t, [&](double x, auto, auto) { return x * c; });
@@ -107,12 +119,15 @@ class ForwardHead {
     }
 
     void update_sums(const TileAt& where, MatrixView<const double> p, const std::vector<double>& alpha) {
-        add_tile(sums_, where, p, alpha, schedule_.row_sum_adds == RowSumAdds::rounded, schedule_.row_sum_adds != RowSumAdds::two_sums);
+        add_tile(sums_, where, p, alpha, schedule_.row_sum_adds == RowSumAdds::rounded,
+                 schedule_.row_sum_adds != RowSumAdds::two_sums);
         if (schedule_.row_sum_adds == RowSumAdds::two_sums) add_tile(rounded_sums_, where, p, alpha, true, true);
     }
 
     /// The sum that divides the output; lse is made of sums_.
-    [[nodiscard]] RowSums& output_sums() { return schedule_.row_sum_adds == RowSumAdds::two_sums ? rounded_sums_ : sums_; }
+    [[nodiscard]] RowSums& output_sums() {
+        return schedule_.row_sum_adds == RowSumAdds::two_sums ? rounded_sums_ : sums_;
+    }
 
     void add_tile(RowSums& sums, const TileAt& where, MatrixView<const double> p, const std::vector<double>& alpha,
                   bool rounded_p, bool shown) {
@@ -127,7 +142,8 @@ class ForwardHead {
             const auto at = static_cast<std::size_t>(i);
             std::copy(p.row(i), p.row(i) + p.cols, row.begin());
             if (rounded_p)
-                stage_.round(Site::p_cast, {where.layer, where.head, where.query0 + i, where.key0, where.q_tile, where.k_tile},
+                stage_.round(Site::p_cast,
+                             {where.layer, where.head, where.query0 + i, where.key0, where.q_tile, where.k_tile},
                              {row.data(), 1, p.cols});
             double* lanes = sums.row(i);
             if (stage_.watches(Site::row_sum) && shown) {
@@ -150,7 +166,8 @@ class ForwardHead {
         const bool exact = stage_.rule(Site::row_sum).accumulation == exact_sum;
         std::vector<double> joined(maximum_.size());
         for (std::size_t i = 0; i < joined.size(); ++i)
-            joined[i] = sums.joined(static_cast<std::ptrdiff_t>(i), [&](double x) { return exact ? x : static_cast<double>(static_cast<float>(x)); });
+            joined[i] = sums.joined(static_cast<std::ptrdiff_t>(i),
+                                    [&](double x) { return exact ? x : static_cast<double>(static_cast<float>(x)); });
         return joined;
     }
 
@@ -165,7 +182,9 @@ class ForwardHead {
         divide(Site::o_normalize, where, joined_sums(sums_), o_.view());
         running_lse_ = lse_of_rows(where, -infinity);
         for (std::size_t i = 0; i < maximum_.size(); ++i) {
-            maximum_[i] = running_lse_[i] == -infinity ? -infinity : stage_.round_intermediate(Site::row_max, running_lse_[i] / scales_.natural);
+            maximum_[i] = running_lse_[i] == -infinity
+                              ? -infinity
+                              : stage_.round_intermediate(Site::row_max, running_lse_[i] / scales_.natural);
             double* lanes = sums_.row(static_cast<std::ptrdiff_t>(i));
             std::fill(lanes, lanes + sums_.lanes(), 0.0);
             lanes[0] = running_lse_[i] == -infinity ? 0.0 : 1.0;
@@ -190,7 +209,8 @@ class ForwardHead {
             [&](MatrixView<double> t) { for_each(t, [&](double o, auto i, auto) { return o / safe(i); }); });
     }
 
-    void add_output(const TileAt& where, MatrixView<const double> p, const std::vector<double>& alpha, const TileRange& keys, bool first) {
+    void add_output(const TileAt& where, MatrixView<const double> p, const std::vector<double>& alpha,
+                    const TileRange& keys, bool first) {
         const TileAt place{0, head_, where.query0, where.key0, where.q_tile, where.k_tile};
         const MatrixView<double> o = o_.view();
         if (!first) {
@@ -242,7 +262,8 @@ class ForwardHead {
         std::vector<double> lse(maximum_);
         // The maximum is in units of the raw score where the scale stands in the exponent, and in log2 units where the
         // scores are.
-        const double unit = schedule_.scale_at == ScaleAt::exponent ? scales_.natural : 1.0 / scales_.score_unit(schedule_.exp_base);
+        const double unit =
+            schedule_.scale_at == ScaleAt::exponent ? scales_.natural : 1.0 / scales_.score_unit(schedule_.exp_base);
         const double offset = schedule_.max_offset * std::numbers::ln2;
         const auto log_sum = [&](std::ptrdiff_t i) { return std::log(sum[static_cast<std::size_t>(i)]); };
         stage_.pass(
@@ -253,7 +274,9 @@ class ForwardHead {
                     return std::fma(m, unit, log_part);  // max * scale + logf(sum) is contracted to one fma
                 });
             },
-            [&](MatrixView<double> t) { for_each(t, [&](double m, auto i, auto) { return m * unit + (log_sum(i) - offset); }); });
+            [&](MatrixView<double> t) {
+                for_each(t, [&](double m, auto i, auto) { return m * unit + (log_sum(i) - offset); });
+            });
         for (std::size_t i = 0; i < lse.size(); ++i)
             if (sum[i] == 0 || std::isnan(sum[i])) lse[i] = empty;
         return lse;
@@ -283,7 +306,9 @@ class ForwardHead {
     }
 
     static TileAt row_place(TileAt where) { return where; }
-    static MatrixView<double> column(std::vector<double>& x) { return {x.data(), static_cast<std::ptrdiff_t>(x.size()), 1}; }
+    static MatrixView<double> column(std::vector<double>& x) {
+        return {x.data(), static_cast<std::ptrdiff_t>(x.size()), 1};
+    }
 
     Stage<I>& stage_;
     const RoundingPlan& plan_;

@@ -15,9 +15,9 @@ namespace faultline {
 /// that they belong to runs over query tiles.
 struct TileAt {
     int layer = 0;
-    int head = 0;                ///< query head of the layer
-    std::ptrdiff_t query0 = 0;   ///< first row
-    std::ptrdiff_t key0 = 0;     ///< first key
+    int head = 0;               ///< query head of the layer
+    std::ptrdiff_t query0 = 0;  ///< first row
+    std::ptrdiff_t key0 = 0;    ///< first key
     int q_tile = 0;
     int k_tile = 0;
 };

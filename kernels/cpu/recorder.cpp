@@ -9,15 +9,17 @@ namespace faultline {
 
 TileRecorder::TileRecorder(int first_head, int heads, std::ptrdiff_t n_q) : first_head_(first_head), heads_(heads) {
     const auto rows = static_cast<std::size_t>(n_q);
-    rows_.assign(static_cast<std::size_t>(heads),
-                 RecordedRows{std::vector<double>(rows, 0.0), std::vector<double>(rows, 0.0), std::vector<double>(rows, 0.0)});
+    rows_.assign(
+        static_cast<std::size_t>(heads),
+        RecordedRows{std::vector<double>(rows, 0.0), std::vector<double>(rows, 0.0), std::vector<double>(rows, 0.0)});
 }
 
 bool TileRecorder::watches(Site) const { return true; }
 
 TileRecorder::Cell& TileRecorder::cell(Site site, int head, int q_tile, int k_tile) {
     Grid& grid = grids_[index(site)];
-    if (q_tile >= grid.q_tiles || k_tile >= grid.k_tiles) {  // tiles arrive in the kernel's order, which may be descending
+    if (q_tile >= grid.q_tiles ||
+        k_tile >= grid.k_tiles) {  // tiles arrive in the kernel's order, which may be descending
         Grid larger{std::max(grid.q_tiles, q_tile + 1), std::max(grid.k_tiles, k_tile + 1), {}};
         larger.cells.resize(static_cast<std::size_t>(heads_ * larger.q_tiles * larger.k_tiles));
         for (int h = 0; h < heads_; ++h)
@@ -53,7 +55,8 @@ void TileRecorder::at(Site site, const TileAt& where, MatrixView<double> value, 
         }
     RecordedRows& rows = rows_[static_cast<std::size_t>(head)];
     if (site == Site::delta)
-        for (std::ptrdiff_t i = 0; i < value.rows; ++i) rows.delta[static_cast<std::size_t>(where.query0 + i)] = value(i, 0);
+        for (std::ptrdiff_t i = 0; i < value.rows; ++i)
+            rows.delta[static_cast<std::size_t>(where.query0 + i)] = value(i, 0);
     if (site == Site::ds_cast)
         for (std::ptrdiff_t i = 0; i < value.rows; ++i)
             for (std::ptrdiff_t j = 0; j < value.cols; ++j) {
@@ -64,7 +67,16 @@ void TileRecorder::at(Site site, const TileAt& where, MatrixView<double> value, 
 
 TileStatistics TileRecorder::statistics(Site site) const {
     const Grid& grid = grids_[index(site)];
-    TileStatistics s{.site = site, .heads = heads_, .q_tiles = grid.q_tiles, .k_tiles = grid.k_tiles, .signed_mean = {}, .rms = {}, .value_rms = {}, .max_abs = {}, .count = {}, .nonfinite = {}};
+    TileStatistics s{.site = site,
+                     .heads = heads_,
+                     .q_tiles = grid.q_tiles,
+                     .k_tiles = grid.k_tiles,
+                     .signed_mean = {},
+                     .rms = {},
+                     .value_rms = {},
+                     .max_abs = {},
+                     .count = {},
+                     .nonfinite = {}};
     for (const Cell& c : grid.cells) {
         const double n = std::max(c.count, 1.0);
         s.signed_mean.push_back(c.sum / n);
@@ -116,7 +128,9 @@ TileStatistics joined(const TileStatistics& first, const TileStatistics& next) {
         throw std::invalid_argument("joined: tile grids of two head groups differ");
     TileStatistics all = first;
     all.heads += next.heads;
-    const auto append = [](std::vector<double>& to, const std::vector<double>& from) { to.insert(to.end(), from.begin(), from.end()); };
+    const auto append = [](std::vector<double>& to, const std::vector<double>& from) {
+        to.insert(to.end(), from.begin(), from.end());
+    };
     append(all.signed_mean, next.signed_mean);
     append(all.rms, next.rms);
     append(all.value_rms, next.value_rms);

@@ -16,12 +16,12 @@ namespace faultline {
 struct TileStatistics {
     Site site = Site::q_cast;
     int heads = 0, q_tiles = 0, k_tiles = 0;
-    std::vector<double> signed_mean;   ///< mean of the error, in the site's unit
-    std::vector<double> rms;           ///< of the error
-    std::vector<double> value_rms;     ///< of the exact value, for scale
-    std::vector<double> max_abs;       ///< largest |error|
-    std::vector<double> count;         ///< elements summed up: those whose exact value and error are finite
-    std::vector<double> nonfinite;     ///< elements whose exact value is finite and whose value is not
+    std::vector<double> signed_mean;  ///< mean of the error, in the site's unit
+    std::vector<double> rms;          ///< of the error
+    std::vector<double> value_rms;    ///< of the exact value, for scale
+    std::vector<double> max_abs;      ///< largest |error|
+    std::vector<double> count;        ///< elements summed up: those whose exact value and error are finite
+    std::vector<double> nonfinite;    ///< elements whose exact value is finite and whose value is not
 
     /// Over all tiles: mean error / rms error, and its t-statistic with tiles as samples.
     [[nodiscard]] double signed_bias() const;
@@ -31,9 +31,9 @@ struct TileStatistics {
 
 /// Per query head: what each row of the plan's run had.
 struct RecordedRows {
-    std::vector<double> delta;           ///< [n_q], after its site
-    std::vector<double> ds_sum;          ///< [n_q], sum over keys of the score gradient after its cast
-    std::vector<double> ds_abs_sum;      ///< [n_q]
+    std::vector<double> delta;       ///< [n_q], after its site
+    std::vector<double> ds_sum;      ///< [n_q], sum over keys of the score gradient after its cast
+    std::vector<double> ds_abs_sum;  ///< [n_q]
 };
 
 /// Watches every site of one kv head's group; recorders of several groups are joined in order.

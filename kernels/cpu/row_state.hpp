@@ -12,7 +12,8 @@ namespace faultline::cpu {
 class RowSums {
   public:
     RowSums(std::ptrdiff_t rows, RowSumOrder order)
-        : lanes_(order == RowSumOrder::quad ? 4 : 1), sums_(static_cast<std::size_t>(rows) * static_cast<std::size_t>(lanes_), 0.0) {}
+        : lanes_(order == RowSumOrder::quad ? 4 : 1),
+          sums_(static_cast<std::size_t>(rows) * static_cast<std::size_t>(lanes_), 0.0) {}
 
     [[nodiscard]] int lanes() const { return lanes_; }
     [[nodiscard]] double* row(std::ptrdiff_t i) { return sums_.data() + i * lanes_; }
@@ -42,7 +43,8 @@ void add_row(const double* p, std::ptrdiff_t count, RowSumOrder order, double al
                 const std::ptrdiff_t first = 2 * t;
                 // lane and alpha are floats, so their product is exact in binary64 and this is one fma.
                 lanes[t] = rounded(lanes[t] * alpha + (first < count ? p[first] : 0.0));
-                for (std::ptrdiff_t j = first + 1; j < count; j += (j % 2 == 1) ? 7 : 1) lanes[t] = rounded(lanes[t] + p[j]);
+                for (std::ptrdiff_t j = first + 1; j < count; j += (j % 2 == 1) ? 7 : 1)
+                    lanes[t] = rounded(lanes[t] + p[j]);
             }
             return;
         case RowSumOrder::warp_of_32:
@@ -73,6 +75,7 @@ void add_row(const double* p, std::ptrdiff_t count, RowSumOrder order, double al
 }
 
 /// The maximum that a tile's scores lead to from the old one, before the row_max site rounds it.
-double next_maximum(const double* s, std::ptrdiff_t count, double old_maximum, const Schedule& schedule, const Scales& scales);
+double next_maximum(const double* s, std::ptrdiff_t count, double old_maximum, const Schedule& schedule,
+                    const Scales& scales);
 
 }  // namespace faultline::cpu

@@ -8,7 +8,8 @@ bool all_floats(MatrixView<const double> tile) {
     for (std::ptrdiff_t i = 0; i < tile.rows; ++i) {
         const double* row = tile.row(i);
         int wider = 0;
-        for (std::ptrdiff_t j = 0; j < tile.cols; ++j) wider |= static_cast<double>(static_cast<float>(row[j])) != row[j];
+        for (std::ptrdiff_t j = 0; j < tile.cols; ++j)
+            wider |= static_cast<double>(static_cast<float>(row[j])) != row[j];
         if (wider != 0) return false;
     }
     return true;
@@ -20,7 +21,8 @@ void fused_argument_fp32(MatrixView<double> tile, double c, const double* shift)
     for (std::ptrdiff_t i = 0; i < tile.rows; ++i) {
         double* row = tile.row(i);
         const auto minus_shift = static_cast<float>(-shift[i]);
-        for (std::ptrdiff_t j = 0; j < tile.cols; ++j) row[j] = std::fmaf(static_cast<float>(row[j]), factor, minus_shift);
+        for (std::ptrdiff_t j = 0; j < tile.cols; ++j)
+            row[j] = std::fmaf(static_cast<float>(row[j]), factor, minus_shift);
     }
 }
 

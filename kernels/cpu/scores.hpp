@@ -22,17 +22,18 @@ struct ScoreSites {
     Site accumulate, cast, scale, argument, exp;
     bool backward;
 };
-inline constexpr ScoreSites forward_sites{Site::s_accumulate, Site::s_cast, Site::s_scale, Site::exp_argument, Site::exp, false};
-inline constexpr ScoreSites backward_sites{Site::bwd_s_accumulate, Site::bwd_s_cast, Site::bwd_s_scale, Site::bwd_exp_argument,
-                                           Site::bwd_exp, true};
+inline constexpr ScoreSites forward_sites{Site::s_accumulate, Site::s_cast, Site::s_scale,
+                                          Site::exp_argument, Site::exp,    false};
+inline constexpr ScoreSites backward_sites{Site::bwd_s_accumulate, Site::bwd_s_cast, Site::bwd_s_scale,
+                                           Site::bwd_exp_argument, Site::bwd_exp,    true};
 
 /// The scale as the kernel holds it.
 struct Scales {
-    double exponent;  ///< c of exp2(s c - m c); 1 where the scores are scaled before
+    double exponent;      ///< c of exp2(s c - m c); 1 where the scores are scaled before
     double bwd_exponent;  ///< the same with the backward's base
-    double natural;   ///< scale, for lse, dq, dk
-    double inputs;    ///< sqrt(scale) where q and k are scaled, else 1
-    double log2e;     ///< log2(e), where scores are turned into log2 units in a step of their own
+    double natural;       ///< scale, for lse, dq, dk
+    double inputs;        ///< sqrt(scale) where q and k are scaled, else 1
+    double log2e;         ///< log2(e), where scores are turned into log2 units in a step of their own
 
     /// How many nats a unit of the scores is, where the row maximum is taken.
     [[nodiscard]] double logit_per_score(const Schedule& schedule) const {
@@ -72,8 +73,9 @@ struct Mask {
 
 /// s_tile <- q k^T, cast, and where the plan scales scores: scaled, biased. Masked elements become -inf.
 template <class I>
-void scores(Stage<I>& stage, const ScoreSites& at, const TileAt& where, MatrixView<const double> q, MatrixView<const double> k_t,
-            const Scales& scales, const RoundingPlan& plan, const Mask& mask, MatrixView<double> s) {
+void scores(Stage<I>& stage, const ScoreSites& at, const TileAt& where, MatrixView<const double> q,
+            MatrixView<const double> k_t, const Scales& scales, const RoundingPlan& plan, const Mask& mask,
+            MatrixView<double> s) {
     for_each(s, [](double, auto, auto) { return 0.0; });
     stage.accumulate(at.accumulate, where, q, k_t, s);
     stage.pass(at.cast, where, s);
@@ -82,7 +84,9 @@ void scores(Stage<I>& stage, const ScoreSites& at, const TileAt& where, MatrixVi
     const double natural = plan.schedule.scale_at == ScaleAt::scores ? scales.natural : 1.0;
     const bool to_log2 = base == ExpBase::two;
     if (scale_here && (natural != 1.0 || to_log2 || mask.bias.data != nullptr)) {
-        const auto scaled = [&](MatrixView<double> t) { for_each(t, [&](double x, auto, auto) { return x * natural; }); };
+        const auto scaled = [&](MatrixView<double> t) {
+            for_each(t, [&](double x, auto, auto) { return x * natural; });
+        };
         const auto biased = [&](MatrixView<double> t) {
             if (mask.bias.data == nullptr) return;
             for_each(t, [&](double x, auto i, auto j) { return x + mask.bias(where.query0 + i, where.key0 + j); });
@@ -109,11 +113,14 @@ void scores(Stage<I>& stage, const ScoreSites& at, const TileAt& where, MatrixVi
             at.scale, where, s,
             [&](MatrixView<double> t) {
                 for_each(t, [&](double x, auto i, auto j) {
-                    return x + stage.round_intermediate(at.scale, mask.bias(where.query0 + i, where.key0 + j) * unscale);
+                    return x +
+                           stage.round_intermediate(at.scale, mask.bias(where.query0 + i, where.key0 + j) * unscale);
                 });
             },
             [&](MatrixView<double> t) {
-                for_each(t, [&](double x, auto i, auto j) { return x + mask.bias(where.query0 + i, where.key0 + j) * unscale; });
+                for_each(t, [&](double x, auto i, auto j) {
+                    return x + mask.bias(where.query0 + i, where.key0 + j) * unscale;
+                });
             });
     }
     if (mask.causal) {
@@ -127,8 +134,9 @@ void scores(Stage<I>& stage, const ScoreSites& at, const TileAt& where, MatrixVi
 /// x <- exp(scale (s - reference[i])), reference per row in the units of s (row max) or already scaled (lse): the form
 /// says how. `scaled_reference`, where given, is what the backward subtracts (lse in log2 units).
 template <class I>
-void probabilities(Stage<I>& stage, const ScoreSites& at, const TileAt& where, ArgumentForm form, ExpBase base, const Scales& scales,
-                   const RoundingPlan& plan, const double* reference, bool reference_is_scaled, MatrixView<double> x) {
+void probabilities(Stage<I>& stage, const ScoreSites& at, const TileAt& where, ArgumentForm form, ExpBase base,
+                   const Scales& scales, const RoundingPlan& plan, const double* reference, bool reference_is_scaled,
+                   MatrixView<double> x) {
     const double c = at.backward ? scales.bwd_exponent : scales.exponent;
     const double offset = at.backward ? 0.0 : plan.schedule.max_offset;
     const auto shift_of = [&](std::ptrdiff_t i) {  // what is subtracted from s c, as the kernel holds it
@@ -164,7 +172,8 @@ void probabilities(Stage<I>& stage, const ScoreSites& at, const TileAt& where, A
             if (stage.rule(at.argument).format == fp32 && all_floats(t))
                 fused_argument_fp32(t, c, shift.data());
             else  // wider operands (a counterfactual): the product is rounded to binary64, 2^-53 relative
-                for_each(t, [&](double s, auto i, auto) { return std::fma(s, c, -shift[static_cast<std::size_t>(i)]); });
+                for_each(t,
+                         [&](double s, auto i, auto) { return std::fma(s, c, -shift[static_cast<std::size_t>(i)]); });
         } else {
             if (!scaled_before) {
                 for_each(t, [&](double s, auto, auto) { return s * c; });

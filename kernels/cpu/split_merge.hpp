@@ -50,7 +50,8 @@ struct SplitMerge {
             if (std::isinf(total[row])) continue;
             for (std::size_t i = 0; i < o.size(); ++i) {
                 const double weight = rounded(std::exp(rounded(lse[i][row] - total[row])));
-                for (std::ptrdiff_t c = 0; c < out.cols; ++c) out(r, c) = rounded(std::fma(weight, o[i](r, c), out(r, c)));
+                for (std::ptrdiff_t c = 0; c < out.cols; ++c)
+                    out(r, c) = rounded(std::fma(weight, o[i](r, c), out(r, c)));
             }
         }
     }

@@ -99,7 +99,8 @@ class Stage {
     }
 
     /// c <- c + a b in the site's order and width; then the site's format, where it has one.
-    void accumulate(Site site, TileAt where, MatrixView<const double> a, MatrixView<const double> b, MatrixView<double> c) {
+    void accumulate(Site site, TileAt where, MatrixView<const double> a, MatrixView<const double> b,
+                    MatrixView<double> c) {
         if (watches(site)) {
             const MatrixView<double> exact = exact_.shaped(c.rows, c.cols);
             copy(c, exact);
@@ -118,7 +119,8 @@ class Stage {
     void round_intermediate(Site site, MatrixView<double> tile) const {
         const Rule& r = plan_[site];
         if (is_exact(r.format)) return;
-        round_rows(r.format, r.rounding == Rounding::stochastic ? Rounding::nearest_even : r.rounding, RandomStream{}, tile);
+        round_rows(r.format, r.rounding == Rounding::stochastic ? Rounding::nearest_even : r.rounding, RandomStream{},
+                   tile);
     }
     [[nodiscard]] double round_intermediate(Site site, double x) const {
         const Rule& r = plan_[site];
@@ -141,19 +143,21 @@ class Stage {
         if (is_exact(r.format)) return;
         // Stochastic rounding draws from (seed, layer, head, site) at the element's place, so that the same element gets
         // the same bits for any tiling order and thread count.
-        const RandomStream stream = r.rounding == Rounding::stochastic
-                                        ? RandomStream(seed_, static_cast<std::uint64_t>(layer_),
-                                                       static_cast<std::uint64_t>(where.head), index(site),
-                                                       (static_cast<std::uint64_t>(where.query0) << 32) |
-                                                           static_cast<std::uint64_t>(where.key0))
-                                        : RandomStream{};
+        const RandomStream stream =
+            r.rounding == Rounding::stochastic
+                ? RandomStream(
+                      seed_, static_cast<std::uint64_t>(layer_), static_cast<std::uint64_t>(where.head), index(site),
+                      (static_cast<std::uint64_t>(where.query0) << 32) | static_cast<std::uint64_t>(where.key0))
+                : RandomStream{};
         round_rows(r.format, r.rounding, stream, tile);
     }
 
   private:
-    static void round_rows(const Format& format, Rounding rounding, const RandomStream& stream, MatrixView<double> tile) {
+    static void round_rows(const Format& format, Rounding rounding, const RandomStream& stream,
+                           MatrixView<double> tile) {
         if (tile.stride == tile.cols) {
-            round_bulk(std::span(tile.data, static_cast<std::size_t>(tile.rows * tile.cols)), format, rounding, stream, 0);
+            round_bulk(std::span(tile.data, static_cast<std::size_t>(tile.rows * tile.cols)), format, rounding, stream,
+                       0);
             return;
         }
         for (std::ptrdiff_t i = 0; i < tile.rows; ++i)

@@ -40,7 +40,8 @@ class TileAxis {
 };
 
 /// How many keys query i sees: all, or with the causal mask aligned to the bottom right corner (FlashAttention >= 2.1).
-FAULTLINE_HD constexpr std::ptrdiff_t visible_keys(std::ptrdiff_t query, std::ptrdiff_t n_q, std::ptrdiff_t n_k, bool causal) {
+FAULTLINE_HD constexpr std::ptrdiff_t visible_keys(std::ptrdiff_t query, std::ptrdiff_t n_q, std::ptrdiff_t n_k,
+                                                   bool causal) {
     if (!causal) return n_k;
     const std::ptrdiff_t visible = query + n_k - n_q + 1;
     return visible < 0 ? 0 : (visible > n_k ? n_k : visible);

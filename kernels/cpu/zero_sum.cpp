@@ -5,7 +5,8 @@
 
 namespace faultline::cpu {
 
-ZeroSumProjection::ZeroSumProjection(ZeroSum kind, const Mask& mask, bool exact) : kind_(kind), exact_(exact), mask_(mask) {
+ZeroSumProjection::ZeroSumProjection(ZeroSum kind, const Mask& mask, bool exact)
+    : kind_(kind), exact_(exact), mask_(mask) {
     const auto rows = static_cast<std::size_t>(mask.n_q);
     row_sum_.assign(rows, 0.0);
     p_sum_.assign(rows, 0.0);

@@ -26,7 +26,8 @@ class ZeroSumProjection {
     /// Second sweep, before the products: `largest` changes the tile.
     void adjust_tile(const TileAt& where, MatrixView<const double> p, MatrixView<double> ds) const;
     /// Second sweep, beside the products.
-    void accumulate_rank_one(const TileAt& where, MatrixView<const double> p, MatrixView<const double> k, MatrixView<const double> q);
+    void accumulate_rank_one(const TileAt& where, MatrixView<const double> p, MatrixView<const double> k,
+                             MatrixView<const double> q);
     /// After the products.
     void apply_rank_one(MatrixView<const double> q, Matrix& dq, Matrix& dk) const;
 
@@ -37,9 +38,9 @@ class ZeroSumProjection {
     ZeroSum kind_ = ZeroSum::none;
     bool exact_ = false;
     Mask mask_{};
-    std::vector<double> row_sum_;      ///< r_i
-    std::vector<double> p_sum_;        ///< sum_j p_ij
-    std::vector<double> largest_;      ///< largest |ds_ij|
+    std::vector<double> row_sum_;  ///< r_i
+    std::vector<double> p_sum_;    ///< sum_j p_ij
+    std::vector<double> largest_;  ///< largest |ds_ij|
     std::vector<std::ptrdiff_t> largest_key_;
     Matrix dq_part_, dk_part_;
 };

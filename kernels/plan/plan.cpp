@@ -38,7 +38,8 @@ std::string problem_with(const RoundingPlan& plan) {
         return "schedule: delta_threads is " + std::to_string(s.delta_threads) + ": expected a power of two";
     if (s.delta_in == DeltaIn::accumulator && needs_dp(s.delta_from))
         return "schedule: delta_in is \"accumulator\": expected delta_from = \"o\" or \"o_unrounded\", a delta that is known before dp";
-    if (s.normalize == Normalize::each_tile && (s.row_sum_adds == RowSumAdds::two_sums || s.scale_at != ScaleAt::exponent))
+    if (s.normalize == Normalize::each_tile &&
+        (s.row_sum_adds == RowSumAdds::two_sums || s.scale_at != ScaleAt::exponent))
         return "schedule: normalize is \"each_tile\": expected one row sum and scale_at = \"exponent\"";
     if (s.max_policy == MaxPolicy::stable && s.stable_beta <= 1)
         return "schedule: stable_beta is too small: expected more than 1, so that a repeated maximum is moved off the scores";
@@ -46,7 +47,8 @@ std::string problem_with(const RoundingPlan& plan) {
         return "schedule: max_policy is \"lazy\": expected scale_at = \"exponent\", because its threshold is in log2 units of the exponent";
     for (const SiteInfo& site : sites())
         if (!site.accumulates && plan[site.site].accumulation != exact_sum)
-            return "sites." + std::string(site.name) + ": has an accumulation: expected none, because the site does not sum";
+            return "sites." + std::string(site.name) +
+                   ": has an accumulation: expected none, because the site does not sum";
     return {};
 }
 

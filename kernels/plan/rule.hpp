@@ -14,9 +14,9 @@ inline constexpr Accumulation fp32_sequential{.kind = Accumulation::Kind::sequen
 
 /// A rule is data. The exact rule (the default) rounds nothing and sums in binary64.
 struct Rule {
-    Format format = faultline::exact;                 ///< the format that the value is rounded to
-    Rounding rounding = Rounding::nearest_even;       ///< how
-    Accumulation accumulation = exact_sum;  ///< order and width of the sum; only at sites that accumulate
+    Format format = faultline::exact;            ///< the format that the value is rounded to
+    Rounding rounding = Rounding::nearest_even;  ///< how
+    Accumulation accumulation = exact_sum;       ///< order and width of the sum; only at sites that accumulate
 
     friend bool operator==(const Rule&, const Rule&) = default;
     [[nodiscard]] bool is_exact() const { return faultline::is_exact(format) && accumulation == exact_sum; }

@@ -105,7 +105,7 @@ enum class DsScale : unsigned char {
 /// Our readings of "project so that the sum is 0"; r_i = sum_j ds_ij after the cast.
 enum class ZeroSum : unsigned char {
     none,
-    uniform,   ///< dq_i -= scale r_i mean_j(k_j), dk_j -= scale sum_i (r_i/n_i) q_i, over visible keys, after the products
+    uniform,  ///< dq_i -= scale r_i mean_j(k_j), dk_j -= scale sum_i (r_i/n_i) q_i, over visible keys, after the products
     weighted,  ///< the same with weights p_ij / sum_j p_ij in place of 1/n_i
     largest,   ///< -r_i is put on the element of largest magnitude, which is then kept in fp32
 };
@@ -114,14 +114,16 @@ struct Schedule {
     int block_q = 0;  ///< rows of a query tile; 0 = the whole sequence
     int block_k = 0;  ///< keys of a key tile; 0 = the whole sequence
     Order key_order = Order::ascending;
-    int key_splits = 1;  ///< the keys are cut in so many runs of tiles, each with its own softmax, merged by lse (split-KV, ring)
+    int key_splits =
+        1;  ///< the keys are cut in so many runs of tiles, each with its own softmax, merged by lse (split-KV, ring)
     int bwd_block_q = 0;
     int bwd_block_k = 0;
     Order bwd_query_order = Order::ascending;  ///< in which dk and dv are summed
     Order bwd_key_order = Order::ascending;    ///< in which dq is summed across key tiles
 
     ScaleAt scale_at = ScaleAt::exponent;
-    ExpBase exp_base = ExpBase::two;      ///< with scale_at = scores, base two has the scores in log2 units: scaled, then times log2(e)
+    ExpBase exp_base =
+        ExpBase::two;  ///< with scale_at = scores, base two has the scores in log2 units: scaled, then times log2(e)
     ExpBase bwd_exp_base = ExpBase::two;
     ArgumentForm argument = ArgumentForm::fused;
     ArgumentForm bwd_argument = ArgumentForm::fused;
@@ -137,7 +139,8 @@ struct Schedule {
     Carry pv_carry = Carry::chained;
     Carry dq_carry = Carry::added;
     Carry dkv_carry = Carry::chained;
-    bool p_saved = false;  ///< the backward reads the forward's normalised p, before its cast, in place of recomputing it
+    bool p_saved =
+        false;  ///< the backward reads the forward's normalised p, before its cast, in place of recomputing it
     DeltaFrom delta_from = DeltaFrom::o;
     DeltaOrder delta_order = DeltaOrder::sequential;
     int delta_threads = 8;  ///< a power of two, for `octets`

@@ -77,7 +77,8 @@ template <>
 template <>
 [[nodiscard]] constexpr auto enumerators<DeltaFrom>() {
     using enum DeltaFrom;
-    return std::to_array<EnumeratorName<DeltaFrom>>({{o, "o"}, {o_unrounded, "o_unrounded"}, {p_dp, "p_dp"}, {p_dp_normalized, "p_dp_normalized"}});
+    return std::to_array<EnumeratorName<DeltaFrom>>(
+        {{o, "o"}, {o_unrounded, "o_unrounded"}, {p_dp, "p_dp"}, {p_dp_normalized, "p_dp_normalized"}});
 }
 template <>
 [[nodiscard]] constexpr auto enumerators<DeltaOrder>() {

@@ -67,16 +67,16 @@ enum class Pass : unsigned char { input, forward, backward };
 
 /// What the values at a site are, per head: one number, one per row, or a matrix tile.
 enum class SiteShape : unsigned char {
-    constant,     ///< one number for the whole call
-    row,          ///< [query]
-    score_tile,   ///< [query tile, key tile]
-    query_tile,   ///< [query tile, head_dim]
-    key_tile,     ///< [key tile, head_dim]
+    constant,    ///< one number for the whole call
+    row,         ///< [query]
+    score_tile,  ///< [query tile, key tile]
+    query_tile,  ///< [query tile, head_dim]
+    key_tile,    ///< [key tile, head_dim]
 };
 
 struct SiteInfo {
     Site site;
-    std::string_view name;         ///< as written in plans and files
+    std::string_view name;  ///< as written in plans and files
     Pass pass;
     SiteShape shape;
     bool accumulates;              ///< its rule has an accumulation

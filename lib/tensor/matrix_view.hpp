@@ -22,8 +22,7 @@ struct MatrixView {
         : data(first), rows(row_count), cols(col_count), stride(row_stride) {}
     /// A view of non-const elements reads as a view of const ones.
     template <class U>
-        requires std::is_same_v<const U, T>
-    MatrixView(const MatrixView<U>& other)
+    requires std::is_same_v<const U, T> MatrixView(const MatrixView<U>& other)
         : data(other.data), rows(other.rows), cols(other.cols), stride(other.stride) {}
 
     [[nodiscard]] T* row(std::ptrdiff_t i) const { return data + i * stride; }

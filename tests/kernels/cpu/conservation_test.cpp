@@ -99,7 +99,8 @@ TEST(Conservation, ShiftOfTheScoresLeavesTheOutput) {
     const Matrix after = run(head, exact_plan()).forward.heads[0].o;
     // s + 32 is rounded to binary64 once: 2^-48 absolute for |s + 32| < 64, which exp turns into a relative error.
     const double largest_v = 4.0;
-    for (std::size_t i = 0; i < before.values.size(); ++i) EXPECT_NEAR(before.values[i], after.values[i], 2 * 0x1p-47 * largest_v);
+    for (std::size_t i = 0; i < before.values.size(); ++i)
+        EXPECT_NEAR(before.values[i], after.values[i], 2 * 0x1p-47 * largest_v);
 }
 
 }  // namespace

@@ -79,7 +79,8 @@ TEST(FaultReports, EnvelopeOfTheWinnerGrowsByBinade) {
     Probability p(Site::exp);
     double largest = 0;
     for (int k = 4; k <= 14; ++k) {
-        const double q = round(std::sqrt(std::ldexp(1.3, k) / 64 / 0.125 / std::numbers::log2e), bf16, Rounding::nearest_even);
+        const double q =
+            round(std::sqrt(std::ldexp(1.3, k) / 64 / 0.125 / std::numbers::log2e), bf16, Rounding::nearest_even);
         run(equal_head(q), preset("fa2"), &p);
         const double x = 64 * q * q * 0.125 * std::numbers::log2e;
         const int binade = std::ilogb(x);
@@ -129,7 +130,8 @@ TEST(FaultReports, CoherentRoundingOfTheOutputBecomesDelta) {
     };
     // bf16 neighbours near 1 are 2^-7 apart above it: 1.0038 -> 1, 1.0040 -> 1.0078125, the tie 1.00390625 -> 1 (even),
     // -2.0117 -> -2.015625. Error = 64 * .5 * (bf16(v) - v).
-    for (const Row& row : {Row{1.0038, -0.1216}, Row{1.0040, 0.1220}, Row{1.00390625, -0.1250}, Row{-2.0117, -0.1256}}) {
+    for (const Row& row :
+         {Row{1.0038, -0.1216}, Row{1.0040, 0.1220}, Row{1.00390625, -0.1250}, Row{-2.0117, -0.1256}}) {
         Head head(1, 1, 64, 1);
         const double v = static_cast<float>(row.v);
         for (double& e : head.v.values) e = v;

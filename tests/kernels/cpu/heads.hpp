@@ -12,10 +12,12 @@
 
 namespace faultline::testing {
 
-inline Matrix random_matrix(std::ptrdiff_t rows, std::ptrdiff_t cols, double size, std::uint64_t seed, const Format& format = bf16) {
+inline Matrix random_matrix(std::ptrdiff_t rows, std::ptrdiff_t cols, double size, std::uint64_t seed,
+                            const Format& format = bf16) {
     Matrix m(rows, cols);
     const RandomStream stream(seed, 17);
-    for (std::size_t i = 0; i < m.values.size(); ++i) m.values[i] = round(size * stream.normal(i), format, Rounding::nearest_even);
+    for (std::size_t i = 0; i < m.values.size(); ++i)
+        m.values[i] = round(size * stream.normal(i), format, Rounding::nearest_even);
     return m;
 }
 
@@ -26,8 +28,11 @@ struct Head {
     bool causal = true;
     double scale = 0;
 
-    Head(std::ptrdiff_t n_q, std::ptrdiff_t n_k, std::ptrdiff_t d, std::uint64_t seed, int query_heads = 1, double logit_size = 1.0)
-        : k(random_matrix(n_k, d, 1.0, 4 * seed)), v(random_matrix(n_k, d, 1.0, 4 * seed + 1)), scale(1.0 / std::sqrt(static_cast<double>(d))) {
+    Head(std::ptrdiff_t n_q, std::ptrdiff_t n_k, std::ptrdiff_t d, std::uint64_t seed, int query_heads = 1,
+         double logit_size = 1.0)
+        : k(random_matrix(n_k, d, 1.0, 4 * seed)),
+          v(random_matrix(n_k, d, 1.0, 4 * seed + 1)),
+          scale(1.0 / std::sqrt(static_cast<double>(d))) {
         for (int h = 0; h < query_heads; ++h) {
             const auto s = 1000 * static_cast<std::uint64_t>(h) + 4 * seed;
             q.push_back(random_matrix(n_q, d, logit_size, s + 2));
@@ -70,6 +75,8 @@ inline Result run(const Head& head, const RoundingPlan& plan, Instrument* instru
     return r;
 }
 
-inline RoundingPlan preset(std::string_view name, std::ptrdiff_t d = 64) { return for_head_dim(plan(name), static_cast<int>(d)); }
+inline RoundingPlan preset(std::string_view name, std::ptrdiff_t d = 64) {
+    return for_head_dim(plan(name), static_cast<int>(d));
+}
 
 }  // namespace faultline::testing

@@ -47,7 +47,9 @@ TEST_P(FlashAttention2, PlanReproducesTheKernel) {
     std::map<std::string, std::vector<double>> values;
     for (const char* name : {"q", "k", "v", "do", "flash.o", "flash.dq", "flash.dk", "flash.dv"})
         values[name] = set.at(layer + "." + name).to_double();
-    const auto view = [&](const char* name, std::ptrdiff_t h) { return MatrixView<const double>(values.at(name).data() + h * n * d, n, d); };
+    const auto view = [&](const char* name, std::ptrdiff_t h) {
+        return MatrixView<const double>(values.at(name).data() + h * n * d, n, d);
+    };
 
     const RoundingPlan fa2 = preset(c.plan, d);
     std::map<std::string, Equal> equal;
@@ -76,7 +78,8 @@ TEST_P(FlashAttention2, PlanReproducesTheKernel) {
         compare("flash.dv", bwd.dv);
     }
     const auto check = [&](const char* name, double least) {
-        EXPECT_GE(equal[name].share(), least) << name << ": " << equal[name].total - equal[name].same << " elements differ";
+        EXPECT_GE(equal[name].share(), least)
+            << name << ": " << equal[name].total - equal[name].same << " elements differ";
         EXPECT_GE(equal[name].near(), 0.99) << name;
     };
     check("flash.o", c.o);
@@ -85,18 +88,20 @@ TEST_P(FlashAttention2, PlanReproducesTheKernel) {
     check("flash.dv", c.dv);
 }
 
-INSTANTIATE_TEST_SUITE_P(Captures, FlashAttention2,
-                         ::testing::Values(Case{"healthy64-3000.safetensors", "layer0", "fa2-unfused", 1.0, 1.0, 1.0, 0.9996},
-                                           Case{"biased64-1500.safetensors", "layer2", "fa2-unfused", 1.0, 1.0, 1.0, 1.0},
-                                           Case{"biased64-1500.safetensors", "layer3", "fa2-unfused", 1.0, 0.989, 1.0, 1.0},
-                                           Case{"healthy128-2000.safetensors", "layer0", "fa2-unfused-splitkv", 0.9999, 0.999, 0.999, 0.9999},
-                                           Case{"biased128-600.safetensors", "layer0", "fa2-unfused-splitkv", 0.999, 0.999, 0.999, 0.999},
-                                           Case{"biased128-600.safetensors", "layer1", "fa2-unfused-splitkv", 1.0, 0.9999, 1.0, 1.0}),
-                         [](const auto& tested) {
-                             std::string name = std::string(tested.param.file).substr(0, 10) + tested.param.layer;
-                             std::erase_if(name, [](char ch) { return !std::isalnum(static_cast<unsigned char>(ch)); });
-                             return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Captures, FlashAttention2,
+    ::testing::Values(Case{"healthy64-3000.safetensors", "layer0", "fa2-unfused", 1.0, 1.0, 1.0, 0.9996},
+                      Case{"biased64-1500.safetensors", "layer2", "fa2-unfused", 1.0, 1.0, 1.0, 1.0},
+                      Case{"biased64-1500.safetensors", "layer3", "fa2-unfused", 1.0, 0.989, 1.0, 1.0},
+                      Case{"healthy128-2000.safetensors", "layer0", "fa2-unfused-splitkv", 0.9999, 0.999, 0.999,
+                           0.9999},
+                      Case{"biased128-600.safetensors", "layer0", "fa2-unfused-splitkv", 0.999, 0.999, 0.999, 0.999},
+                      Case{"biased128-600.safetensors", "layer1", "fa2-unfused-splitkv", 1.0, 0.9999, 1.0, 1.0}),
+    [](const auto& tested) {
+        std::string name = std::string(tested.param.file).substr(0, 10) + tested.param.layer;
+        std::erase_if(name, [](char ch) { return !std::isalnum(static_cast<unsigned char>(ch)); });
+        return name;
+    });
 
 // The same captures tell the fused exponent from the unfused one and one tiling from another, so equality is not cheap.
 TEST(FlashAttention2Captures, OtherPlansAreTold) {
@@ -105,7 +110,8 @@ TEST(FlashAttention2Captures, OtherPlansAreTold) {
     const TensorSet set = read_safetensors(file.string());
     const std::ptrdiff_t n = 512, d = 128;
     std::map<std::string, std::vector<double>> values;
-    for (const char* name : {"q", "k", "v", "flash.o"}) values[name] = set.at(std::string("layer0.") + name).to_double();
+    for (const char* name : {"q", "k", "v", "flash.o"})
+        values[name] = set.at(std::string("layer0.") + name).to_double();
     HeadGroup in;
     in.q = {{values["q"].data(), n, d}};
     in.k = {values["k"].data(), n, d};
@@ -114,7 +120,8 @@ TEST(FlashAttention2Captures, OtherPlansAreTold) {
     const Matrix o = attention_forward(in, preset("fa2-unfused", d)).heads[0].o;
     std::size_t same = 0;
     for (std::size_t i = 0; i < o.values.size(); ++i) same += o.values[i] == values["flash.o"][i];
-    EXPECT_LT(static_cast<double>(same) / static_cast<double>(o.values.size()), 0.99) << "the unsplit schedule is not what ran";
+    EXPECT_LT(static_cast<double>(same) / static_cast<double>(o.values.size()), 0.99)
+        << "the unsplit schedule is not what ran";
 }
 
 }  // namespace

@@ -90,7 +90,9 @@ TEST_P(Rules, RepairChangesItsSiteAndNothingBeforeIt) {
                 reached = true;
                 changed = changed || a.value != b.value;
                 for (std::size_t i = 0; i < b.value.size(); ++i)
-                    if (std::isfinite(b.exact[i])) { ASSERT_EQ(b.value[i], b.exact[i]) << name(site) << " still rounds when exact"; }
+                    if (std::isfinite(b.exact[i])) {
+                        ASSERT_EQ(b.value[i], b.exact[i]) << name(site) << " still rounds when exact";
+                    }
             } else if (!reached && !(delta_last && a.site == Site::delta)) {
                 ASSERT_EQ(a.value, b.value) << name(site) << " changed " << name(a.site) << ", which comes before it";
             }
@@ -112,7 +114,9 @@ TEST_P(Rules, ValuesAreInTheFormatOfTheirSite) {
         const Rule& rule = whole[e.site];
         if (is_exact(rule.format)) continue;
         for (const double x : e.value)
-            if (!std::isnan(x)) { ASSERT_EQ(round(x, rule.format, Rounding::nearest_even), x) << name(e.site); }
+            if (!std::isnan(x)) {
+                ASSERT_EQ(round(x, rule.format, Rounding::nearest_even), x) << name(e.site);
+            }
     }
 }
 
@@ -125,12 +129,17 @@ TEST_P(Rules, AloneErrsOnlyAtItsSite) {
         for (const Event& e : log.events) {
             if (e.site == site) continue;
             for (std::size_t i = 0; i < e.value.size(); ++i)
-                if (std::isfinite(e.exact[i])) { ASSERT_EQ(e.value[i], e.exact[i]) << name(e.site) << " rounds with only " << name(site) << " in the plan"; }
+                if (std::isfinite(e.exact[i])) {
+                    ASSERT_EQ(e.value[i], e.exact[i])
+                        << name(e.site) << " rounds with only " << name(site) << " in the plan";
+                }
         }
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Presets, Rules, ::testing::Values("standard-bf16", "fa1", "fa2", "fa2-unfused", "fa2-unfused-splitkv", "fa3", "repo-2510.04212"),
+INSTANTIATE_TEST_SUITE_P(Presets, Rules,
+                         ::testing::Values("standard-bf16", "fa1", "fa2", "fa2-unfused", "fa2-unfused-splitkv", "fa3",
+                                           "repo-2510.04212"),
                          [](const auto& tested) {
                              std::string name = tested.param;
                              std::erase_if(name, [](char c) { return !std::isalnum(static_cast<unsigned char>(c)); });

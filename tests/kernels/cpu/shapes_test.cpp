@@ -41,7 +41,8 @@ RoundingPlan exact_with(const Schedule& schedule) {
 }
 
 TEST(Shapes, ExactPlanIsTheFunction) {
-    for (const auto& [n_q, n_k, d] : {std::tuple{1, 1, 8}, {7, 7, 5}, {65, 65, 16}, {100, 100, 96}, {17, 40, 16}, {40, 40, 128}})
+    for (const auto& [n_q, n_k, d] :
+         {std::tuple{1, 1, 8}, {7, 7, 5}, {65, 65, 16}, {100, 100, 96}, {17, 40, 16}, {40, 40, 128}})
         for (const bool causal : {true, false}) {
             Head head(n_q, n_k, d, 3);
             head.causal = causal;
@@ -49,9 +50,7 @@ TEST(Shapes, ExactPlanIsTheFunction) {
         }
 }
 
-TEST(Shapes, GroupedHeads) {
-    expect_true(Head(37, 37, 16, 4, 3), plan("exact"));
-}
+TEST(Shapes, GroupedHeads) { expect_true(Head(37, 37, 16, 4, 3), plan("exact")); }
 
 TEST(Shapes, AdditiveMask) {
     Head head(30, 30, 16, 5);
@@ -77,28 +76,48 @@ TEST(Shapes, EveryScheduleIsTheSameFunction) {
     };
     add([](Schedule&) {});
     add([](Schedule& s) { s.key_order = Order::ascending; });
-    add([](Schedule& s) { s.bwd_key_order = Order::descending; s.bwd_query_order = Order::ascending; });
+    add([](Schedule& s) {
+        s.bwd_key_order = Order::descending;
+        s.bwd_query_order = Order::ascending;
+    });
     add([](Schedule& s) { s.key_splits = 3; });
-    add([](Schedule& s) { s.scale_at = ScaleAt::scores; s.exp_base = ExpBase::e; });
-    add([](Schedule& s) { s.scale_at = ScaleAt::inputs; s.exp_base = ExpBase::e; });
+    add([](Schedule& s) {
+        s.scale_at = ScaleAt::scores;
+        s.exp_base = ExpBase::e;
+    });
+    add([](Schedule& s) {
+        s.scale_at = ScaleAt::inputs;
+        s.exp_base = ExpBase::e;
+    });
     add([](Schedule& s) { s.exp_base = ExpBase::e; });
     add([](Schedule& s) { s.argument = s.bwd_argument = ArgumentForm::subtract_then_scale; });
     add([](Schedule& s) { s.argument = s.bwd_argument = ArgumentForm::unfused; });
     add([](Schedule& s) { s.max_policy = MaxPolicy::lazy; });
     add([](Schedule& s) { s.max_policy = MaxPolicy::stable; });
     add([](Schedule& s) { s.max_offset = 8; });
-    for (const RowSumAdds adds : {RowSumAdds::rounded, RowSumAdds::two_sums}) add([&](Schedule& s) { s.row_sum_adds = adds; });
-    for (const RowSumOrder order : {RowSumOrder::sequential, RowSumOrder::pairwise}) add([&](Schedule& s) { s.row_sum_order = order; });
-    add([](Schedule& s) { s.normalize = Normalize::before_pv; s.block_k = 0; s.p_saved = true; });
+    for (const RowSumAdds adds : {RowSumAdds::rounded, RowSumAdds::two_sums})
+        add([&](Schedule& s) { s.row_sum_adds = adds; });
+    for (const RowSumOrder order : {RowSumOrder::sequential, RowSumOrder::pairwise})
+        add([&](Schedule& s) { s.row_sum_order = order; });
+    add([](Schedule& s) {
+        s.normalize = Normalize::before_pv;
+        s.block_k = 0;
+        s.p_saved = true;
+    });
     add([](Schedule& s) { s.normalize = Normalize::each_tile; });
     add([](Schedule& s) { s.division = Division::divide; });
-    add([](Schedule& s) { s.pv_carry = s.dkv_carry = Carry::added; s.dq_carry = Carry::chained; });
-    for (const DeltaFrom from : {DeltaFrom::o_unrounded, DeltaFrom::p_dp, DeltaFrom::p_dp_normalized}) add([&](Schedule& s) { s.delta_from = from; });
+    add([](Schedule& s) {
+        s.pv_carry = s.dkv_carry = Carry::added;
+        s.dq_carry = Carry::chained;
+    });
+    for (const DeltaFrom from : {DeltaFrom::o_unrounded, DeltaFrom::p_dp, DeltaFrom::p_dp_normalized})
+        add([&](Schedule& s) { s.delta_from = from; });
     add([](Schedule& s) { s.delta_in = DeltaIn::accumulator; });
     add([](Schedule& s) { s.delta_order = DeltaOrder::sequential; });
     add([](Schedule& s) { s.ds_scale = DsScale::before; });
     add([](Schedule& s) { s.group_reduce = GroupReduce::before_cast; });
-    for (const ZeroSum kind : {ZeroSum::uniform, ZeroSum::weighted, ZeroSum::largest}) add([&](Schedule& s) { s.zero_sum = kind; });
+    for (const ZeroSum kind : {ZeroSum::uniform, ZeroSum::weighted, ZeroSum::largest})
+        add([&](Schedule& s) { s.zero_sum = kind; });
     add([](Schedule& s) { s.key_centering = true; });
     for (std::size_t i = 0; i < all.size(); ++i) {
         SCOPED_TRACE("schedule number " + std::to_string(i));
