@@ -11,7 +11,8 @@ namespace faultline {
 namespace {
 
 constexpr std::string_view model = "arXiv:2511.10909 (MMA-Sim)";
-constexpr std::string_view hopper = "arXiv:2511.10909 (MMA-Sim); kernels/cuda/hardware_probe puts it to the card";
+constexpr std::string_view hopper =
+    "arXiv:2511.10909 (MMA-Sim); measured on an NVIDIA H200, docs/results/tensor-core-rule.md";
 constexpr std::string_view blackwell = "arXiv:2511.10909 (MMA-Sim); DeepGEMM issue 176";
 constexpr std::string_view ieee = "IEEE 754";
 
@@ -61,13 +62,13 @@ constexpr std::array table = std::to_array<NamedAccumulation>({
     {"hopper-mma-bf16", fused(16, 25, bf16), "mma.m16n8k16", hopper},
     {"hopper-mma-tf32", fused(8, 25, tf32), "mma.m16n8k8", hopper},
     {"hopper-wgmma-fp16", fused(16, 25, fp16), "wgmma.m64nNk16", hopper},
-    {"hopper-wgmma-fp16-f16acc", fused(16, 25, fp16, f16_rne), "wgmma.m64nNk16, fp16 accumulator", model},
+    {"hopper-wgmma-fp16-f16acc", fused(16, 25, fp16, f16_rne), "wgmma.m64nNk16, fp16 accumulator", hopper},
     {"hopper-wgmma-bf16", fused(16, 25, bf16), "wgmma.m64nNk16", hopper},
-    {"hopper-wgmma-tf32", fused(8, 25, tf32), "wgmma.m64nNk8", model},
+    {"hopper-wgmma-tf32", fused(8, 25, tf32), "wgmma.m64nNk8", hopper},
     {"hopper-wgmma-e4m3", fused(32, 13, e4m3, e8m13_rz), "wgmma.m64nNk32, 13 fraction bits", hopper},
     {"hopper-wgmma-e5m2", fused(32, 13, e5m2, e8m13_rz), "wgmma.m64nNk32, 13 fraction bits", hopper},
-    {"hopper-wgmma-e4m3-f16acc", fused(32, 13, e4m3, f16_rne), "wgmma.m64nNk32, fp16 accumulator", model},
-    {"hopper-wgmma-e5m2-f16acc", fused(32, 13, e5m2, f16_rne), "wgmma.m64nNk32, fp16 accumulator", model},
+    {"hopper-wgmma-e4m3-f16acc", fused(32, 13, e4m3, f16_rne), "wgmma.m64nNk32, fp16 accumulator", hopper},
+    {"hopper-wgmma-e5m2-f16acc", fused(32, 13, e5m2, f16_rne), "wgmma.m64nNk32, fp16 accumulator", hopper},
 
     {"blackwell-mma-fp16", fused(16, 25, fp16), "mma.m16n8k16", model},
     {"blackwell-mma-fp16-f16acc", fused(16, 25, fp16, f16_rne), "mma.m16n8k16, fp16 accumulator", model},

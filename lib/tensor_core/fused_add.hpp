@@ -7,7 +7,8 @@
 //   2. Every product and c are aligned to the largest of these exponents and truncated toward zero to F fraction bits.
 //   3. The aligned integers are added exactly.
 //   4. The sum is written to fp32 by truncation, to e8m13 by truncation, or to fp16 by round-to-nearest-even.
-// A product of zero takes no part in 1 unless MatrixUnit::zero says so. A sum that is or becomes zero is +0.
+// A product of zero takes no part in 1 unless MatrixUnit::zero says so, an accumulator of zero stands at
+// zero_accumulator_exponent. A sum that is or becomes zero is +0.
 // NaN, infinity times zero and infinity minus infinity give the canonical NaN (0x7FFFFFFF in fp32, 0x7FFF in fp16).
 //
 // Operands are doubles that hold low-precision numbers exactly. The rule is total: operands with up to 53 significant
@@ -78,10 +79,12 @@ FAULTLINE_HD inline Operand take_apart(double x, int min_exponent) {
     return r;
 }
 
-/// x with its significand cut to `fraction_bits` below its exponent; 0 leaves it alone, as it does infinities and NaN.
-/// This is what a tf32 input does to the fp32 number in its register.
+/// x with its significand cut to `fraction_bits` below its exponent; 0 leaves it alone. This is what a tf32 input does to
+/// the fp32 number in its register: the low bits are never read, so a NaN all of whose payload lies there is an infinity
+/// (measured on an NVIDIA H200). Such a NaN is a signalling one, which conversions between float and double make quiet.
 FAULTLINE_HD inline double truncate_input(double x, int fraction_bits, int min_exponent) {
-    if (fraction_bits == 0 || !is_finite(x)) return x;
+    if (fraction_bits == 0) return x;
+    if (!is_finite(x)) return from_bits(bits_of(x) & ~0ull << (fraction_bits < 52 ? 52 - fraction_bits : 0));
     const Operand o = take_apart(x, min_exponent);
     const int drop = o.exponent - fraction_bits - o.lsb;
     if (drop <= 0) return x;
@@ -132,14 +135,16 @@ FAULTLINE_HD inline double write_output(std::int64_t sum, int unit, OutputFormat
 }
 
 /// One fused add: the unit's value of c + sum over i < count of a(i) * b(i), with count <= unit.terms (missing products
-/// are zeros) and a, b callables from int to double. c is what the accumulator register holds.
+/// are zeros) and a, b callables from int to double. c is what the accumulator register holds. zero_exponent: where a c of
+/// zero stands, -200 or more; the hardware probe asks for others than the unit's.
 template <class A, class B>
-FAULTLINE_HD double add(const MatrixUnit& u, const A& a, const B& b, int count, double c) {
+FAULTLINE_HD double add(const MatrixUnit& u, const A& a, const B& b, int count, double c,
+                        int zero_exponent = zero_accumulator_exponent) {
     const auto operand_a = [&](int i) { return truncate_input(a(i), u.input_fraction_bits, u.a_min_exponent); };
     const auto operand_b = [&](int i) { return truncate_input(b(i), u.input_fraction_bits, u.b_min_exponent); };
     bool nan = c != c, positive_infinity = !is_finite(c) && c > 0, negative_infinity = !is_finite(c) && c < 0;
     Operand oc = take_apart(c, accumulator_min_exponent(u.output));
-    if (oc.significand == 0) oc.exponent = zero_accumulator_exponent;
+    if (oc.significand == 0) oc.exponent = zero_exponent;
     int largest = oc.exponent;
     for (int i = 0; i < count; ++i) {
         const double x = operand_a(i), y = operand_b(i);

@@ -7,7 +7,8 @@
 //   to zero either way, and nothing overflows. Groups of products outside that window take the wide path.
 // wide, binary64 lanes, any operands: the rounding mode is toward zero, so the rounded product truncates to the same
 //   integer as the exact one (no multiple of the unit lies between them: the unit is at least 2^(E-40), the spacing of
-//   binary64 at the product at most 2^(E-51)). E is never below -126, so underflow in a product is below one unit too.
+//   binary64 at the product at most 2^(E-51)). E is never below zero_accumulator_exponent, so underflow in a product is
+//   below one unit too.
 //
 // Infinities, NaN and exponents past `huge_exponent` in A or B take the reference. An accumulator that is infinite or NaN
 // needs no care: it passes through the wide path's arithmetic as it does through the unit.

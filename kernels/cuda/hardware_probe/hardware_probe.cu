@@ -2,12 +2,15 @@
 // Puts lib/tensor_core's rule to a real card. For every matrix instruction of Hopper, many millions of dot products from
 // random and targeted inputs go through the tensor core and, on the same device, through fused::add; results are compared
 // bit for bit. Beside the library's rule stand rivals that differ in one respect (one bit more or fewer, the zeros, the
-// split of k): that those fail shows that the inputs can tell. Needs compute capability 9.0 (wgmma: sm_90a).
+// split of k, where a zero C stands): that those fail shows that the inputs can tell. Needs compute capability 9.0 (wgmma:
+// sm_90a).
 //
 //   nvcc -std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a -I BUILD/include
 //        kernels/cuda/hardware_probe/hardware_probe.cu lib/tensor_core/catalogue.cpp -o hardware_probe
-//   ./hardware_probe [tiles per instruction and pattern, default 8192; a tile is 512 dot products] [seed]
+//   ./hardware_probe [tiles per instruction and pattern, default 8192; a tile is 512 dot products, and
+//                    some patterns take four times as many] [seed, default 1]
 // Exit status: 0 all agree, 1 the library's rule disagrees with the card somewhere, 2 no such card.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -26,14 +29,20 @@ namespace {
 
 constexpr int words = 8;  // of 4 bytes in a row of A and a column of B
 constexpr int rows = 64, columns = 8;
-constexpr int max_rivals = 8;
+constexpr int max_rivals = 12;
+constexpr int max_examples = 6;  // of each pattern
 
 /// Order in which one instruction's products enter successive fused adds of unit.terms.
 enum class Split { in_order, low_pairs_first };
 
+/// Where C enters: the first fused add, or an fp32 addition (nearest even) after the last, which began from zero.
+enum class Start { in_first, added_last };
+
 struct Rival {
     MatrixUnit unit;
     Split split = Split::in_order;
+    Start start = Start::in_first;
+    int zero_exponent = zero_accumulator_exponent;
 };
 
 struct Rivals {
@@ -47,11 +56,16 @@ struct Tally {
     unsigned long long zero_signs[max_rivals];  // +0 against -0, counted apart from mismatches
 };
 
-/// The first mismatch of the library's rule in one pattern.
+/// One mismatch of the first rival, the library's rule.
 struct Example {
-    int taken;
     std::uint32_t c, card, rule;
     std::uint32_t a[words], b[words];
+};
+
+/// The first few of one pattern.
+struct Examples {
+    int met;  // stops at max_examples + the threads that looked at once
+    Example list[max_examples];
 };
 
 /// Word w of row or column `line`.
@@ -75,19 +89,22 @@ __device__ double operand(const std::uint32_t* line, int k) {
 
 /// What `rival` says of one dot product, as bits of the accumulator's format.
 template <class I>
-__device__ std::uint32_t predict(const Rival& rival, const std::uint32_t* a, const std::uint32_t* b, double c) {
+__device__ std::uint32_t predict(const Rival& rival, const std::uint32_t* a, const std::uint32_t* b, double before) {
     constexpr int depth = words * 32 / I::input.register_bits;
     const auto position = [&](int i) {
         if (rival.split == Split::in_order) return i;
         const int half = i / (depth / 2), j = i % (depth / 2);
         return j / 2 * 4 + j % 2 + half * 2;
     };
+    double c = rival.start == Start::in_first ? before : 0.0;
     for (int first = 0; first < depth; first += rival.unit.terms) {
         const int count = min(rival.unit.terms, depth - first);
         c = fused::add(
             rival.unit, [&](int i) { return operand<I>(a, position(first + i)); },
-            [&](int i) { return operand<I>(b, position(first + i)); }, count, c);
+            [&](int i) { return operand<I>(b, position(first + i)); }, count, c, rival.zero_exponent);
     }
+    if (rival.start == Start::added_last)
+        c = static_cast<double>(__fadd_rn(static_cast<float>(before), static_cast<float>(c)));
     const std::uint64_t bits = fused::bits_of(c);
     if (!I::half_accumulator) return __float_as_uint(__double2float_rz(c)) | (c != c ? 0x7FFFFFFFu : 0u);
     if (c != c) return 0x7FFF;
@@ -100,7 +117,7 @@ __device__ std::uint32_t predict(const Rival& rival, const std::uint32_t* a, con
 
 template <class I>
 __global__ void __launch_bounds__(128)
-    probe(RandomStream stream, Rivals rivals, int tiles, Tally* tallies, Example* examples) {
+    probe(RandomStream stream, Rivals rivals, int tiles, Tally* tallies, Examples* examples) {
     __shared__ std::uint32_t a[rows][words];
     __shared__ std::uint32_t b[columns][words];
     __shared__ alignas(128) std::uint32_t b_cores[2][columns][4];  // as wgmma reads it
@@ -108,8 +125,8 @@ __global__ void __launch_bounds__(128)
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     constexpr Storage result = I::half_accumulator ? fp16 : fp32;
     Tally tally{};
-    for (int n = blockIdx.x; n < tiles; n += gridDim.x) {
-        const RandomStream tile = stream.child(static_cast<std::uint64_t>(n) * pattern_count + blockIdx.y);
+    for (int n = blockIdx.x; n < tiles * weight(pattern); n += gridDim.x) {
+        const RandomStream tile = stream.child(blockIdx.y).child(static_cast<std::uint64_t>(n));
         for (int i = threadIdx.x; i < rows * words; i += 128)
             a[i / words][i % words] = pack<I>(pattern, tile, 0, i / words, i % words);
         for (int i = threadIdx.x; i < columns * words; i += 128) {
@@ -149,8 +166,11 @@ __global__ void __launch_bounds__(128)
                     continue;
                 }
                 ++tally.mismatches[v];
-                Example& example = examples[blockIdx.y];
-                if (v == 0 && atomicCAS(&example.taken, 0, 1) == 0) {
+                Examples& all = examples[blockIdx.y];
+                if (v != 0 || atomicAdd(&all.met, 0) >= max_examples) continue;
+                const int place = atomicAdd(&all.met, 1);
+                if (place < max_examples) {
+                    Example& example = all.list[place];
                     example.c = before[i];
                     example.card = card[i];
                     example.rule = rule;
@@ -193,18 +213,33 @@ std::vector<NamedRival> rivals_of(const MatrixUnit& unit) {
             {"one fraction bit fewer", with([](MatrixUnit& u) { --u.fraction_bits; })},
             {"k in two halves", with([](MatrixUnit& u) { u.terms /= 2; })},
             {"zeros at their format's minimum", with([](MatrixUnit& u) { u.zero = ZeroOperand::at_minimum; })},
-            {"zeros at fp32's minimum", with([](MatrixUnit& u) { u.zero = ZeroOperand::at_fp32_minimum; })}};
+            {"zeros at fp32's minimum", with([](MatrixUnit& u) { u.zero = ZeroOperand::at_fp32_minimum; })},
+            {"zero C at -126", {unit, Split::in_order, Start::in_first, -126}},
+            {"zero C at -132", {unit, Split::in_order, Start::in_first, -132}},
+            {"zero C at -134", {unit, Split::in_order, Start::in_first, -134}},
+            {"zero C takes no part", {unit, Split::in_order, Start::in_first, -200}}};
 }
 
-/// mma.sync on fp8 is compiled for Hopper as conversions to fp16 and two fp16 instructions (cutlass issue 1986): which
-/// products go into which is what the rivals ask.
+/// mma.sync on fp8 is compiled for Hopper as conversions to fp16, two fp16 instructions and an addition (cutlass issue
+/// 1986). What nvcc 13.0 makes of it, read from the machine code: HMMA.16816 of the lower two bytes of every register,
+/// beginning from zero; HMMA.16816 of the upper two, on its result; FADD of C. The other rivals are guesses it beats.
 std::vector<NamedRival> fp8_mma_rivals() {
     const MatrixUnit half = find_accumulation("hopper-mma-fp16")->unit;
-    return {{"two fp16 adds, halves of k", {half}},
+    return {{"low pairs, high pairs, then C", {half, Split::low_pairs_first, Start::added_last}},
+            {"halves of k, then C", {half, Split::in_order, Start::added_last}},
+            {"two fp16 adds, halves of k", {half}},
             {"two fp16 adds, low pairs first", {half, Split::low_pairs_first}},
             {"one add of 32, e4m3", {find_accumulation("blackwell-tcgen05-e4m3")->unit}},
             {"one add of 32, e5m2", {find_accumulation("blackwell-tcgen05-e5m2")->unit}},
             {"e8m13, 13 bits, e4m3", {find_accumulation("hopper-wgmma-e4m3")->unit}}};
+}
+
+void print(Pattern p, const Example& e) {
+    std::printf("  e.g. %s: c=%08x card=%08x rule=%08x\n    a=", name(p), e.c, e.card, e.rule);
+    for (const std::uint32_t w : e.a) std::printf("%08x ", w);
+    std::printf("\n    b=");
+    for (const std::uint32_t w : e.b) std::printf("%08x ", w);
+    std::printf("\n");
 }
 
 /// One instruction: its table, and whether the library's rule held everywhere.
@@ -213,10 +248,10 @@ bool run(const char* instruction, std::uint64_t seed, int id, int tiles, const s
     Rivals rivals{};
     for (const NamedRival& r : named) rivals.list[rivals.count++] = r.rival;
     std::vector<Tally> tallies(pattern_count);
-    std::vector<Example> examples(pattern_count);
-    const std::size_t tally_bytes = sizeof(Tally) * pattern_count, example_bytes = sizeof(Example) * pattern_count;
+    std::vector<Examples> examples(pattern_count);
+    const std::size_t tally_bytes = sizeof(Tally) * pattern_count, example_bytes = sizeof(Examples) * pattern_count;
     Tally* device_tallies;
-    Example* device_examples;
+    Examples* device_examples;
     check(cudaMalloc(&device_tallies, tally_bytes));
     check(cudaMalloc(&device_examples, example_bytes));
     check(cudaMemset(device_tallies, 0, tally_bytes));
@@ -246,16 +281,9 @@ bool run(const char* instruction, std::uint64_t seed, int id, int tiles, const s
         }
         std::printf("\n");
     }
-    for (int p = 0; p < pattern_count; ++p) {
-        const Example& e = examples[p];
-        if (!e.taken) continue;
-        std::printf("  e.g. %s: c=%08x card=%08x rule=%08x\n    a=", name(static_cast<Pattern>(p)), e.c, e.card,
-                    e.rule);
-        for (const std::uint32_t w : e.a) std::printf("%08x ", w);
-        std::printf("\n    b=");
-        for (const std::uint32_t w : e.b) std::printf("%08x ", w);
-        std::printf("\n");
-    }
+    for (int p = 0; p < pattern_count; ++p)
+        for (int n = 0; n < std::min(examples[p].met, max_examples); ++n)
+            print(static_cast<Pattern>(p), examples[p].list[n]);
     std::fflush(stdout);
     return bad == 0;
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Test inputs as bit patterns: a pure function of (seed, instruction, tile, position), so that a mismatch can be made again.
+// Test inputs as bit patterns: a pure function of (seed, instruction, pattern, tile, position), so that a mismatch can be made
+// again, on the host too.
 #pragma once
 
 #include <cstdint>
@@ -23,14 +24,21 @@ enum class Pattern : int {
     c_tiny,       ///< C below every product: subnormal, zero, or up to 2^40 smaller
     range_ends,   ///< sums near the overflow and near the underflow of the result
     specials,     ///< a few infinities and NaN among ordinary numbers
+    underflow,  ///< products between 2^-165 and 2^-115, C zero or subnormal: where a zero C has a say in the alignment
+    payloads,   ///< NaN with few payload bits, of which tf32 may read none, among ordinary numbers and zeros
     count
 };
 constexpr int pattern_count = static_cast<int>(Pattern::count);
 
 inline const char* name(Pattern p) {
-    constexpr const char* names[] = {"any_bits", "finite",     "attention", "wide",   "cancel",  "subnormal",
-                                     "zeros",    "c_dominant", "c_tiny",    "ranges", "specials"};
+    constexpr const char* names[] = {"any_bits",   "finite", "attention", "wide",     "cancel",    "subnormal", "zeros",
+                                     "c_dominant", "c_tiny", "ranges",    "specials", "underflow", "payloads"};
     return names[static_cast<int>(p)];
+}
+
+/// How many times the usual number of tiles: more where the first run on a card found the rule wrong.
+__host__ __device__ constexpr int weight(Pattern p) {
+    return p == Pattern::range_ends || p == Pattern::underflow || p == Pattern::payloads ? 4 : 1;
 }
 
 /// Sign, fraction and an exponent drawn from [low, high] (clipped to the format), from 64 random bits. One fraction in
@@ -78,6 +86,16 @@ __device__ inline std::uint32_t special(const Storage& f, std::uint64_t r) {
     }
 }
 
+/// All exponent bits set and at most two fraction bits: an infinity, or a NaN with a small payload (of e4m3: 256 to NaN).
+__device__ inline std::uint32_t payload(const Storage& f, std::uint64_t r) {
+    const std::uint32_t sign = (r & 1) << (f.bits - 1), top = ((1u << f.exponent_bits) - 1) << f.fraction_bits;
+    const auto position = [&](int at) {
+        return static_cast<int>((r >> at & 0xFFFF) % static_cast<unsigned>(f.fraction_bits));
+    };
+    const std::uint32_t one = r >> 1 & 3 ? 1u << position(8) : 0u, two = r >> 3 & 1 ? 1u << position(24) : 0u;
+    return sign | top | one | two;
+}
+
 /// Element of A (which = 0, line = row) or B (which = 1, line = column) at depth k of a tile of depth `depth`.
 __device__ inline std::uint32_t element(const Storage& f, Pattern pattern, const RandomStream& tile, int which,
                                         int line, int k, int depth) {
@@ -123,6 +141,17 @@ __device__ inline std::uint32_t element(const Storage& f, Pattern pattern, const
         }
         case Pattern::specials:
             return r % 61 == 0 ? special(f, r >> 8) : number(f, r, -4, 4);
+        case Pattern::underflow: {
+            // The largest product of the tile at 2^-119 to 2^-152, the others up to 2^12 below.
+            const int target = -119 - static_cast<int>((common >> 8) % 34);
+            const int x = target / 2 + static_cast<int>((common >> 16) % 41) - 20;
+            const int centre = which == 0 ? x : target - x;
+            return number(f, r, centre - 6, centre);
+        }
+        case Pattern::payloads: {
+            if (r % 29 == 0) return payload(f, r >> 8);
+            return r % 29 == 1 ? sign : number(f, r, -4, 4);
+        }
         case Pattern::count:
             break;
     }
@@ -170,26 +199,31 @@ __device__ inline std::uint32_t accumulator(const Storage& f, Pattern pattern, c
         }
         case Pattern::specials:
             return r % 37 == 0 ? special(f, r >> 8) : number(f, r, -4, 6);
+        case Pattern::underflow:
+            if ((r >> 40 & 3) != 0) return sign;
+            return r >> 42 & 1 ? sign | fraction : number(f, r, -126, -122);
+        case Pattern::payloads:
+            return r % 37 == 0 ? payload(f, r >> 8) : number(f, r, -4, 6);
         case Pattern::count:
             break;
     }
     return 0;
 }
 
-/// The number that an encoding stands for.
+/// The number that an encoding stands for. A NaN keeps its payload: what tf32 reads of it decides what it is.
 __device__ inline double decode(const Storage& f, std::uint32_t bits) {
     const std::uint32_t fraction = bits & ((1u << f.fraction_bits) - 1);
     const int field = static_cast<int>(bits >> f.fraction_bits & ((1u << f.exponent_bits) - 1));
     const bool top = field == (1 << f.exponent_bits) - 1;
     double r;
     if (f.ieee && top)
-        r = fraction != 0 ? __longlong_as_double(0x7FFFFFFFE0000000ll) : __longlong_as_double(0x7FF0000000000000ll);
+        r = __longlong_as_double(0x7FF0000000000000ll | static_cast<long long>(fraction) << (52 - f.fraction_bits));
     else if (top && fraction == (1u << f.fraction_bits) - 1)
         r = __longlong_as_double(0x7FFFFFFFE0000000ll);
     else
         r = ldexp(static_cast<double>(field == 0 ? fraction : fraction | 1u << f.fraction_bits),
                   (field == 0 ? 1 : field) - f.bias() - f.fraction_bits);
-    return bits >> (f.bits - 1) & 1 ? -r : r;
+    return __longlong_as_double(__double_as_longlong(r) | static_cast<long long>(bits >> (f.bits - 1) & 1) << 63);
 }
 
 }  // namespace faultline::probe

@@ -85,9 +85,16 @@ class Numbers {
     static constexpr int style_count = 9;
 
     double special() {
-        switch (next() % 4) {
+        switch (next() % 5) {
             case 0:
                 return std::numeric_limits<double>::quiet_NaN();
+            case 4: {  // signalling, with a payload that may lie wholly below what a tf32 input reads
+                const std::uint64_t pattern =
+                    next() << 63 | 0x7FF0000000000000u | ((next() >> 12) >> between(1, 50)) | 1;
+                double x;
+                std::memcpy(&x, &pattern, sizeof x);
+                return x;
+            }
             case 1:
                 return 0.0;
             default:

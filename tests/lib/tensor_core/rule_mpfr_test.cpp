@@ -36,7 +36,11 @@ int exponent(double x, int min_exponent) {
 }
 
 double cut_input(double x, const MatrixUnit& u, int min_exponent) {
-    if (u.input_fraction_bits == 0 || !std::isfinite(x) || x == 0) return x;
+    if (u.input_fraction_bits == 0 || std::isinf(x) || x == 0) return x;
+    if (std::isnan(x)) {  // the fraction as a number in [0, 1), of which input_fraction_bits are read
+        const double payload = std::ldexp(static_cast<double>(bits(x) << 12 >> 12), u.input_fraction_bits - 52);
+        return std::floor(payload) > 0 ? x : std::copysign(HUGE_VAL, x);
+    }
     Real r(x);
     const int up = u.input_fraction_bits - exponent(x, min_exponent);
     mpfr_mul_2si(r.value, r.value, up, MPFR_RNDN);
@@ -56,7 +60,7 @@ double fused_add(const MatrixUnit& u, const std::vector<double>& a_in, const std
     if (std::isnan(special)) return std::numeric_limits<double>::quiet_NaN();
     if (std::isinf(special)) return special;
 
-    int largest = c == 0 ? -126 : exponent(c, u.output == OutputFormat::f16_rne ? -14 : -126);
+    int largest = c == 0 ? -133 : exponent(c, u.output == OutputFormat::f16_rne ? -14 : -126);
     for (std::size_t i = 0; i < a.size(); ++i) {
         const auto zero_exponent = [&](int min_exponent) {
             return u.zero == ZeroOperand::at_minimum ? min_exponent : -126;
