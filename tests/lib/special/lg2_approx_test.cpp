@@ -55,7 +55,7 @@ TEST(Lg2Approx, ValuesOfTheCard) {
 
 // By hand, for what was not measured: the first segment's sum at fraction 0 is 4 * 2^12 + 0x3345 = 29509, cut to 36
 // fraction bits 7377. For x = 2^-k the total is 7377 - k 2^36, its complement k 2^36 - 7378. Truncation to 24 bits goes
-// by steps of 2^12 for k = 1, which leaves two steps less than 1; of 2^13 for k = 2 and 2^14 for k = 3, one less than k.
+// by steps of 2^12 for k = 1, which leaves two less than 1, and of 2^13 and 2^14 for k = 2 and 3, which leave one less.
 TEST(Lg2Approx, NegativeSumsByHand) {
     EXPECT_EQ(bits_of(lg2_approx(0.5f)), 0xbf7ffffeu);
     EXPECT_EQ(bits_of(lg2_approx(0.25f)), 0xbfffffffu);
