@@ -4,7 +4,6 @@
 
 #ifdef FAULTLINE_HAVE_ARB
 
-
 #include <algorithm>
 
 #include <arb.h>

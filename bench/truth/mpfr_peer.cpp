@@ -44,7 +44,8 @@ class Numbers {
 PeerResult mpfr_attention(const TruthProblem& problem) {
     const std::ptrdiff_t n = problem.q[0].rows, m = problem.k.rows, d = problem.k.cols, d_v = problem.v.cols;
     Numbers q(problem.q[0]), dout(problem.dout[0]), k(problem.k), v(problem.v);
-    Numbers s(m, peer_bits), dp(m, peer_bits), o(n * d_v, peer_bits), dq(n * d, peer_bits), dk(m * d, peer_bits), dv(m * d_v, peer_bits);
+    Numbers s(m, peer_bits), dp(m, peer_bits), o(n * d_v, peer_bits), dq(n * d, peer_bits), dk(m * d, peer_bits),
+        dv(m * d_v, peer_bits);
     Numbers scratch(4, peer_bits);
     mpfr_ptr t = scratch[0];
     mpfr_ptr sum = scratch[1];

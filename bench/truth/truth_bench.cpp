@@ -49,13 +49,14 @@ double median(std::vector<double> x) {
 std::size_t differences(const CertifiedMatrix& truth, const std::vector<double>& peer) {
     std::size_t count = 0;
     for (std::size_t at = 0; at < peer.size(); ++at)
-        count += truth(static_cast<std::ptrdiff_t>(at) / truth.cols, static_cast<std::ptrdiff_t>(at) % truth.cols) != peer[at];
+        count += truth(static_cast<std::ptrdiff_t>(at) / truth.cols, static_cast<std::ptrdiff_t>(at) % truth.cols) !=
+                 peer[at];
     return count;
 }
 
 std::size_t differences(const GroupTruth& truth, const bench::PeerResult& peer) {
-    return differences(truth.heads[0].o, peer.o) + differences(truth.heads[0].dq, peer.dq) + differences(truth.dk, peer.dk) +
-           differences(truth.dv, peer.dv);
+    return differences(truth.heads[0].o, peer.o) + differences(truth.heads[0].dq, peer.dq) +
+           differences(truth.dk, peer.dk) + differences(truth.dv, peer.dv);
 }
 
 }  // namespace
@@ -95,14 +96,15 @@ int main(int argc, char** argv) {
         over_mpfr.push_back(t_mpfr.back() / t_truth.back());
         if (bench::have_arb()) over_arb.push_back(t_arb.back() / t_truth.back());
     }
-    std::printf("one causal head %td x %td, forward and backward, one thread, medians of %d interleaved rounds\n", n, d, rounds);
+    std::printf("one causal head %td x %td, forward and backward, one thread, medians of %d interleaved rounds\n", n, d,
+                rounds);
     std::printf("  truth                  %9.3f ms  (%zu of %zu elements by interval arithmetic, %zu undecided)\n",
                 median(t_truth) * 1e3, truth.slow_elements, truth.elements, truth.undecided_elements);
-    std::printf("  MPFR mul+add, %d bits %9.3f ms  %6.1f times  %zu doubles differ\n", bench::peer_bits, median(t_mpfr) * 1e3,
-                median(over_mpfr), differences(truth, mpfr));
+    std::printf("  MPFR mul+add, %d bits %9.3f ms  %6.1f times  %zu doubles differ\n", bench::peer_bits,
+                median(t_mpfr) * 1e3, median(over_mpfr), differences(truth, mpfr));
     if (bench::have_arb())
-        std::printf("  Arb, %d bits          %9.3f ms  %6.1f times  %zu doubles differ\n", bench::peer_bits, median(t_arb) * 1e3,
-                    median(over_arb), differences(truth, arb));
+        std::printf("  Arb, %d bits          %9.3f ms  %6.1f times  %zu doubles differ\n", bench::peer_bits,
+                    median(t_arb) * 1e3, median(over_arb), differences(truth, arb));
     else
         std::printf("  Arb: not found when this was built (Debian: libflint-arb-dev)\n");
     return 0;

@@ -44,8 +44,9 @@ WideReal frobenius_bound(const CertifiedMatrix& a) {
 }
 
 WideReal frobenius_distance(MatrixView<const double> observed, const CertifiedMatrix& truth) {
-    return root_of_squares(truth.rows, truth.cols,
-                           [&](std::ptrdiff_t i, std::ptrdiff_t j) { return WideReal(observed(i, j)) - truth.at(i, j); });
+    return root_of_squares(truth.rows, truth.cols, [&](std::ptrdiff_t i, std::ptrdiff_t j) {
+        return WideReal(observed(i, j)) - truth.at(i, j);
+    });
 }
 
 }  // namespace faultline

@@ -26,10 +26,14 @@ struct CertifiedMatrix {
         : rows(row_count), cols(col_count), value(size(), 0.0), bound(size(), 0.0), exponent(size(), 0) {}
 
     [[nodiscard]] std::size_t size() const { return static_cast<std::size_t>(rows * cols); }
-    [[nodiscard]] std::size_t index(std::ptrdiff_t i, std::ptrdiff_t j) const { return static_cast<std::size_t>(i * cols + j); }
+    [[nodiscard]] std::size_t index(std::ptrdiff_t i, std::ptrdiff_t j) const {
+        return static_cast<std::size_t>(i * cols + j);
+    }
     /// The double nearest to the element; 0 or subnormal where that underflows.
     [[nodiscard]] double operator()(std::ptrdiff_t i, std::ptrdiff_t j) const;
-    [[nodiscard]] WideReal at(std::ptrdiff_t i, std::ptrdiff_t j) const { return {value[index(i, j)], exponent[index(i, j)]}; }
+    [[nodiscard]] WideReal at(std::ptrdiff_t i, std::ptrdiff_t j) const {
+        return {value[index(i, j)], exponent[index(i, j)]};
+    }
     /// An upper bound of the error of at(i, j).
     [[nodiscard]] WideReal bound_at(std::ptrdiff_t i, std::ptrdiff_t j) const {
         return {bound[index(i, j)], exponent[index(i, j)]};

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int table_bits = 6;
 constexpr int table_size = 1 << table_bits;
-constexpr int last_power = 11;   // r^12 / 12! < 2^-118 for |r| <= 0.0058
+constexpr int last_power = 11;      // r^12 / 12! < 2^-118 for |r| <= 0.0058
 constexpr int first_in_double = 6;  // r^6 / 6! < 2^-54: from here on double's relative error is below u^2 of the sum
 
 /// x as a double-double; x is left with what they do not hold.
@@ -31,8 +31,8 @@ DoubleDouble take(Real& x) {
 struct ExpConstants {
     alignas(64) std::array<double, table_size> power_high, power_low;  // 2^(i/64)
     std::array<DoubleDouble, last_power + 1> inverse_factorial;
-    double per_step;                   // 64/ln 2
-    double step1, step2, step3;        // ln 2 / 64 in three doubles
+    double per_step;             // 64/ln 2
+    double step1, step2, step3;  // ln 2 / 64 in three doubles
 
     ExpConstants() {
         constexpr int bits = 256;
@@ -77,7 +77,8 @@ const ExpConstants& exp_constants() {
 
 FAULTLINE_CLONES
 static void exp_loop(const ExpConstants& k, const double* __restrict x_high, const double* __restrict x_low,
-                     std::ptrdiff_t count, double* __restrict high, double* __restrict low, double* __restrict exponent) {
+                     std::ptrdiff_t count, double* __restrict high, double* __restrict low,
+                     double* __restrict exponent) {
     constexpr double shift = 0x1.8p52;  // adding it rounds to an integer and leaves that integer in the low bits
     const double* power_high = k.power_high.data();
     const double* power_low = k.power_low.data();
@@ -85,7 +86,8 @@ static void exp_loop(const ExpConstants& k, const double* __restrict x_high, con
     const DoubleDouble c2 = k.inverse_factorial[2], c3 = k.inverse_factorial[3], c4 = k.inverse_factorial[4],
                        c5 = k.inverse_factorial[5];
     const double c6 = k.inverse_factorial[6].high, c7 = k.inverse_factorial[7].high, c8 = k.inverse_factorial[8].high,
-                 c9 = k.inverse_factorial[9].high, c10 = k.inverse_factorial[10].high, c11 = k.inverse_factorial[11].high;
+                 c9 = k.inverse_factorial[9].high, c10 = k.inverse_factorial[10].high,
+                 c11 = k.inverse_factorial[11].high;
     const double per_step = k.per_step, step1 = k.step1, step2 = k.step2, step3 = k.step3;
     for (std::ptrdiff_t j = 0; j < count; ++j) {
         const double given = x_high[j];
@@ -132,8 +134,8 @@ void exp(const double* x_high, const double* x_low, std::ptrdiff_t count, double
 
 DoubleDouble log1p(DoubleDouble t) {
     if (t.high <= log1p_small) {  // t - t^2/2 + t^3/3 - t^4/4; the next term is below 2^-121 of t
-        const DoubleDouble series =
-            add_small({1, 0}, t * add_small({-0.5, 0}, t * add_small(DoubleDouble{1, 0} / DoubleDouble{3, 0}, t * -0.25)));
+        const DoubleDouble series = add_small(
+            {1, 0}, t * add_small({-0.5, 0}, t * add_small(DoubleDouble{1, 0} / DoubleDouble{3, 0}, t * -0.25)));
         return t * fast_two_sum(series.high, series.low);
     }
     // Newton from the library's logarithm y, whatever its quality: ln(1+t) = y + ln(1+e), 1 + e = (1+t) exp(-y)

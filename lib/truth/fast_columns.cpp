@@ -21,8 +21,8 @@ static void p_errors(const double* __restrict high, const double* __restrict exp
 }
 
 FAULTLINE_CLONES
-static void raise_exponents(const double* __restrict high, const double* __restrict exponent, const double* __restrict error,
-                            std::ptrdiff_t count, double* __restrict reference) {
+static void raise_exponents(const double* __restrict high, const double* __restrict exponent,
+                            const double* __restrict error, std::ptrdiff_t count, double* __restrict reference) {
     for (std::ptrdiff_t j = 0; j < count; ++j) {
         const double size = std::fabs(high[j]) + error[j];
         const double own = exponent[j] + exponent_of(size);
@@ -33,10 +33,10 @@ static void raise_exponents(const double* __restrict high, const double* __restr
 
 /// As scale_row, with a reference for each key, adding to each key's magnitude and error.
 FAULTLINE_CLONES
-static void scale_columns(const double* __restrict high, const double* __restrict low, const double* __restrict exponent,
-                          const double* __restrict error, const double* __restrict reference, std::ptrdiff_t count,
-                          double* __restrict out_high, double* __restrict out_low, double* __restrict magnitude,
-                          double* __restrict out_error) {
+static void scale_columns(const double* __restrict high, const double* __restrict low,
+                          const double* __restrict exponent, const double* __restrict error,
+                          const double* __restrict reference, std::ptrdiff_t count, double* __restrict out_high,
+                          double* __restrict out_low, double* __restrict magnitude, double* __restrict out_error) {
     for (std::ptrdiff_t j = 0; j < count; ++j) {
         const double size = std::fabs(high[j]) + error[j];
         const double k = exponent[j] - reference[j];
@@ -53,12 +53,14 @@ static void scale_columns(const double* __restrict high, const double* __restric
 
 namespace {
 
-constexpr std::ptrdiff_t block_keys = 64;  // columns transposed at a time: 64 x n_q numbers stay in the second-level cache
+constexpr std::ptrdiff_t block_keys =
+    64;  // columns transposed at a time: 64 x n_q numbers stay in the second-level cache
 
 /// One of dk (rows of ds with q) and dv (rows of p with dout).
 class ColumnWorker {
   public:
-    ColumnWorker(const FastInputs& in, std::vector<HeadRows>& heads, Output output, GroupTruth& truth, FastReport& report)
+    ColumnWorker(const FastInputs& in, std::vector<HeadRows>& heads, Output output, GroupTruth& truth,
+                 FastReport& report)
         : in_(in),
           heads_(heads),
           output_(output),
@@ -113,8 +115,8 @@ class ColumnWorker {
         for (std::size_t h = 0; h < heads_.size(); ++h)
             for (std::ptrdiff_t i = begin; i < in_.n_q; ++i) {
                 const Source s = source(h, i, first, count);
-                scale_columns(s.row.high, s.row.low, s.row.exponent, s.error, reference_.data(), count, row_high_.data(),
-                              row_low_.data(), magnitude_.data(), error_.data());
+                scale_columns(s.row.high, s.row.low, s.row.exponent, s.error, reference_.data(), count,
+                              row_high_.data(), row_low_.data(), magnitude_.data(), error_.data());
                 const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(h) * in_.n_q + i;
                 for (std::ptrdiff_t j = 0; j < count; ++j) {
                     high_[static_cast<std::size_t>(j * stride_ + at)] = row_high_[static_cast<std::size_t>(j)];
@@ -143,15 +145,16 @@ class ColumnWorker {
         for (std::size_t h = 0; h < heads_.size(); ++h) {
             const AlignedMatrix& b = is_dk ? in_.q[h] : in_.dout[h];
             const std::ptrdiff_t at = j * stride_ + static_cast<std::ptrdiff_t>(h) * in_.n_q + begin;
-            accumulate(high_.data() + at, low_.data() + at, in_.n_q - begin, b.row(begin), b.stride, padded, acc_.data(),
-                       rest_.data());
+            accumulate(high_.data() + at, low_.data() + at, in_.n_q - begin, b.row(begin), b.stride, padded,
+                       acc_.data(), rest_.data());
         }
         finish(sigma_.data(), padded, acc_.data(), rest_.data(), acc_.data(), rest_.data());
         if (is_dk) multiply(acc_.data(), rest_.data(), in_.scale, padded);
         const double factor = is_dk ? in_.scale_size : 1;
         const double own = is_dk ? mul_error + in_.scale_error : 0;
         const double* top = columns.running.row(begin);
-        const double sums = accumulation_error((in_.n_q - begin) * static_cast<std::ptrdiff_t>(heads_.size())) * 4 * power;
+        const double sums =
+            accumulation_error((in_.n_q - begin) * static_cast<std::ptrdiff_t>(heads_.size())) * 4 * power;
         for (std::ptrdiff_t c = 0; c < padded; ++c) {
             const auto at = static_cast<std::size_t>(c);
             const double error = factor * (error_[key] * top[c] + sums * columns.power[at]) + own * std::fabs(acc_[at]);
@@ -169,8 +172,8 @@ class ColumnWorker {
     FastReport& report_;
     std::ptrdiff_t stride_;
     AlignedVector reference_, magnitude_, error_, p_error_, row_high_, row_low_;  // [block_keys]
-    AlignedVector high_, low_;                                                   // [block_keys, heads * n_q]
-    AlignedVector sigma_, acc_, rest_, bound_;                                   // [d or d_v]
+    AlignedVector high_, low_;                                                    // [block_keys, heads * n_q]
+    AlignedVector sigma_, acc_, rest_, bound_;                                    // [d or d_v]
     std::vector<std::ptrdiff_t> left_;
 };
 

@@ -26,8 +26,8 @@ class RowWorker {
         : in_(in), head_(head), rows_(rows), out_(truth.heads[head]), report_(report) {
         const auto keys = static_cast<std::size_t>(round_up_to_lanes(in.n_k));
         const auto wide = std::max(keys, static_cast<std::size_t>(round_up_to_lanes(std::max(in.d, in.d_v))));
-        for (AlignedVector* a : {&s_high_, &s_low_, &d_high_, &d_low_, &x_high_, &x_low_, &a_high_, &a_low_, &sigma_, &acc_,
-                                 &low_, &error_, &scratch_[0], &scratch_[1], &scratch_[2]})
+        for (AlignedVector* a : {&s_high_, &s_low_, &d_high_, &d_low_, &x_high_, &x_low_, &a_high_, &a_low_, &sigma_,
+                                 &acc_, &low_, &error_, &scratch_[0], &scratch_[1], &scratch_[2]})
             a->resize(wide);
     }
 
@@ -38,7 +38,8 @@ class RowWorker {
         seen_ = causal_end(in_.problem, i);
         width_ = round_up_to_lanes(seen_);
         bias_ = bias_row(in_.problem, head_, i);
-        if (seen_ == 0 || (bias_ != nullptr && std::all_of(bias_, bias_ + seen_, [](double b) { return std::isinf(b); }))) {
+        if (seen_ == 0 ||
+            (bias_ != nullptr && std::all_of(bias_, bias_ + seen_, [](double b) { return std::isinf(b); }))) {
             out_.lse.value[static_cast<std::size_t>(i)] = -infinity;  // the rest is 0 already
             keep_hidden(0);
             return;
@@ -56,30 +57,32 @@ class RowWorker {
 
   private:
     /// out <- row i of a (whose sides are given) times the transposed keys; returns the error bound of each.
-    double dot_row(const double* a, std::ptrdiff_t count, const DotSide& left, const AlignedMatrix& b, const DotSide& right,
-                   double* high, double* low) {
+    double dot_row(const double* a, std::ptrdiff_t count, const DotSide& left, const AlignedMatrix& b,
+                   const DotSide& right, double* high, double* low) {
         const double left_power = left.power[static_cast<std::size_t>(i_)];
         for (std::ptrdiff_t j = 0; j < width_; ++j) {
-            sigma_[static_cast<std::size_t>(j)] = 6 * left_power * right.power[static_cast<std::size_t>(j)];  // 1.5 * 2^2
+            sigma_[static_cast<std::size_t>(j)] =
+                6 * left_power * right.power[static_cast<std::size_t>(j)];  // 1.5 * 2^2
             high[j] = sigma_[static_cast<std::size_t>(j)];
             low[j] = 0;
         }
         accumulate(a, count, b.values.data(), b.stride, width_, high, low);
         finish(sigma_.data(), width_, high, low, high, low);
         // Lemma 2: if all bits of every partial sum fit below sigma, nothing was rounded.
-        const double bits = left.width[static_cast<std::size_t>(i_)] + right.widest + 4 + std::log2(static_cast<double>(count));
+        const double bits =
+            left.width[static_cast<std::size_t>(i_)] + right.widest + 4 + std::log2(static_cast<double>(count));
         return bits <= 106 ? 0 : accumulation_error(count) * 4 * left_power * right.largest_power;
     }
 
     /// x = s - s_w for a pivot w with s_w (almost) the largest.
     bool score() {
-        s_error_ = dot_row(in_.problem.q[head_].row(i_), in_.d, in_.q_dot[head_], in_.k_transposed, in_.k_dot, s_high_.data(),
-                           s_low_.data());
+        s_error_ = dot_row(in_.problem.q[head_].row(i_), in_.d, in_.q_dot[head_], in_.k_transposed, in_.k_dot,
+                           s_high_.data(), s_low_.data());
         w_ = first_pivot();
         constexpr int most_attempts = 4;
         for (int attempt = 0; attempt < most_attempts; ++attempt) {
-            product_size_ = subtract_pivot(s_high_.data(), s_low_.data(), bias_, in_.scale, w_, seen_, width_, x_high_.data(),
-                                           x_low_.data(), scratch_[0].data());
+            product_size_ = subtract_pivot(s_high_.data(), s_low_.data(), bias_, in_.scale, w_, seen_, width_,
+                                           x_high_.data(), x_low_.data(), scratch_[0].data());
             const double top = largest(x_high_.data(), width_);
             if (top <= 0) return true;
             w_ = std::find(x_high_.begin(), x_high_.begin() + width_, top) - x_high_.begin();
@@ -123,10 +126,12 @@ class RowWorker {
         // |x| <= (|exponent| + 1.02) ln 2, and an absolute error of x is a relative one of p
         const double x_relative = bias_ == nullptr ? scaled_difference_error : add_error;
         const double beta = 1.01 * natural_log_2 * x_relative;
-        const double alpha = 1.01 * (2 * in_.scale_size * s_error_ + scaled_difference_error * product_size_) + exp_error + 2 * beta;
+        const double alpha =
+            1.01 * (2 * in_.scale_size * s_error_ + scaled_difference_error * product_size_) + exp_error + 2 * beta;
         const double flushed = scale_row(p_, tail_exponent_, width_, a_high_.data(), a_low_.data());
         tail_ = tree_sum(a_high_.data(), a_low_.data(), width_);
-        tail_error_ = tail_.high * (alpha + beta * (std::fabs(tail_exponent_) - flush_exponent) + tree_depth(width_) * add_error) +
+        tail_error_ = tail_.high * (alpha + beta * (std::fabs(tail_exponent_) - flush_exponent) +
+                                    tree_depth(width_) * add_error) +
                       flushed * flushed_term;
         // the tail on the scale of the pivot's 1
         DoubleDouble tail;
@@ -147,9 +152,7 @@ class RowWorker {
         return error_of_p_.alpha + error_of_p_.beta * (std::fabs(tail_exponent_) - flush_exponent) <= tolerable_error;
     }
 
-    void log_sum_exp() {
-        settle_one(add(logit(w_), log_of_sum()), out_.lse, Output::lse, 0);
-    }
+    void log_sum_exp() { settle_one(add(logit(w_), log_of_sum()), out_.lse, Output::lse, 0); }
 
     /// s_j itself.
     [[nodiscard]] WideSum logit(std::ptrdiff_t j) const {
@@ -172,10 +175,12 @@ class RowWorker {
                 out_.s.value[at] = -infinity;
                 continue;
             }
-            const double relative = j == w_ ? p_w_error_ : error_of_p_.alpha + error_of_p_.beta * std::fabs(p_.exponent[j]);
+            const double relative =
+                j == w_ ? p_w_error_ : error_of_p_.alpha + error_of_p_.beta * std::fabs(p_.exponent[j]);
             settle(logit(j), out_.s, at);
             settle({{p_.high[j], p_.low[j]}, p_.exponent[j], 1.01 * relative * p_.high[j]}, out_.p, at);
-            if (ds_.exponent[j] > none_exponent) settle({{ds_.high[j], ds_.low[j]}, ds_.exponent[j], ds_error[j]}, out_.ds, at);
+            if (ds_.exponent[j] > none_exponent)
+                settle({{ds_.high[j], ds_.low[j]}, ds_.exponent[j], ds_error[j]}, out_.ds, at);
         }
         keep_hidden(seen_);
     }
@@ -189,7 +194,8 @@ class RowWorker {
     [[nodiscard]] WideSum log_of_sum() const {
         if (tail_exponent_ == none_exponent) return {{}, none_exponent, 0};
         // below 2^-300 it is the tail itself, to 2^-300 of it
-        if (tail_exponent_ < flush_exponent) return {tail_, tail_exponent_, tail_error_ + tail_.high * tail_.high * 0x1p-300};
+        if (tail_exponent_ < flush_exponent)
+            return {tail_, tail_exponent_, tail_error_ + tail_.high * tail_.high * 0x1p-300};
         const double factor = power_of_two(tail_exponent_);
         const DoubleDouble tail{tail_.high * factor, tail_.low * factor};
         const double own = tail.high <= log1p_small ? log1p_error * tail.high : log1p_error;
@@ -198,8 +204,8 @@ class RowWorker {
 
     /// delta, and the row of ds.
     void gradient() {
-        const double error = dot_row(in_.problem.dout[head_].row(i_), in_.d_v, in_.dout_dot[head_], in_.v_transposed, in_.v_dot,
-                                     d_high_.data(), d_low_.data());
+        const double error = dot_row(in_.problem.dout[head_].row(i_), in_.d_v, in_.dout_dot[head_], in_.v_transposed,
+                                     in_.v_dot, d_high_.data(), d_low_.data());
         const DoubleDouble pivot{d_high_[static_cast<std::size_t>(w_)], d_low_[static_cast<std::size_t>(w_)]};
         for (std::ptrdiff_t j = 0; j < seen_ && out_.dp.rows > 0; ++j)
             if (p_.high[j] != 0 || j == w_)
@@ -237,12 +243,14 @@ class RowWorker {
         if (!apart) restore_pivot();
         const double reference = apart ? tail_exponent_ : 0;
         const double flushed = scale_row(p_, reference, width_, a_high_.data(), a_low_.data());
-        for (std::ptrdiff_t j = 0; j < width_; ++j) scratch_[0][static_cast<std::size_t>(j)] = a_high_[static_cast<std::size_t>(j)];
+        for (std::ptrdiff_t j = 0; j < width_; ++j)
+            scratch_[0][static_cast<std::size_t>(j)] = a_high_[static_cast<std::size_t>(j)];
         const double magnitude = upper_sum(scratch_[0].data(), width_);
         const double power = std::ldexp(1.0, std::ilogb(magnitude) + 1);
         start(power, in_.v_columns, in_.d_v);
         const std::ptrdiff_t padded = round_up_to_lanes(in_.d_v);
-        accumulate(a_high_.data(), a_low_.data(), seen_, in_.v.values.data(), in_.v.stride, padded, acc_.data(), low_.data());
+        accumulate(a_high_.data(), a_low_.data(), seen_, in_.v.values.data(), in_.v.stride, padded, acc_.data(),
+                   low_.data());
         finish(sigma_.data(), padded, acc_.data(), low_.data(), acc_.data(), low_.data());
         const double relative = error_of_p_.alpha + error_of_p_.beta * (std::fabs(reference) - flush_exponent);
         const double terms = magnitude * relative + flushed * flushed_term;
@@ -266,8 +274,11 @@ class RowWorker {
             const auto at = static_cast<std::size_t>(c);
             const double v = in_.v.row(w_)[c];
             const DoubleDouble own = p_w_ * v;
-            const WideSum base{own, 0, 1.01 * std::fabs(own.high) * p_w_error_ + (p_w_.low == 0 && p_w_.high == 1 ? 0 : mul_double_error * std::fabs(own.high))};
-            const WideSum tail{{acc_[at], low_[at]}, acc_[at] == 0 && error_[at] == 0 ? none_exponent : tail_exponent_, error_[at]};
+            const WideSum base{own, 0,
+                               1.01 * std::fabs(own.high) * p_w_error_ +
+                                   (p_w_.low == 0 && p_w_.high == 1 ? 0 : mul_double_error * std::fabs(own.high))};
+            const WideSum tail{
+                {acc_[at], low_[at]}, acc_[at] == 0 && error_[at] == 0 ? none_exponent : tail_exponent_, error_[at]};
             settle_one(add(base, tail), out_.o, Output::o, c);
         }
     }
@@ -281,14 +292,16 @@ class RowWorker {
         const double power = scaled.magnitude == 0 ? 1 : std::ldexp(1.0, std::ilogb(scaled.magnitude) + 1);
         start(power, in_.k_columns, in_.d);
         const std::ptrdiff_t padded = round_up_to_lanes(in_.d);
-        accumulate(a_high_.data(), a_low_.data(), seen_, in_.k.values.data(), in_.k.stride, padded, acc_.data(), low_.data());
+        accumulate(a_high_.data(), a_low_.data(), seen_, in_.k.values.data(), in_.k.stride, padded, acc_.data(),
+                   low_.data());
         finish(sigma_.data(), padded, acc_.data(), low_.data(), acc_.data(), low_.data());
         multiply(acc_.data(), low_.data(), in_.scale, padded);
         const double* top = in_.k_columns.running.row(seen_ - 1);
         for (std::ptrdiff_t c = 0; c < padded; ++c) {
             const auto at = static_cast<std::size_t>(c);
             const double sums = accumulation_error(seen_) * 4 * power * in_.k_columns.power[at];
-            const double error = in_.scale_size * (scaled.error * top[c] + sums) + (mul_error + in_.scale_error) * std::fabs(acc_[at]);
+            const double error =
+                in_.scale_size * (scaled.error * top[c] + sums) + (mul_error + in_.scale_error) * std::fabs(acc_[at]);
             error_[at] = top[c] == 0 ? 0 : 1.01 * error;
         }
         // sum_j ds_j = 0: over keys that agree in a column that column's gradient is exactly 0
@@ -307,7 +320,8 @@ class RowWorker {
     /// dq_c = scale sum_j ds_j (k_jc - k_wc), in which such terms are exactly 0.
     void query_gradient_centred(std::ptrdiff_t c) {
         double* const scratch[3] = {scratch_[0].data(), scratch_[1].data(), scratch_[2].data()};
-        WideSum sum = centred_sum(ds_, rows_.ds_error.row(i_), in_.k_transposed.row(c), in_.k.row(w_)[c], width_, scratch);
+        WideSum sum =
+            centred_sum(ds_, rows_.ds_error.row(i_), in_.k_transposed.row(c), in_.k.row(w_)[c], width_, scratch);
         sum.value = sum.value * in_.scale;
         sum.error = 1.01 * (sum.error * in_.scale_size + (mul_error + in_.scale_error) * std::fabs(sum.value.high));
         settle_one(sum, out_.dq, Output::dq, c);
@@ -348,7 +362,8 @@ class RowWorker {
     HeadRows& rows_;
     HeadTruth& out_;
     FastReport& report_;
-    AlignedVector s_high_, s_low_, d_high_, d_low_, x_high_, x_low_, a_high_, a_low_, sigma_, acc_, low_, error_, scratch_[3];
+    AlignedVector s_high_, s_low_, d_high_, d_low_, x_high_, x_low_, a_high_, a_low_, sigma_, acc_, low_, error_,
+        scratch_[3];
     std::vector<std::ptrdiff_t> left_;
 
     std::ptrdiff_t i_ = 0, seen_ = 0, width_ = 0, w_ = 0;
@@ -356,11 +371,11 @@ class RowWorker {
     WideRow p_{}, ds_{};
     double s_error_ = 0;
     double product_size_ = 0;
-    DoubleDouble p_w_;                 // of the pivot
-    double p_w_error_ = 0;             // relative
-    RelativeError error_of_p_{0, 0};   // of the others, and of the pivot too
-    double tail_exponent_ = 0;         // of the largest p beside the pivot's, none_exponent when there is no other key
-    DoubleDouble tail_;                // sum of the others before normalisation, times 2^tail_exponent
+    DoubleDouble p_w_;                // of the pivot
+    double p_w_error_ = 0;            // relative
+    RelativeError error_of_p_{0, 0};  // of the others, and of the pivot too
+    double tail_exponent_ = 0;        // of the largest p beside the pivot's, none_exponent when there is no other key
+    DoubleDouble tail_;               // sum of the others before normalisation, times 2^tail_exponent
     double tail_error_ = 0;
 };
 

@@ -91,7 +91,8 @@ bool fast_path_applies(const TruthProblem& problem) {
             for (std::ptrdiff_t j = 0; j < bias.cols; ++j)
                 if (std::fabs(bias(i, j)) > largest_bias && !std::isinf(bias(i, j))) return false;
     const double scale = std::fabs(problem.scale.value);
-    return problem.scale.kind != Scale::Kind::exact || scale == 0 || (scale >= smallest_input && scale <= largest_input);
+    return problem.scale.kind != Scale::Kind::exact || scale == 0 ||
+           (scale >= smallest_input && scale <= largest_input);
 }
 
 FastInputs::FastInputs(const TruthProblem& given)

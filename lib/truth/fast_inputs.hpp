@@ -15,15 +15,15 @@ namespace faultline::detail {
 
 /// A matrix whose rows enter dot products.
 struct DotSide {
-    AlignedVector power;      // [rows, padded]: a power of two, at least the Euclidean norm of the row
+    AlignedVector power;  // [rows, padded]: a power of two, at least the Euclidean norm of the row
     double largest_power = 0;
-    double widest = 0;        // largest of log2(power_i) - log2(unit of row i); every element is a multiple of its unit
-    std::vector<double> width; // per row, that difference
+    double widest = 0;  // largest of log2(power_i) - log2(unit of row i); every element is a multiple of its unit
+    std::vector<double> width;  // per row, that difference
 };
 
 /// A matrix that is multiplied from the left: what bounds its columns.
 struct ColumnSide {
-    AlignedVector power;    // [cols, padded]: a power of two, at least the largest magnitude in the column
+    AlignedVector power;  // [cols, padded]: a power of two, at least the largest magnitude in the column
     /// Row r: the largest magnitudes among the rows that are summed when r is the last key (k, v: rows up to r) or the
     /// first query (q, dout: rows from r on, of all heads) seen. Not those of all rows: a sum over zeros must be exactly 0.
     AlignedMatrix running;
@@ -34,11 +34,11 @@ struct FastInputs {
 
     const TruthProblem& problem;
     std::ptrdiff_t n_q, n_k, d, d_v;
-    AlignedMatrix k, v;                    // [n_k, d], [n_k, d_v]
+    AlignedMatrix k, v;  // [n_k, d], [n_k, d_v]
     AlignedMatrix k_transposed, v_transposed;
-    std::vector<AlignedMatrix> q, dout;    // per head
+    std::vector<AlignedMatrix> q, dout;  // per head
     DotSide k_dot, v_dot;
-    std::vector<DotSide> q_dot, dout_dot;  // per head
+    std::vector<DotSide> q_dot, dout_dot;                      // per head
     ColumnSide k_columns, v_columns, q_columns, dout_columns;  // the last two over all heads
     std::vector<std::ptrdiff_t> constant_keys;  // per column of k: how many leading keys have the first one's value
     DoubleDouble scale;

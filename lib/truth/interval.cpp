@@ -42,13 +42,30 @@ void add(Interval& r, const Interval& a, double b) {
 }
 
 void sub(Interval& r, const Interval& a, const Interval& b) {
-    Real lo(r.bits());
-    mpfr_sub(lo, a.lo, b.hi, MPFR_RNDD);
+    if (&r == &b) {
+        const Interval copy = b;
+        sub(r, a, copy);
+        return;
+    }
+    mpfr_sub(r.lo, a.lo, b.hi, MPFR_RNDD);
     mpfr_sub(r.hi, a.hi, b.lo, MPFR_RNDU);
-    mpfr_swap(r.lo, lo);
 }
 
+namespace {
+
+bool not_negative(const Real& x) { return mpfr_sgn(static_cast<mpfr_srcptr>(x)) >= 0; }
+
+/// b >= 0 and r is not b: each end of a meets the end of b that takes it farthest.
+void mul_by_positive(Interval& r, const Interval& a, const Interval& b) {
+    mpfr_mul(r.lo, a.lo, not_negative(a.lo) ? b.lo : b.hi, MPFR_RNDD);
+    mpfr_mul(r.hi, a.hi, not_negative(a.hi) ? b.hi : b.lo, MPFR_RNDU);
+}
+
+}  // namespace
+
 void mul(Interval& r, const Interval& a, const Interval& b) {
+    if (not_negative(b.lo) && &r != &b) return mul_by_positive(r, a, b);
+    if (not_negative(a.lo) && &r != &a) return mul_by_positive(r, b, a);
     // the extremes are among the four products of ends
     Real lo(r.bits());
     Real hi(r.bits());
@@ -150,7 +167,8 @@ void store(const Interval& a, CertifiedMatrix& out, std::size_t at) {
         return;
     }
     // An interval around 0 says nothing but its width: value 0.
-    const bool around_zero = mpfr_sgn(static_cast<mpfr_srcptr>(a.lo)) < 0 && mpfr_sgn(static_cast<mpfr_srcptr>(a.hi)) > 0;
+    const bool around_zero =
+        mpfr_sgn(static_cast<mpfr_srcptr>(a.lo)) < 0 && mpfr_sgn(static_cast<mpfr_srcptr>(a.hi)) > 0;
     Real middle(a.bits() + 1);
     if (!around_zero) {
         mpfr_add(middle, a.lo, a.hi, MPFR_RNDN);

@@ -24,7 +24,7 @@ IntervalRow::IntervalRow(const TruthProblem& problem, int bits)
         inverse_sqrt(scale, static_cast<unsigned long>(problem.k.cols));
 }
 
-void IntervalRow::compute_scores(const TruthProblem& problem, std::size_t head, std::ptrdiff_t i) {
+void IntervalRow::compute_scores(const TruthProblem& problem, std::size_t head, std::ptrdiff_t i, bool gradient) {
     const double* bias = bias_row(problem, head, i);
     empty = true;
     for (std::ptrdiff_t j = 0; j < problem.k.rows; ++j) {
@@ -32,7 +32,7 @@ void IntervalRow::compute_scores(const TruthProblem& problem, std::size_t head, 
         visible[at] = detail::visible(problem, head, i, j);
         for (std::vector<Interval>* row : {&s, &p, &dp, &ds}) set((*row)[at], 0);
         if (!visible[at]) continue;
-        dot(dp[at], problem.dout[head].row(i), problem.v.row(j), problem.v.cols);
+        if (gradient) dot(dp[at], problem.dout[head].row(i), problem.v.row(j), problem.v.cols);
         dot(raw_[at], problem.q[head].row(i), problem.k.row(j), problem.k.cols);
         mul(s[at], raw_[at], scale);
         if (bias != nullptr) add(s[at], s[at], bias[j]);
@@ -42,8 +42,8 @@ void IntervalRow::compute_scores(const TruthProblem& problem, std::size_t head, 
     }
 }
 
-void IntervalRow::compute(const TruthProblem& problem, std::size_t head, std::ptrdiff_t i) {
-    compute_scores(problem, head, i);
+void IntervalRow::compute(const TruthProblem& problem, std::size_t head, std::ptrdiff_t i, bool gradient) {
+    compute_scores(problem, head, i, gradient);
     set(delta, 0);
     if (empty) return;
     const std::size_t w = largest_;
@@ -68,10 +68,16 @@ void IntervalRow::compute(const TruthProblem& problem, std::size_t head, std::pt
     log1p(lse, sum_);
     add(lse, lse, s[w]);
     add(sum_, sum_, 1.0);
+    for (std::size_t j = 0; j < s.size(); ++j)
+        if (visible[j]) div(p[j], weight_[j], sum_);
+    if (gradient) compute_gradient();
+}
+
+void IntervalRow::compute_gradient() {
+    const std::size_t w = largest_;
     Interval& rest = delta;  // sum_{j != w} p_j (dp_j - dp_w); dp_w is added when it has been used
     for (std::size_t j = 0; j < s.size(); ++j) {
         if (!visible[j]) continue;
-        div(p[j], weight_[j], sum_);
         if (j == w) continue;
         sub(ds[j], dp[j], dp[w]);
         mul(t_, weight_[j], ds[j]);

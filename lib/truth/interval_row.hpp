@@ -19,13 +19,15 @@ struct IntervalRow {
     bool empty = true;
     Interval scale;
 
-    void compute(const TruthProblem& problem, std::size_t head, std::ptrdiff_t i);
+    /// Without `gradient` only s, p and lse.
+    void compute(const TruthProblem& problem, std::size_t head, std::ptrdiff_t i, bool gradient = true);
     /// r <- sum_j p_j v_jc and r <- scale sum_j ds_j k_jc
     void output(const TruthProblem& problem, std::ptrdiff_t c, Interval& r) const;
     void query_gradient(const TruthProblem& problem, std::ptrdiff_t c, Interval& r) const;
 
   private:
-    void compute_scores(const TruthProblem& problem, std::size_t head, std::ptrdiff_t i);
+    void compute_scores(const TruthProblem& problem, std::size_t head, std::ptrdiff_t i, bool gradient);
+    void compute_gradient();
     std::vector<Interval> raw_;     // q k^T
     std::vector<Interval> weight_;  // exp(s_j - s_w); sums divide by their sum last, so that equal keys give exact ties
     std::size_t largest_ = 0;

@@ -13,14 +13,14 @@ namespace faultline::detail {
 struct JudgedRow {
     explicit JudgedRow(const TruthProblem& problem, int bits);
 
-    std::vector<bool> visible;         // [n_k]
-    std::vector<Real> s, p, dp, ds;    // [n_k]
+    std::vector<bool> visible;       // [n_k]
+    std::vector<Real> s, p, dp, ds;  // [n_k]
     Real lse, delta;
     // What the rounding errors of dp_j, ds_j, lse, delta and of sums with p_j are proportional to: sums of |terms|.
     std::vector<Real> dp_size, ds_size;
     Real lse_size, delta_size;
-    bool empty = true;                 // sees no key
-    Real scale;                        // the factor on q k^T
+    bool empty = true;  // sees no key
+    Real scale;         // the factor on q k^T
 
     /// Overwrites all of the above with row i of query head `head`.
     void compute(const TruthProblem& problem, std::size_t head, std::ptrdiff_t i);
@@ -34,6 +34,8 @@ void add_term(const Real& x, const Real& x_size, double factor, Real& sum, Real&
 
 /// Rounding errors of a result of this size in `bits` bits: 2^40 units in the last place are ample for the dozen
 /// operations behind each term, thousands of terms, and logits of 10^8.
-inline void to_noise(Real& size, mpfr_prec_t bits) { mpfr_mul_2si(size, size, 40 - static_cast<long>(bits), MPFR_RNDU); }
+inline void to_noise(Real& size, mpfr_prec_t bits) {
+    mpfr_mul_2si(size, size, 40 - static_cast<long>(bits), MPFR_RNDU);
+}
 
 }  // namespace faultline::detail

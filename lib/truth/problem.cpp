@@ -14,24 +14,25 @@ std::string shape(MatrixView<const double> a) {
 
 void check_shape(const std::string& name, MatrixView<const double> a, std::ptrdiff_t rows, std::ptrdiff_t cols) {
     if (a.rows != rows || a.cols != cols)
-        throw RequestError("attention truth: " + name + ": shape " + shape(a) + " where [" + std::to_string(rows) + ", " +
-                           std::to_string(cols) + "] was expected");
+        throw RequestError("attention truth: " + name + ": shape " + shape(a) + " where [" + std::to_string(rows) +
+                           ", " + std::to_string(cols) + "] was expected");
 }
 
 void check_finite(const std::string& name, MatrixView<const double> a) {
     for (std::ptrdiff_t i = 0; i < a.rows; ++i)
         for (std::ptrdiff_t j = 0; j < a.cols; ++j)
             if (!std::isfinite(a(i, j)))
-                throw RequestError("attention truth: " + name + "[" + std::to_string(i) + ", " + std::to_string(j) + "] is " +
-                                   (std::isnan(a(i, j)) ? "NaN" : "infinite") + ": finite values expected");
+                throw RequestError("attention truth: " + name + "[" + std::to_string(i) + ", " + std::to_string(j) +
+                                   "] is " + (std::isnan(a(i, j)) ? "NaN" : "infinite") + ": finite values expected");
 }
 
 void check_bias(const std::string& name, MatrixView<const double> a) {
     for (std::ptrdiff_t i = 0; i < a.rows; ++i)
         for (std::ptrdiff_t j = 0; j < a.cols; ++j)
             if (std::isnan(a(i, j)) || (std::isinf(a(i, j)) && a(i, j) > 0))
-                throw RequestError("attention truth: " + name + "[" + std::to_string(i) + ", " + std::to_string(j) + "] is " +
-                                   (std::isnan(a(i, j)) ? "NaN" : "+inf") + ": finite values or -inf expected");
+                throw RequestError("attention truth: " + name + "[" + std::to_string(i) + ", " + std::to_string(j) +
+                                   "] is " + (std::isnan(a(i, j)) ? "NaN" : "+inf") +
+                                   ": finite values or -inf expected");
 }
 
 }  // namespace
@@ -56,7 +57,8 @@ void check_problem(const TruthProblem& problem) {
     check_finite("v", problem.v);
     if (problem.bias.size() > 1 && problem.bias.size() != problem.q.size())
         throw RequestError("attention truth: bias: " + std::to_string(problem.bias.size()) +
-                           " matrices: none, one, or one per query head (" + std::to_string(problem.q.size()) + ") expected");
+                           " matrices: none, one, or one per query head (" + std::to_string(problem.q.size()) +
+                           ") expected");
     for (std::size_t h = 0; h < problem.bias.size(); ++h) {
         check_shape("bias " + std::to_string(h), problem.bias[h], n_q, n_k);
         check_bias("bias " + std::to_string(h), problem.bias[h]);

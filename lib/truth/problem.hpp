@@ -2,8 +2,8 @@
 // What every way of computing truth asks of a problem.
 #pragma once
 
-#include <cstddef>
 #include <cmath>
+#include <cstddef>
 
 #include <faultline/truth/truth.hpp>
 

@@ -79,7 +79,8 @@ void accumulate(const double* a_high, const double* a_low, std::ptrdiff_t count,
 }
 
 FAULTLINE_CLONES
-void finish(const double* sigma, std::ptrdiff_t width, const double* acc, const double* low_sum, double* high, double* low) {
+void finish(const double* sigma, std::ptrdiff_t width, const double* acc, const double* low_sum, double* high,
+            double* low) {
     for (std::ptrdiff_t j = 0; j < width; ++j) {
         const double a = acc[j] - sigma[j];
         const double b = low_sum[j];

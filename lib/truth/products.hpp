@@ -27,6 +27,7 @@ void accumulate(const double* a_high, const double* a_low, std::ptrdiff_t count,
                 std::ptrdiff_t width, double* acc, double* low);
 
 /// acc_j - sigma_j + low_j as an unevaluated sum high + low with |low| <= ulp(high) / 2, exactly. In place allowed.
-void finish(const double* sigma, std::ptrdiff_t width, const double* acc, const double* low_sum, double* high, double* low);
+void finish(const double* sigma, std::ptrdiff_t width, const double* acc, const double* low_sum, double* high,
+            double* low);
 
 }  // namespace faultline::detail

@@ -70,7 +70,8 @@ double upper_sum(double* __restrict a, std::ptrdiff_t count) {
 
 FAULTLINE_CLONES
 static void subtract_plain(const double* __restrict s_high, const double* __restrict s_low, DoubleDouble scale,
-                           DoubleDouble pivot, std::ptrdiff_t seen, double* __restrict x_high, double* __restrict x_low) {
+                           DoubleDouble pivot, std::ptrdiff_t seen, double* __restrict x_high,
+                           double* __restrict x_low) {
     for (std::ptrdiff_t j = 0; j < seen; ++j) {
         const DoubleDouble x = scale * (DoubleDouble{s_high[j], s_low[j]} - pivot);
         x_high[j] = x.high;
@@ -79,9 +80,10 @@ static void subtract_plain(const double* __restrict s_high, const double* __rest
 }
 
 FAULTLINE_CLONES
-static void subtract_biased(const double* __restrict s_high, const double* __restrict s_low, const double* __restrict bias,
-                            DoubleDouble scale, DoubleDouble pivot, double pivot_bias, std::ptrdiff_t seen,
-                            double* __restrict x_high, double* __restrict x_low, double* __restrict magnitude) {
+static void subtract_biased(const double* __restrict s_high, const double* __restrict s_low,
+                            const double* __restrict bias, DoubleDouble scale, DoubleDouble pivot, double pivot_bias,
+                            std::ptrdiff_t seen, double* __restrict x_high, double* __restrict x_low,
+                            double* __restrict magnitude) {
     for (std::ptrdiff_t j = 0; j < seen; ++j) {
         const double given = bias[j];
         const double b = given == -infinity ? pivot_bias : given;
@@ -99,8 +101,9 @@ static void subtract_biased(const double* __restrict s_high, const double* __res
     }
 }
 
-double subtract_pivot(const double* s_high, const double* s_low, const double* bias, DoubleDouble scale, std::ptrdiff_t w,
-                      std::ptrdiff_t seen, std::ptrdiff_t count, double* x_high, double* x_low, double* scratch) {
+double subtract_pivot(const double* s_high, const double* s_low, const double* bias, DoubleDouble scale,
+                      std::ptrdiff_t w, std::ptrdiff_t seen, std::ptrdiff_t count, double* x_high, double* x_low,
+                      double* scratch) {
     const DoubleDouble pivot{s_high[w], s_low[w]};
     for (std::ptrdiff_t j = seen; j < count; ++j) {
         x_high[j] = -infinity;
@@ -164,7 +167,8 @@ static void weigh_exponents(const double* __restrict exponent, const double* __r
 FAULTLINE_CLONES
 static void weigh_terms(const WideRow& p, RelativeError p_error, const double* __restrict d_high,
                         const double* __restrict d_low, double d_error, double reference, double own_error,
-                        std::ptrdiff_t count, double* __restrict high, double* __restrict low, double* __restrict error) {
+                        std::ptrdiff_t count, double* __restrict high, double* __restrict low,
+                        double* __restrict error) {
     const double* __restrict p_high = p.high;
     const double* __restrict p_low = p.low;
     const double* __restrict exponent = p.exponent;
@@ -211,7 +215,8 @@ static void gradient_loop(const WideRow& p, RelativeError p_error, const double*
         const bool alone = std::fabs(d) + d_error == 0;  // d_j is exactly 0: then d_j - rest is -rest, on any scale
         const DoubleDouble subtrahend{alone ? rest.value.high : near_rest.high, alone ? rest.value.low : near_rest.low};
         const DoubleDouble g = DoubleDouble{d, d_low[j]} - subtrahend;
-        const double g_error = d_error + (alone ? rest.error : near_error) + add_error * (std::fabs(d) + std::fabs(g.high));
+        const double g_error =
+            d_error + (alone ? rest.error : near_error) + add_error * (std::fabs(d) + std::fabs(g.high));
         const DoubleDouble r = DoubleDouble{p_high[j], p_low[j]} * g;
         const double p_relative = p_error.alpha + p_error.beta * std::fabs(p_exponent[j]) + mul_error;
         high[j] = r.high;
@@ -221,8 +226,8 @@ static void gradient_loop(const WideRow& p, RelativeError p_error, const double*
     }
 }
 
-void softmax_gradient(const WideRow& p, RelativeError p_error, const double* d_high, const double* d_low, double d_error,
-                      const WideSum& rest, std::ptrdiff_t count, const WideRow& ds, double* error) {
+void softmax_gradient(const WideRow& p, RelativeError p_error, const double* d_high, const double* d_low,
+                      double d_error, const WideSum& rest, std::ptrdiff_t count, const WideRow& ds, double* error) {
     // The sum on the scale of the d_j themselves. Below 2^-900 it is lost on them: they are 2^-550 at least.
     constexpr double lost = -900;
     DoubleDouble near_rest;
@@ -238,7 +243,8 @@ void softmax_gradient(const WideRow& p, RelativeError p_error, const double* d_h
 }
 
 FAULTLINE_CLONES
-static void own_exponents(const WideRow& a, const double* __restrict error, std::ptrdiff_t count, double* __restrict out) {
+static void own_exponents(const WideRow& a, const double* __restrict error, std::ptrdiff_t count,
+                          double* __restrict out) {
     const double* __restrict high = a.high;
     const double* __restrict exponent = a.exponent;
     for (std::ptrdiff_t j = 0; j < count; ++j) {
@@ -275,8 +281,8 @@ static void scale_loop(const WideRow& a, const double* __restrict error, double 
 }
 
 FAULTLINE_CLONES
-static void centre_exponents(const WideRow& a, const double* __restrict error, const double* __restrict column, double pivot,
-                             std::ptrdiff_t count, double* __restrict out) {
+static void centre_exponents(const WideRow& a, const double* __restrict error, const double* __restrict column,
+                             double pivot, std::ptrdiff_t count, double* __restrict out) {
     const double* __restrict high = a.high;
     const double* __restrict exponent = a.exponent;
     for (std::ptrdiff_t j = 0; j < count; ++j) {
@@ -288,9 +294,9 @@ static void centre_exponents(const WideRow& a, const double* __restrict error, c
 
 /// terms[j] holds the exponent of term j at first.
 FAULTLINE_CLONES
-static void centre_terms(const WideRow& a, const double* __restrict error, const double* __restrict column, double pivot,
-                         double reference, double own_error, std::ptrdiff_t count, double* __restrict terms,
-                         double* __restrict terms_low, double* __restrict terms_error) {
+static void centre_terms(const WideRow& a, const double* __restrict error, const double* __restrict column,
+                         double pivot, double reference, double own_error, std::ptrdiff_t count,
+                         double* __restrict terms, double* __restrict terms_low, double* __restrict terms_error) {
     const double* __restrict high = a.high;
     const double* __restrict low = a.low;
     const double* __restrict exponent = a.exponent;

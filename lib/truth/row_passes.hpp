@@ -51,8 +51,9 @@ constexpr double tree_depth(std::ptrdiff_t count) {
 
 /// x_j <- scale (s_j - s_w) + (bias_j - bias_w), -inf from key `seen` on and where bias_j is -inf; bias may be null.
 /// Returns an upper bound of |scale (s_j - s_w)| over the keys with x_j >= exp_lowest.
-double subtract_pivot(const double* s_high, const double* s_low, const double* bias, DoubleDouble scale, std::ptrdiff_t w,
-                      std::ptrdiff_t seen, std::ptrdiff_t count, double* x_high, double* x_low, double* scratch);
+double subtract_pivot(const double* s_high, const double* s_low, const double* bias, DoubleDouble scale,
+                      std::ptrdiff_t w, std::ptrdiff_t seen, std::ptrdiff_t count, double* x_high, double* x_low,
+                      double* scratch);
 
 /// out_j <- p_j 2^-reference, 0 below the flush threshold; returns how many p_j other than 0 that left out.
 double scale_row(const WideRow& p, double reference, std::ptrdiff_t count, double* out_high, double* out_low);
@@ -81,8 +82,8 @@ WideSum weighted_sum(const WideRow& p, RelativeError p_error, const double* d_hi
 
 /// ds_j <- p_j (d_j - rest) and error_j, both times 2^ds.exponent_j. Where d_j is exactly 0 what is left is -p_j rest,
 /// which may be far below its neighbours and so has an exponent of its own.
-void softmax_gradient(const WideRow& p, RelativeError p_error, const double* d_high, const double* d_low, double d_error,
-                      const WideSum& rest, std::ptrdiff_t count, const WideRow& ds, double* error);
+void softmax_gradient(const WideRow& p, RelativeError p_error, const double* d_high, const double* d_low,
+                      double d_error, const WideSum& rest, std::ptrdiff_t count, const WideRow& ds, double* error);
 
 /// The largest exponent of an |a_j| or error_j. Scratch as long as the row.
 double largest_exponent(const WideRow& a, const double* error, std::ptrdiff_t count, double* scratch);

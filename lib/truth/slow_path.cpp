@@ -17,12 +17,18 @@ bool by_row(const Undecided& e) { return e.output != Output::dk && e.output != O
 
 CertifiedMatrix& matrix(GroupTruth& truth, const Undecided& e) {
     switch (e.output) {
-        case Output::o: return truth.heads[e.head].o;
-        case Output::dq: return truth.heads[e.head].dq;
-        case Output::lse: return truth.heads[e.head].lse;
-        case Output::delta: return truth.heads[e.head].delta;
-        case Output::dk: return truth.dk;
-        case Output::dv: break;
+        case Output::o:
+            return truth.heads[e.head].o;
+        case Output::dq:
+            return truth.heads[e.head].dq;
+        case Output::lse:
+            return truth.heads[e.head].lse;
+        case Output::delta:
+            return truth.heads[e.head].delta;
+        case Output::dk:
+            return truth.dk;
+        case Output::dv:
+            break;
     }
     return truth.dv;
 }
@@ -51,10 +57,18 @@ std::vector<Undecided> pass_by_row(const TruthProblem& problem, const std::vecto
             continue;
         }
         switch (e.output) {
-            case Output::o: row.output(problem, e.col, r); break;
-            case Output::dq: row.query_gradient(problem, e.col, r); break;
-            case Output::lse: r = row.lse; break;
-            default: r = row.delta; break;
+            case Output::o:
+                row.output(problem, e.col, r);
+                break;
+            case Output::dq:
+                row.query_gradient(problem, e.col, r);
+                break;
+            case Output::lse:
+                r = row.lse;
+                break;
+            default:
+                r = row.delta;
+                break;
         }
         store(r, e, truth);
         if (!decided(r)) left.push_back(e);
@@ -67,13 +81,15 @@ std::vector<Undecided> pass_by_column(const TruthProblem& problem, const std::ve
                                       GroupTruth& truth) {
     if (elements.empty()) return {};
     std::vector<Interval> sums(elements.size(), Interval(bits));
+    const bool gradient =
+        std::any_of(elements.begin(), elements.end(), [](const Undecided& e) { return e.output == Output::dk; });
     IntervalRow row(problem, bits);
     Interval t(bits);
     for (std::size_t h = 0; h < problem.q.size(); ++h)
         for (std::ptrdiff_t i = 0; i < query_rows(problem); ++i) {
             const auto sees = [&](const Undecided& e) { return visible(problem, h, i, e.row); };
             if (std::none_of(elements.begin(), elements.end(), sees)) continue;
-            row.compute(problem, h, i);
+            row.compute(problem, h, i, gradient);
             for (std::size_t n = 0; n < elements.size(); ++n) {
                 const Undecided& e = elements[n];
                 const auto j = static_cast<std::size_t>(e.row);

@@ -56,20 +56,21 @@ struct TruthOptions {
 
 /// One query head. Keys that a row does not see: s = -inf, p = dp = ds = 0.
 struct HeadTruth {
-    CertifiedMatrix o;               // [n_q, d_v]
-    CertifiedMatrix dq;              // [n_q, d]
-    CertifiedMatrix lse;             // [n_q, 1], natural logarithm
-    CertifiedMatrix delta;           // [n_q, 1]
-    CertifiedMatrix s, p, dp, ds;    // [n_q, n_k], empty unless TruthOptions::keep_matrices
+    CertifiedMatrix o;             // [n_q, d_v]
+    CertifiedMatrix dq;            // [n_q, d]
+    CertifiedMatrix lse;           // [n_q, 1], natural logarithm
+    CertifiedMatrix delta;         // [n_q, 1]
+    CertifiedMatrix s, p, dp, ds;  // [n_q, n_k], empty unless TruthOptions::keep_matrices
 };
 
 struct GroupTruth {
     std::vector<HeadTruth> heads;
-    CertifiedMatrix dk;  // [n_k, d], summed over the query heads
-    CertifiedMatrix dv;  // [n_k, d_v]
-    std::size_t elements = 0;           // elements of o, lse, delta, dq, dk, dv
-    std::size_t slow_elements = 0;      // of these, computed in interval arithmetic
-    std::size_t undecided_elements = 0; // of these, whose 53-bit rounding max_bits did not decide (a tie, a hidden zero)
+    CertifiedMatrix dk;             // [n_k, d], summed over the query heads
+    CertifiedMatrix dv;             // [n_k, d_v]
+    std::size_t elements = 0;       // elements of o, lse, delta, dq, dk, dv
+    std::size_t slow_elements = 0;  // of these, computed in interval arithmetic
+    std::size_t undecided_elements =
+        0;  // of these, whose 53-bit rounding max_bits did not decide (a tie, a hidden zero)
 };
 
 /// Throws RequestError when shapes disagree, a value is NaN or infinite (bias: NaN or +inf), or there is no head or
@@ -85,10 +86,10 @@ struct GroupTruth {
 
 /// What verify_truth found.
 struct TruthVerification {
-    std::size_t checked = 0;     // elements recomputed
-    std::size_t outside = 0;     // of these, with |difference| > bound
-    double worst_ratio = 0;      // largest |difference| / bound (0/0 = 0, x/0 = infinity)
-    std::string worst;           // where: "dk[3, 17]", "head 1 dq[0, 2]"
+    std::size_t checked = 0;  // elements recomputed
+    std::size_t outside = 0;  // of these, with |difference| > bound
+    double worst_ratio = 0;   // largest |difference| / bound (0/0 = 0, x/0 = infinity)
+    std::string worst;        // where: "dk[3, 17]", "head 1 dq[0, 2]"
 };
 
 /// Recomputes `sample_count` elements of each of o, lse, delta, dq (spread over a few random rows) and of dk, dv (random)

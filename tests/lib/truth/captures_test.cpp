@@ -43,7 +43,7 @@ test::OwnedProblem captured(const TensorSet& set, const std::string& layer, std:
 struct Layer {
     const char* file;
     const char* layer;
-    double dq_norm;      // over all heads, from the captures' README, to its three digits; 0: underflows double
+    double dq_norm;  // over all heads, from the captures' README, to its three digits; 0: underflows double
 };
 
 TEST(Captures, TruthOfEveryHeadOfALayer) {
@@ -74,11 +74,12 @@ TEST(Captures, TruthOfEveryHeadOfALayer) {
             }
         }
         const WideReal norm = sqrt(squares);
-        std::printf("%s: |dq| = %s +- %s, %zu of %zu elements by interval arithmetic\n", name.c_str(), norm.to_string(6).c_str(),
-                    sqrt(bound_squares).to_string(2).c_str(), slow, elements);
+        std::printf("%s: |dq| = %s +- %s, %zu of %zu elements by interval arithmetic\n", name.c_str(),
+                    norm.to_string(6).c_str(), sqrt(bound_squares).to_string(2).c_str(), slow, elements);
         EXPECT_LE(sqrt(bound_squares), norm * WideReal(0x1p-50));
         if (l.dq_norm > 0) {
-            EXPECT_NEAR(norm.to_double(), l.dq_norm, 0.005 * l.dq_norm);  // half a unit of its third digit, at most 0.5%
+            EXPECT_NEAR(norm.to_double(), l.dq_norm,
+                        0.005 * l.dq_norm);  // half a unit of its third digit, at most 0.5%
         } else {
             EXPECT_GT(norm, WideReal(0.0));
             EXPECT_EQ(norm.to_double(), 0.0) << "this one is known to underflow double";

@@ -13,7 +13,8 @@ namespace faultline {
 namespace {
 
 TEST(Clones, SameBitsAsTheBaseline) {
-    const std::unique_ptr<std::FILE, int (*)(std::FILE*)> pipe(popen("\"" FAULTLINE_PLAIN_FINGERPRINT "\"", "r"), pclose);
+    const std::unique_ptr<std::FILE, int (*)(std::FILE*)> pipe(popen("\"" FAULTLINE_PLAIN_FINGERPRINT "\"", "r"),
+                                                               pclose);
     ASSERT_NE(pipe, nullptr);
     std::array<char, 64> line{};
     ASSERT_NE(std::fgets(line.data(), static_cast<int>(line.size()), pipe.get()), nullptr);

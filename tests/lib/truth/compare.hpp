@@ -54,8 +54,8 @@ inline void expect_matrices(const GroupTruth& truth, const GroupTruth& judge) {
                 if (a.at(i, j) == b.at(i, j)) continue;  // -inf among them
                 const WideReal allowed = (a.bound_at(i, j) + b.bound_at(i, j)) * WideReal(1 + 0x1p-40);
                 const WideReal difference = abs(a.at(i, j) - b.at(i, j));
-                EXPECT_LE(difference, allowed)
-                    << name << "[" << i << ", " << j << "]: " << a.at(i, j).to_string(20) << " judge " << b.at(i, j).to_string(20);
+                EXPECT_LE(difference, allowed) << name << "[" << i << ", " << j << "]: " << a.at(i, j).to_string(20)
+                                               << " judge " << b.at(i, j).to_string(20);
             }
     };
     for (std::size_t h = 0; h < truth.heads.size(); ++h) {

@@ -53,8 +53,9 @@ struct ExpSweep {
 
 TEST(Elementary, ExpWithinItsProvenError) {
     test::Generator g(11);
-    for (const ExpSweep& sweep : {ExpSweep{-0.01, 0x1p-10, exp_error}, ExpSweep{-1, 0, exp_error}, ExpSweep{-50, 0, exp_error},
-                                  ExpSweep{-1e4, 0, exp_error}, ExpSweep{-1e8, 0, exp_error}, ExpSweep{-0x1p40, 0, exp_error}}) {
+    for (const ExpSweep& sweep :
+         {ExpSweep{-0.01, 0x1p-10, exp_error}, ExpSweep{-1, 0, exp_error}, ExpSweep{-50, 0, exp_error},
+          ExpSweep{-1e4, 0, exp_error}, ExpSweep{-1e8, 0, exp_error}, ExpSweep{-0x1p40, 0, exp_error}}) {
         std::vector<double> high, low;
         for (int n = 0; n < 20000; ++n) {
             high.push_back(sweep.low + (sweep.high - sweep.low) * g.uniform());

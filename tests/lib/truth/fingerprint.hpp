@@ -15,8 +15,9 @@ inline std::uint64_t fingerprint() {
     std::uint64_t hash = 0xcbf29ce484222325;  // FNV-1a over 64-bit words
     const auto add = [&](const CertifiedMatrix& m) {
         for (std::size_t at = 0; at < m.size(); ++at)
-            for (const std::uint64_t word : {std::bit_cast<std::uint64_t>(m.value[at]), std::bit_cast<std::uint64_t>(m.bound[at]),
-                                             static_cast<std::uint64_t>(m.exponent[at])})
+            for (const std::uint64_t word :
+                 {std::bit_cast<std::uint64_t>(m.value[at]), std::bit_cast<std::uint64_t>(m.bound[at]),
+                  static_cast<std::uint64_t>(m.exponent[at])})
                 hash = (hash ^ word) * 0x100000001b3;
     };
     for (const double size : {1.0, 20.0, 1000.0})
@@ -34,7 +35,9 @@ inline std::uint64_t fingerprint() {
             options.correctly_rounded = false;  // the fast path alone
             const GroupTruth truth = attention_truth(owned.problem, options);
             for (const HeadTruth& head : truth.heads)
-                for (const CertifiedMatrix* m : {&head.o, &head.dq, &head.lse, &head.delta, &head.s, &head.p, &head.dp, &head.ds}) add(*m);
+                for (const CertifiedMatrix* m :
+                     {&head.o, &head.dq, &head.lse, &head.delta, &head.s, &head.p, &head.dp, &head.ds})
+                    add(*m);
             add(truth.dk);
             add(truth.dv);
         }

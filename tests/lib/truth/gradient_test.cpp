@@ -77,8 +77,8 @@ void loss(const TruthProblem& p, Inputs& in, int bits, Real& result) {
 
 /// Every element of `gradient` against the difference quotient in the elements of `variable`. Its own error, of second
 /// order in the step, is 2^(-2 step) times third derivatives (here below 2^200), and rounding 2^(step - bits).
-void check(const TruthProblem& p, Inputs& in, RealMatrix& variable, const CertifiedMatrix& gradient, Precision precision,
-           const std::string& name) {
+void check(const TruthProblem& p, Inputs& in, RealMatrix& variable, const CertifiedMatrix& gradient,
+           Precision precision, const std::string& name) {
     Real up(precision.bits), down(precision.bits), kept(precision.bits), step(precision.bits);
     mpfr_set_ui_2exp(step, 1, -precision.step, MPFR_RNDN);
     const WideReal quotient_error(1.0, std::max(-2 * precision.step + 200, precision.step - precision.bits + 64));
@@ -101,7 +101,8 @@ void check(const TruthProblem& p, Inputs& in, RealMatrix& variable, const Certif
             const double mantissa = mpfr_get_d_2exp(&exponent, up, MPFR_RNDA);
             const WideReal difference(std::fabs(mantissa), exponent);
             EXPECT_LE(difference, gradient.bound_at(i, c) + quotient_error)
-                << name << "[" << i << ", " << c << "] = " << gradient.at(i, c).to_string(17) << " off by " << difference.to_string();
+                << name << "[" << i << ", " << c << "] = " << gradient.at(i, c).to_string(17) << " off by "
+                << difference.to_string();
             EXPECT_TRUE(gradient.at(i, c).mantissa == 0 || quotient_error < abs(gradient.at(i, c)) * WideReal(0x1p-60))
                 << name << ": the quotient is too coarse to judge by: " << gradient.at(i, c).to_string();
         }
@@ -119,7 +120,8 @@ void check_all(const TruthProblem& p, Precision precision) {
 TEST(Gradient, BenignHeadsByFiniteDifferences) {
     constexpr Precision precision{1200, 400};
     for (const bool causal : {false, true}) {
-        auto owned = test::random_problem(test::Shape{.n_q = 4, .n_k = 5, .d = 3, .d_v = 2, .heads = 2, .causal = causal}, 71);
+        auto owned =
+            test::random_problem(test::Shape{.n_q = 4, .n_k = 5, .d = 3, .d_v = 2, .heads = 2, .causal = causal}, 71);
         check_all(owned.problem, precision);
         Matrix bias(4, 5, 0.5);
         bias(1, 1) = bias(2, 0) = -INFINITY;

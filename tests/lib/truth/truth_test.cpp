@@ -101,7 +101,8 @@ Matrix mask(std::ptrdiff_t n_q, std::ptrdiff_t n_k, double hidden, double ordina
 TEST(Truth, AdditiveMasks) {
     constexpr double fp32_lowest = -3.4028234663852886e38;
     constexpr double bf16_lowest = -3.3895313892515355e38;
-    for (const double hidden : {-std::numeric_limits<double>::infinity(), fp32_lowest, bf16_lowest, -1e9, -1e4, -1e12, -5.0})
+    for (const double hidden :
+         {-std::numeric_limits<double>::infinity(), fp32_lowest, bf16_lowest, -1e9, -1e4, -1e12, -5.0})
         for (const bool causal : {false, true}) {
             const Shape shape{.n_q = 14, .n_k = 18, .heads = 2, .causal = causal};
             auto owned = test::random_problem(shape, 41);
@@ -177,8 +178,8 @@ TEST(Truth, ProblemsWithAnExactAnswer) {
     two.problem.dout = {two.keep(Matrix(1, 3, 1.0))};
     const GroupTruth halves = attention_truth(two.problem);
     EXPECT_EQ(halves.heads[0].o(0, 0), 2.0);
-    EXPECT_EQ(halves.heads[0].o(0, 1), 0.5);               // tie, to even
-    EXPECT_EQ(halves.heads[0].o(0, 2), 0.5 + 0x1p-52);     // tie, to even
+    EXPECT_EQ(halves.heads[0].o(0, 1), 0.5);            // tie, to even
+    EXPECT_EQ(halves.heads[0].o(0, 2), 0.5 + 0x1p-52);  // tie, to even
     EXPECT_EQ(halves.undecided_elements, 0U) << "interval arithmetic is exact here and must see it";
     EXPECT_GT(halves.slow_elements, 0U);
 }
@@ -254,8 +255,8 @@ TEST(Truth, CancellationInTheDotProducts) {
     for (const int significand : {test::bf16_bits, test::fp32_bits, test::double_bits})
         for (const Cancellation kind : {Cancellation::none, Cancellation::exact, Cancellation::near}) {
             const auto owned = cancelling_problem(kind, significand, 51);
-            const GroupTruth truth = expect_truth(owned.problem, "kind " + std::to_string(static_cast<int>(kind)) + ", " +
-                                                                     std::to_string(significand) + " bits");
+            const GroupTruth truth = expect_truth(owned.problem, "kind " + std::to_string(static_cast<int>(kind)) +
+                                                                     ", " + std::to_string(significand) + " bits");
             if (kind != Cancellation::exact) continue;
             for (const double x : truth.heads[0].delta.value) EXPECT_EQ(x, 0);
         }
