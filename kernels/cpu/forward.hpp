@@ -112,7 +112,7 @@ class ForwardHead {
                 stage_.round_intermediate(Site::exp_argument, t);  // the argument is rounded as the scores' own is
                 for_each(t, [&](double x, auto, auto) { return x * c; });
                 stage_.round_intermediate(Site::exp_argument, t);
-                exponential(t, schedule_.exp_base);
+                exponential(t, schedule_.exp_base, schedule_.functions);
             },
             exact);
         return alpha;
@@ -265,12 +265,15 @@ class ForwardHead {
         const double unit =
             schedule_.scale_at == ScaleAt::exponent ? scales_.natural : 1.0 / scales_.score_unit(schedule_.exp_base);
         const double offset = schedule_.max_offset * std::numbers::ln2;
+        const auto kernel_log = [&](std::ptrdiff_t i) {
+            return logarithm(sum[static_cast<std::size_t>(i)], schedule_.functions);
+        };
         const auto log_sum = [&](std::ptrdiff_t i) { return std::log(sum[static_cast<std::size_t>(i)]); };
         stage_.pass(
             Site::lse, where, column(lse),
             [&](MatrixView<double> t) {
                 for_each(t, [&](double m, auto i, auto) {
-                    const double log_part = stage_.round_intermediate(Site::lse, log_sum(i) - offset);
+                    const double log_part = stage_.round_intermediate(Site::lse, kernel_log(i) - offset);
                     return std::fma(m, unit, log_part);  // max * scale + logf(sum) is contracted to one fma
                 });
             },

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <faultline/cpu/scores.hpp>
 
+#include <faultline/special/ex2_approx.hpp>
+#include <faultline/special/lg2_approx.hpp>
+
 namespace faultline::cpu {
 
 FAULTLINE_CLONES
@@ -33,6 +36,16 @@ void exponential(MatrixView<double> tile, ExpBase base) {
         for_each(tile, [](double x, auto, auto) { return std::exp2(x); });
     else
         for_each(tile, [](double x, auto, auto) { return std::exp(x); });
+}
+
+void exponential(MatrixView<double> tile, ExpBase base, Functions functions) {
+    if (functions == Functions::correctly_rounded || base == ExpBase::e) return exponential(tile, base);
+    for_each(tile, [](double x, auto, auto) { return static_cast<double>(exp2f_cuda(static_cast<float>(x))); });
+}
+
+double logarithm(double sum, Functions functions) {
+    return functions == Functions::hopper ? static_cast<double>(logf_fast_cuda(static_cast<float>(sum)))
+                                          : std::log(sum);
 }
 
 }  // namespace faultline::cpu

@@ -64,6 +64,11 @@ void fused_argument_fp32(MatrixView<double> tile, double c, const double* shift)
 /// exp2 or exp, element by element, of any argument including -inf.
 void exponential(MatrixView<double> tile, ExpBase base);
 
+/// The same in the kernel's function: ex2.approx where the plan has the card's and the base is two.
+void exponential(MatrixView<double> tile, ExpBase base, Functions functions);
+/// Natural logarithm of a row sum in the kernel's function (__logf of a Hopper card), before any rounding of ours.
+double logarithm(double sum, Functions functions);
+
 /// The additive bias of a tile, if there is one.
 struct Mask {
     bool causal;
@@ -183,8 +188,9 @@ void probabilities(Stage<I>& stage, const ScoreSites& at, const TileAt& where, A
         }
     };
     stage.pass(at.argument, where, x, in_kernel, exactly);
-    exponential(x, base);
-    stage.pass(at.exp, where, x);
+    stage.pass(
+        at.exp, where, x, [&](MatrixView<double> t) { exponential(t, base, plan.schedule.functions); },
+        [&](MatrixView<double> t) { exponential(t, base); });
 }
 
 }  // namespace faultline::cpu

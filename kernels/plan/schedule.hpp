@@ -16,6 +16,12 @@ enum class ScaleAt : unsigned char {
 
 enum class ExpBase : unsigned char { two, e };
 
+/// What computes exp2 and the logarithm of the row sum.
+enum class Functions : unsigned char {
+    correctly_rounded,  ///< binary64 functions, rounded once to the site's format
+    hopper,             ///< ex2.approx.f32 and lg2.approx.f32 as a Hopper card has them, bit for bit (lib/special)
+};
+
 /// How scale (s - m) is computed where the scale stands in the exponent.
 enum class ArgumentForm : unsigned char {
     fused,                ///< fma(s, c, -round(m*c)): exact product minus rounded product, so s = m does not give 0
@@ -125,6 +131,7 @@ struct Schedule {
     ExpBase exp_base =
         ExpBase::two;  ///< with scale_at = scores, base two has the scores in log2 units: scaled, then times log2(e)
     ExpBase bwd_exp_base = ExpBase::two;
+    Functions functions = Functions::correctly_rounded;
     ArgumentForm argument = ArgumentForm::fused;
     ArgumentForm bwd_argument = ArgumentForm::fused;
     MaxPolicy max_policy = MaxPolicy::exact;

@@ -36,6 +36,11 @@ template <>
     return std::to_array<EnumeratorName<ExpBase>>({{two, "two"}, {e, "e"}});
 }
 template <>
+[[nodiscard]] constexpr auto enumerators<Functions>() {
+    using enum Functions;
+    return std::to_array<EnumeratorName<Functions>>({{correctly_rounded, "correctly_rounded"}, {hopper, "hopper"}});
+}
+template <>
 [[nodiscard]] constexpr auto enumerators<ArgumentForm>() {
     using enum ArgumentForm;
     return std::to_array<EnumeratorName<ArgumentForm>>(
@@ -138,6 +143,7 @@ constexpr void for_each_field(S& schedule, Visit&& visit) {
     visit("scale_at", schedule.scale_at);
     visit("exp_base", schedule.exp_base);
     visit("bwd_exp_base", schedule.bwd_exp_base);
+    visit("functions", schedule.functions);
     visit("argument", schedule.argument);
     visit("bwd_argument", schedule.bwd_argument);
     visit("max_policy", schedule.max_policy);

@@ -33,9 +33,9 @@ struct Case {
 
 class FlashAttention2 : public ::testing::TestWithParam<Case> {};
 
-// What is left over: ex2.approx differs from the correctly rounded exp2 in the last bit of some arguments (dv, lse), and
-// from 512 keys on dq is summed by atomics whose order differs from run to run. In a collapsed layer of tiny gradients the
-// atomics also flush fp32 subnormals, which the plan keeps.
+// What is left over: from 512 keys on the split-KV combine kernel uses the full-accuracy expf and logf, which the plan has
+// correctly rounded, and dq is summed by atomics whose order differs from run to run. In a collapsed layer of tiny
+// gradients the atomics also flush fp32 subnormals, which the plan keeps.
 TEST_P(FlashAttention2, PlanReproducesTheKernel) {
     const Case& c = GetParam();
     const std::filesystem::path file = captures() / c.file;
@@ -90,13 +90,13 @@ TEST_P(FlashAttention2, PlanReproducesTheKernel) {
 
 INSTANTIATE_TEST_SUITE_P(
     Captures, FlashAttention2,
-    ::testing::Values(Case{"healthy64-3000.safetensors", "layer0", "fa2-unfused", 1.0, 1.0, 1.0, 0.9996},
+    ::testing::Values(Case{"healthy64-3000.safetensors", "layer0", "fa2-unfused", 1.0, 1.0, 1.0, 1.0},
                       Case{"biased64-1500.safetensors", "layer2", "fa2-unfused", 1.0, 1.0, 1.0, 1.0},
                       Case{"biased64-1500.safetensors", "layer3", "fa2-unfused", 1.0, 0.989, 1.0, 1.0},
                       Case{"healthy128-2000.safetensors", "layer0", "fa2-unfused-splitkv", 0.9999, 0.999, 0.999,
                            0.9999},
-                      Case{"biased128-600.safetensors", "layer0", "fa2-unfused-splitkv", 0.999, 0.999, 0.999, 0.999},
-                      Case{"biased128-600.safetensors", "layer1", "fa2-unfused-splitkv", 1.0, 0.9999, 1.0, 1.0}),
+                      Case{"biased128-600.safetensors", "layer0", "fa2-unfused-splitkv", 0.99999, 0.9999, 0.9998, 1.0},
+                      Case{"biased128-600.safetensors", "layer1", "fa2-unfused-splitkv", 1.0, 0.99998, 1.0, 1.0}),
     [](const auto& tested) {
         std::string name = std::string(tested.param.file).substr(0, 10) + tested.param.layer;
         std::erase_if(name, [](char ch) { return !std::isalnum(static_cast<unsigned char>(ch)); });
