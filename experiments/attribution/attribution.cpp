@@ -256,7 +256,8 @@ SiteEffect site_effect(const std::vector<std::array<SiteSums, 4>>& by_group, std
         effect.interaction = static_cast<double>(std::sqrt(share.interaction_squared / plan_squared));
     }
     // Within a factor of two of what binary64 itself leaves, the site did nothing that can be told.
-    effect.alone_below_floor = effect.alone.error_norm <= WideReal(2.0) * floor.error_norm;
+    effect.alone_below_floor =
+        effect.alone.nonfinite == 0 && effect.alone.error_norm <= WideReal(2.0) * floor.error_norm;
     return effect;
 }
 

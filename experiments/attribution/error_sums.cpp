@@ -124,7 +124,9 @@ ErrorMeasure ErrorSums::measure() const {
     m.error_norm = sqrt(error_squared_);
     m.nonfinite = nonfinite_;
     const WideReal zero(0.0);
-    if (truth_squared_ == zero)
+    if (nonfinite_ > 0)  // an output with a NaN in it has no size of error
+        m.rel_error = WideReal(std::numeric_limits<double>::infinity());
+    else if (truth_squared_ == zero)
         m.rel_error = error_squared_ == zero ? zero : WideReal(std::numeric_limits<double>::infinity());
     else
         m.rel_error = m.error_norm / sqrt(truth_squared_);

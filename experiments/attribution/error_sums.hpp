@@ -14,7 +14,9 @@ namespace faultline {
 /// What is said of an error e = value - truth over all elements of an output.
 struct ErrorMeasure {
     WideReal error_norm;  ///< Frobenius
-    WideReal rel_error;  ///< error_norm / truth_norm; "inf" where the truth is 0 and the error is not, 0 where both are
+    WideReal
+        rel_error;  ///< error_norm / truth_norm; inf where an element is NaN or infinite, or the truth is 0 and the
+                    ///< error is not; 0 where both are
     double signed_bias = 0;  ///< mean(e) / rms(e), in [-1, 1]: 0 for noise, +-1 for a constant shift
     double t_statistic = 0;  ///< mean of the rows' mean errors over its standard error: rows, not elements, are the
                              ///< independent samples, since a row's errors share its delta and its row sum
@@ -25,7 +27,8 @@ struct ErrorMeasure {
     double mean_key_share = 0;  ///< dq only: share of the error's energy along the mean key, 0..1; NaN elsewhere
     double mean_key_sign =
         0;  ///< dq only: coherence with sign of the rows' coefficients along the mean key, -1..1; NaN elsewhere
-    std::size_t nonfinite = 0;  ///< elements that are NaN or infinite; they are left out of everything above
+    std::size_t nonfinite =
+        0;  ///< elements that are NaN or infinite; they are left out of the sums above, and make rel_error infinite
 };
 
 /// Sums of one head, joined over heads in order. Values whose truth does not fit a double are taken in wide range.

@@ -126,7 +126,7 @@ std::string head(const Attribution& a, const Pen& pen) {
                            name(*format), percent(level_of(*format)));
     out +=
         "=plan  elements of the kernel's output that equal the plan's bit for bit\n"
-        "share  of the plan's error that goes when this site alone is exact (repaired); below 0 it cancels others;\n"
+        "share  of the plan's error along what this site's repair removes (repaired: what is left); below 0 it cancels;\n"
         "       sites that act together each have the whole of it. alone: the error where nothing else rounds\n"
         "bias   mean / rms of the site's error, t over rows, coherence of the rows' signs; bias adds up in training\n";
     return out;

@@ -43,6 +43,7 @@ void set_argument(RoundingPlan& plan, ArgumentForm form) {
 
 void delta_exact(RoundingPlan& plan, const Args&) {
     plan.set(Site::delta, Rule{});
+    plan.set(Site::delta_product, Rule{});
     if (plan.schedule.delta_from == DeltaFrom::o) plan.schedule.delta_from = DeltaFrom::o_unrounded;
 }
 
@@ -54,14 +55,11 @@ void stochastic_rounding(RoundingPlan& plan, const Args& args) {
     }
 }
 
-/// A site of the backward's arithmetic in fp32: narrower formats widened, matrix units replaced by fp32 sums. With `always`
-/// also a site that is exact because the plan does not come by it.
-void in_fp32(RoundingPlan& plan, Site site, bool always) {
+/// A site of the backward's arithmetic in fp32: narrower formats widened, matrix units replaced by fp32 sums.
+void in_fp32(RoundingPlan& plan, Site site) {
     widen(plan, site);
     Rule rule = plan[site];
-    const bool is_unit = rule.accumulation.kind == Accumulation::Kind::fused;
-    if (is_unit || (always && info(site).accumulates)) rule.accumulation = fp32_sequential;
-    if (always && is_exact(rule.format)) rule.format = fp32;
+    if (rule.accumulation.kind == Accumulation::Kind::fused) rule.accumulation = fp32_sequential;
     plan.set(site, rule);
 }
 
@@ -71,14 +69,12 @@ bool is_output(Site site) {
 }
 
 void fp32_backward(RoundingPlan& plan, const Args&) {
-    // A backward that read a stored p recomputes it, through sites that the plan's own backward does not come by.
-    constexpr std::array recomputed{Site::bwd_s_accumulate, Site::bwd_s_scale, Site::bwd_exp_argument, Site::bwd_exp};
-    const bool p_was_saved = plan.schedule.p_saved;
-    plan.schedule.p_saved = false;
+    // The scores keep the forward's formats: lse was made of those, and a recomputed p from other scores is off by the
+    // exponential of the difference (FastVideo #1730). A stored p stays for the same reason.
     for (const SiteInfo& site : sites())
-        if (site.pass == Pass::backward && !is_output(site.site)) in_fp32(plan, site.site, false);
-    if (p_was_saved)
-        for (const Site site : recomputed) in_fp32(plan, site, true);
+        if (site.pass == Pass::backward && !is_output(site.site) && site.site != Site::bwd_s_cast &&
+            site.site != Site::bwd_s_scale)
+            in_fp32(plan, site.site);
     delta_from_p_dp(plan, DeltaFrom::p_dp_normalized);
 }
 
@@ -174,7 +170,8 @@ const std::vector<CorrectionInfo> table{
      .arguments = Arguments::sites,
      .change = stochastic_rounding},
     {.name = "fp32_backward",
-     .description = "the backward in fp32 with sequential sums, delta from P and dP over rowsum(P), in the named layers or all",
+     .description =
+         "the backward in fp32 with sequential sums, delta from P and dP over rowsum(P), in the named layers or all",
      .source = "arXiv 2510.04212, table of isolations",
      .topic = "delta",
      .arguments = Arguments::layers,

@@ -138,13 +138,16 @@ class ForwardHead {
         std::vector<double> after(static_cast<std::size_t>(p.rows));
         std::vector<double> wanted(static_cast<std::size_t>(p.rows));
         std::vector<double> row(static_cast<std::size_t>(p.cols));
+        MatrixView<const double> added = p;
+        if (rounded_p) {  // as a whole tile at its place: a stochastic cast draws the bits that p_cast will draw
+            const MatrixView<double> cast = cast_p_.shaped(p.rows, p.cols);
+            copy(p, cast);
+            stage_.round(Site::p_cast, where, cast);
+            added = cast;
+        }
         for (std::ptrdiff_t i = 0; i < p.rows; ++i) {
             const auto at = static_cast<std::size_t>(i);
-            std::copy(p.row(i), p.row(i) + p.cols, row.begin());
-            if (rounded_p)
-                stage_.round(Site::p_cast,
-                             {where.layer, where.head, where.query0 + i, where.key0, where.q_tile, where.k_tile},
-                             {row.data(), 1, p.cols});
+            std::copy(added.row(i), added.row(i) + p.cols, row.begin());
             double* lanes = sums.row(i);
             if (stage_.watches(Site::row_sum) && shown) {
                 wanted[at] = sums.joined(i, [](double x) { return x; }) * alpha[at];
@@ -326,7 +329,7 @@ class ForwardHead {
     RowSums sums_{0, RowSumOrder::sequential};
     RowSums rounded_sums_{0, RowSumOrder::sequential};
     Matrix o_;
-    Scratch s_, part_;
+    Scratch s_, part_, cast_p_;
 };
 
 }  // namespace faultline::cpu

@@ -59,6 +59,10 @@ struct Scales {
 
 /// True if every element is a float: then a real fmaf is the kernel's operation.
 bool all_floats(MatrixView<const double> tile);
+inline bool is_float(double x) { return static_cast<double>(static_cast<float>(x)) == x; }
+inline MatrixView<const double> floats_of(const std::vector<double>& x) {
+    return {x.data(), 1, static_cast<std::ptrdiff_t>(x.size())};
+}
 /// x <- fma(x, c, -shift[i]) rounded once to float.
 void fused_argument_fp32(MatrixView<double> tile, double c, const double* shift);
 /// exp2 or exp, element by element, of any argument including -inf.
@@ -109,7 +113,7 @@ void scores(Stage<I>& stage, const ScoreSites& at, const TileAt& where, MatrixVi
             [&](MatrixView<double> t) {
                 scaled(t);
                 biased(t);
-                if (to_log2) for_each(t, [&](double x, auto, auto) { return x * std::numbers::log2e; });
+                if (to_log2) for_each(t, [&](double x, auto, auto) { return x * scales.log2e; });
             });
     } else if (mask.bias.data != nullptr) {
         // Kernels that scale in the exponent add bias/scale to the raw score (FlashAttention-2 does so with ALiBi).
@@ -174,7 +178,8 @@ void probabilities(Stage<I>& stage, const ScoreSites& at, const TileAt& where, A
                 for_each(t, [&](double s, auto, auto) { return s + offset; });
             }
         } else if (form == ArgumentForm::fused && !scaled_before) {
-            if (stage.rule(at.argument).format == fp32 && all_floats(t))
+            // A float fma takes floats: with scale, lse or score exact (a counterfactual) it is a binary64 one.
+            if (stage.rule(at.argument).format == fp32 && all_floats(t) && is_float(c) && all_floats(floats_of(shift)))
                 fused_argument_fp32(t, c, shift.data());
             else  // wider operands (a counterfactual): the product is rounded to binary64, 2^-53 relative
                 for_each(t,

@@ -41,6 +41,17 @@ std::string problem_with(const RoundingPlan& plan) {
     if (s.normalize == Normalize::each_tile &&
         (s.row_sum_adds == RowSumAdds::two_sums || s.scale_at != ScaleAt::exponent))
         return "schedule: normalize is \"each_tile\": expected one row sum and scale_at = \"exponent\"";
+    if (s.max_offset != 0 &&
+        (s.exp_base != ExpBase::two || s.scale_at != ScaleAt::exponent || s.normalize != Normalize::after_pv))
+        return "schedule: max_offset is in log2 units of the exponent: expected exp_base = \"two\", scale_at = \"exponent\" and normalize = \"after_pv\" with it";
+    if (s.max_policy == MaxPolicy::lazy && s.exp_base != ExpBase::two)
+        return "schedule: max_policy = \"lazy\" expects exp_base = \"two\": its threshold is in log2 units";
+    for (const Site site : {Site::delta, Site::row_sum}) {
+        const auto kind = plan[site].accumulation.kind;
+        if (kind == Accumulation::Kind::fused || (kind == Accumulation::Kind::exact && !is_exact(plan[site].format)))
+            return "sites." + std::string(name(site)) +
+                   ".accumulation: expected an fp32 one (its order is the schedule's), or an exact site";
+    }
     if (s.max_policy == MaxPolicy::stable && s.stable_beta <= 1)
         return "schedule: stable_beta is too small: expected more than 1, so that a repeated maximum is moved off the scores";
     if (s.max_policy == MaxPolicy::lazy && s.scale_at != ScaleAt::exponent)
