@@ -6,11 +6,8 @@
 // numbers and those that truncate to one are exact powers of two. The fraction goes through the interpolator
 // (interpolator.hpp). Infinities come from x >= 128; what would be subnormal is flushed to zero.
 //
-// What the model rests on: the results of one NVIDIA H200 (compute capability 9.0, 2026-11-29, ex2.approx.f32 by
-// nvcc 13.0). Equal for all 2^23 floats of each of [1, 2), (-1, -0.5] and (-0.5, -0.25], the latter two not used in
-// the fit; the histograms of differences from the correctly rounded value are equal over (-8, -4] and
-// (-2^-7, -2^-8], of which the single results were not kept. Not measured: |x| < 2^-8, |x| >= 8, and positive x outside
-// [1, 2); there the structure above is carried on. kernels/cuda/special_probe compares all 2^32 floats on a card.
+// What the model rests on: fitted to 2^23 results of one NVIDIA H200 (compute capability 9.0, 2026-11-29), and equal to
+// the card's for all 2^32 floats (kernels/cuda/special_probe; docs/results/special-functions.md).
 #pragma once
 
 #include <cstdint>

@@ -7,12 +7,10 @@
 // significant bits. x = 1 gives +0. The error is absolute, near 2^-22.6, also beside 1, where the result is small: only
 // x = 1 itself is right there.
 //
-// What the model rests on: the results of one NVIDIA H200 (compute capability 9.0, 2026-11-29, lg2.approx.f32 by
-// nvcc 13.0). Equal for x = 1 and all floats of [1 + 91328/2^23, 2); below that, where differences of more than 127
-// ulp were recorded as 127, every recorded difference is equal. Over [4, 8), not used in the fit, the histogram of
-// differences from the correctly rounded value is equal. Not measured: x < 1, and the cut to 36 bits, which shows for
-// results below 2^-12 alone. There the rule is that of the first Tesla generation (M. Kościelnicki, envytools, 2015),
-// whose tables and rounding constant are the H200's. kernels/cuda/special_probe compares all 2^32 floats on a card.
+// What the model rests on: tables and rounding constant fitted to the results of one NVIDIA H200 (compute capability
+// 9.0, 2026-11-29); below 1 and for the cut to 36 bits the rule of the first Tesla generation (M. Kościelnicki, envytools,
+// 2015), whose tables those are; equal to the card's for all 2^32 floats (kernels/cuda/special_probe;
+// docs/results/special-functions.md).
 #pragma once
 
 #include <cstdint>
