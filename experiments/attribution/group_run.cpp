@@ -34,6 +34,10 @@ std::vector<Group> groups_of(const LayerCapture& layer, const std::vector<int>& 
             in.seed = seed;
             g.problem.q = in.q;
             g.problem.dout = in.dout;
+            if (layer.dout.empty()) {
+                g.no_gradient = std::make_shared<const Matrix>(layer.q.rows, layer.v.cols);
+                g.problem.dout.assign(in.q.size(), g.no_gradient->view());
+            }
             g.problem.k = in.k;
             g.problem.v = in.v;
             g.problem.scale = layer.scale ? Scale::exactly(*layer.scale) : Scale::inverse_sqrt_head_dim();

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include <faultline/attribution/attribution.hpp>
@@ -17,6 +18,7 @@ struct Group {
     std::ptrdiff_t batch = 0, kv_head = 0;
     HeadGroup inputs;
     TruthProblem problem;
+    std::shared_ptr<const Matrix> no_gradient;  ///< zeros that stand for dout in `problem` where the layer has none
     std::size_t query_heads() const { return inputs.q.size(); }
 };
 
