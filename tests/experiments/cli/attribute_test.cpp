@@ -133,6 +133,42 @@ TEST(Json, ExactPlanIsExact) {
             EXPECT_LT(output["plan"]["rel_error"].get<double>(), binary64_level) << name;
 }
 
+TEST(Json, ForwardAloneNeedsNoGradient) {
+    const Folder folder;
+    TensorSet set = read_safetensors(small_capture(folder));
+    for (const char* name : {"layer0.do", "layer1.do", "layer0.toy.dq", "layer1.toy.dq"})
+        set.tensors.erase(set.tensors.find(std::string_view(name)));
+    write_safetensors(folder / "forward.safetensors", set);
+    const std::vector<std::string> options{"--outputs", "o", "--json", "--quiet", "--correction", "none"};
+    std::vector<std::string> with{"attribute", small_capture(folder)},
+        without{"attribute", folder / "forward.safetensors"};
+    with.insert(with.end(), options.begin(), options.end());
+    without.insert(without.end(), options.begin(), options.end());
+    const Outcome whole = run_program(with), forward = run_program(without);
+    ASSERT_EQ(whole.status, 0) << whole.err;
+    ASSERT_EQ(forward.status, 0) << forward.err;
+    EXPECT_EQ(json::parse(whole.out)["layers"][0]["outputs"]["o"]["plan"],
+              json::parse(forward.out)["layers"][0]["outputs"]["o"]["plan"]);
+}
+
+// pytorch/pytorch#121558 through the program: with q = k = 133120 the fused exponent overflows and O is NaN. An output of
+// NaN has no finite error, and the correction that removes it is the best one.
+TEST(Json, NanIsNoSmallError) {
+    const Folder folder;
+    TensorSet set;
+    const std::vector<float> large(64, 133120.0F);
+    for (const char* name : {"layer0.q", "layer0.k", "layer0.v", "layer0.do"})
+        set.add(make_tensor<float>(name, {1, 1, 1, 64}, large, Dtype::f32));
+    write_safetensors(folder / "large.safetensors", set);
+    const Outcome run = run_program({"attribute", folder / "large.safetensors", "--json", "--quiet", "--plan", "fa2",
+                                     "--allow", "single-key", "--correction", "unfused"});
+    ASSERT_EQ(run.status, 0) << run.err;
+    const json o = json::parse(run.out)["layers"][0]["outputs"]["o"];
+    EXPECT_EQ(o["plan"]["rel_error"], "inf");
+    EXPECT_EQ(o["corrections"]["unfused"]["rel_error"], 0.0);
+    EXPECT_EQ(o["best_correction"], "unfused");
+}
+
 // --- forms of a capture ---------------------------------------------------------------------------------------------
 
 TEST(Captures, AreTheSameInEveryForm) {
