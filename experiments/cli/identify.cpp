@@ -43,7 +43,8 @@ Allowances allowances(const IdentifySettings& own, const Settings& settings) {
         else if (name == known[2])
             allow.mask_min = true;
         else
-            throw RequestError(fmt::format("{}: {}: {}", settings.where("allow"), in_quotes(name), expected_one_of(name, known)));
+            throw RequestError(
+                fmt::format("{}: {}: {}", settings.where("allow"), in_quotes(name), expected_one_of(name, known)));
     }
     return allow;
 }
@@ -67,15 +68,18 @@ void check_output(const Capture& capture, const IdentifyOptions& options, const 
     if (file.empty()) return;
     const std::string where = call.settings.where("output");
     if (!file.ends_with(".toml"))
-        throw RequestError(fmt::format("{}: {}: expected a name that ends in .toml, for the plan that is found", where, in_quotes(file)));
+        throw RequestError(fmt::format("{}: {}: expected a name that ends in .toml, for the plan that is found", where,
+                                       in_quotes(file)));
     const std::size_t kernels = options.kernels.empty() ? observed_kernels(capture).size() : options.kernels.size();
     if (kernels > 1)
-        throw RequestError(fmt::format("{}: a file holds one plan and {} kernels are to be identified: expected one, chosen with --kernel",
-                                       where, kernels));
+        throw RequestError(fmt::format(
+            "{}: a file holds one plan and {} kernels are to be identified: expected one, chosen with --kernel", where,
+            kernels));
     for (const LayerCapture& layer : capture.layers)
         if (layer.head_dim() != capture.layers.front().head_dim())
-            throw RequestError(fmt::format("{}: a file holds one plan and the layers have heads of different sizes: expected one size, chosen with --layers",
-                                           where));
+            throw RequestError(fmt::format(
+                "{}: a file holds one plan and the layers have heads of different sizes: expected one size, chosen with --layers",
+                where));
 }
 
 /// Whole or not at all: written beside the name and moved onto it.
@@ -88,7 +92,8 @@ void write_plan(const std::string& path, const RoundingPlan& plan) {
         if (!out) {
             std::error_code ignored;
             std::filesystem::remove(part, ignored);
-            throw WorkError(fmt::format("{}: cannot be written: expected a folder with room that may be written to", escaped(path, path.size())));
+            throw WorkError(fmt::format("{}: cannot be written: expected a folder with room that may be written to",
+                                        escaped(path, path.size())));
         }
     }
     std::error_code error;
@@ -96,12 +101,14 @@ void write_plan(const std::string& path, const RoundingPlan& plan) {
     if (!error) return;
     std::error_code ignored;
     std::filesystem::remove(part, ignored);
-    throw WorkError(fmt::format("{}: cannot be written: {}: expected a name for a file", escaped(path, path.size()), error.message()));
+    throw WorkError(fmt::format("{}: cannot be written: {}: expected a name for a file", escaped(path, path.size()),
+                                error.message()));
 }
 
 Status run(const IdentifySettings& own, const Invocation& call) {
     if (own.capture.empty())
-        throw RequestError("CAPTURE: is missing: expected a safetensors file, a folder of .npy files, or an HDF5 capture");
+        throw RequestError(
+            "CAPTURE: is missing: expected a safetensors file, a folder of .npy files, or an HDF5 capture");
     IdentifyOptions options;
     options.kernels = own.kernels;
     options.candidates = candidates(own, call.settings);
@@ -118,7 +125,9 @@ Status run(const IdentifySettings& own, const Invocation& call) {
 
     watch_for_interrupts();
     Progress line(call.talks());
-    options.progress = [&](std::size_t done, std::size_t total, const std::string& what) { line.update(done, total, what); };
+    options.progress = [&](std::size_t done, std::size_t total, const std::string& what) {
+        line.update(done, total, what);
+    };
     options.cancelled = interrupted;
     const Identification result = identify(capture, options);
     line.clear();
@@ -126,8 +135,8 @@ Status run(const IdentifySettings& own, const Invocation& call) {
     print(call.common.json ? to_json(result) : table(result, own.full));
     if (!call.common.output.empty() && result.complete) write_plan(call.common.output, result.kernels.front().plan);
     if (result.complete) return Status::done;
-    remark(fmt::format("faultline identify: interrupted after {} kernels{}; the rest: --kernel NAME", result.kernels.size(),
-                       call.common.output.empty() ? "" : ", nothing written"));
+    remark(fmt::format("faultline identify: interrupted after {} kernels{}; the rest: --kernel NAME",
+                       result.kernels.size(), call.common.output.empty() ? "" : ", nothing written"));
     return Status::failed;
 }
 
@@ -139,14 +148,18 @@ Command identify_command() {
             "  faultline identify run7.safetensors --layers layer0 --kernel cudnn -o cudnn.toml",
             [](Settings& settings) -> Run {
                 const auto own = std::make_shared<IdentifySettings>();
-                settings.positional("capture", own->capture,
-                                    "Tensors LAYER.{q,k,v,do} and LAYER.KERNEL.{o,dq,dk,dv}: safetensors, a folder of .npy, or HDF5");
+                settings.positional(
+                    "capture", own->capture,
+                    "Tensors LAYER.{q,k,v,do} and LAYER.KERNEL.{o,dq,dk,dv}: safetensors, a folder of .npy, or HDF5");
                 settings.list("layers", own->layers, "A,B", "Only these layers; several are identified together");
                 settings.list("kernel", own->kernels, "A,B", "Only these observed kernels");
-                settings.list("plans", own->plans, "NAME|FILE.toml,...", "Candidates: presets (faultline plans) or files; default all presets");
+                settings.list("plans", own->plans, "NAME|FILE.toml,...",
+                              "Candidates: presets (faultline plans) or files; default all presets");
                 settings.list("heads", own->heads, "0,1", "Only these query heads, with those that share their keys");
-                settings.choice("causal", own->causal, "The mask; default: what the capture says, else causal unless there is a mask tensor");
-                settings.number("scale", own->scale, "X", "Factor on q k^T; default: what the capture says, else 1/sqrt(head_dim)");
+                settings.choice("causal", own->causal,
+                                "The mask; default: what the capture says, else causal unless there is a mask tensor");
+                settings.number("scale", own->scale, "X",
+                                "Factor on q k^T; default: what the capture says, else 1/sqrt(head_dim)");
                 settings.list("allow", own->allow, "WHAT", "Take degenerate inputs: single-key, masked-rows, mask-min");
                 settings.flag("rank-only", own->rank_only, "Rank the candidates; no search around the best");
                 settings.flag("full", own->full, "Every candidate and every change in the table");

@@ -7,8 +7,8 @@
 #include <limits>
 
 #include <fmt/format.h>
-#include <faultline/plan/tomlplusplus.hpp>
 #include <CLI/CLI.hpp>
+#include <faultline/plan/tomlplusplus.hpp>
 
 #include <faultline/base/error.hpp>
 #include <faultline/plan/nearest_name.hpp>

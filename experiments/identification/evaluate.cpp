@@ -42,8 +42,8 @@ Baseline Evaluator::baseline(const RoundingPlan& plan) const {
     parallel_for(units_.size(), threads_, [&](std::size_t u) {
         work_.step(kernel_ + ": nearest plan");
         base.forward[u] = attention_forward(units_[u].group.inputs, plan);
-        base.matches[u] =
-            compare(units_[u], outputs_of(units_[u], base.forward[u], plan), observed(units_[u], kernel_), &base.equal[u]);
+        base.matches[u] = compare(units_[u], outputs_of(units_[u], base.forward[u], plan), observed(units_[u], kernel_),
+                                  &base.equal[u]);
     });
     return base;
 }

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 #include <map>
-#include <span>
 #include <set>
+#include <span>
 
 #include <fmt/format.h>
 
@@ -21,7 +21,8 @@ namespace {
 using namespace identification;
 
 constexpr std::size_t pair_candidates = 8;  // of the changes that help, the best so many are tried in pairs
-constexpr int most_rounds = 6;              // changes accepted one after another; a preset is nearer than that, or the search says so
+constexpr int most_rounds =
+    6;  // changes accepted one after another; a preset is nearer than that, or the search says so
 
 bool has_output(const ObservedKernel& kernel, const LayerCapture& layer) {
     for (const Output output : all_outputs)
@@ -38,7 +39,8 @@ struct Case {
     std::vector<Unit> units;
 };
 
-std::vector<Case> cases_of(const Capture& capture, const std::vector<std::string>& kernels, const IdentifyOptions& options) {
+std::vector<Case> cases_of(const Capture& capture, const std::vector<std::string>& kernels,
+                           const IdentifyOptions& options) {
     std::vector<Case> cases;
     for (const std::string& kernel : kernels)
         for (const LayerCapture& layer : capture.layers) {
@@ -66,8 +68,9 @@ void check_heads(const Capture& capture, const std::vector<int>& heads) {
 std::vector<std::string> chosen_kernels(const Capture& capture, const IdentifyOptions& options) {
     const std::vector<std::string> known = observed_kernels(capture);
     if (known.empty())
-        throw RequestError(fmt::format("{}: no layer has an output of a kernel: expected tensors LAYER.KERNEL.{{o,dq,dk,dv}} to identify it by",
-                                       escaped(capture.path, capture.path.size())));
+        throw RequestError(fmt::format(
+            "{}: no layer has an output of a kernel: expected tensors LAYER.KERNEL.{{o,dq,dk,dv}} to identify it by",
+            escaped(capture.path, capture.path.size())));
     if (options.kernels.empty()) return known;
     const std::vector<std::string_view> names(known.begin(), known.end());
     for (const std::string& kernel : options.kernels)
@@ -76,7 +79,8 @@ std::vector<std::string> chosen_kernels(const Capture& capture, const IdentifyOp
                                            expected_one_of(kernel, names)));
     std::vector<std::string> chosen;
     for (const std::string& name : known)
-        if (std::find(options.kernels.begin(), options.kernels.end(), name) != options.kernels.end()) chosen.push_back(name);
+        if (std::find(options.kernels.begin(), options.kernels.end(), name) != options.kernels.end())
+            chosen.push_back(name);
     return chosen;
 }
 
@@ -138,7 +142,8 @@ bool better(const RankedPlan& a, const RankedPlan& b) {
 }
 
 /// The best of the changes that are believed, or none.
-const Neighbour* best_of(const std::vector<Neighbour>& neighbours, const std::vector<Evaluated>& results, std::ptrdiff_t& gain) {
+const Neighbour* best_of(const std::vector<Neighbour>& neighbours, const std::vector<Evaluated>& results,
+                         std::ptrdiff_t& gain) {
     const Neighbour* best = nullptr;
     for (std::size_t i = 0; i < neighbours.size(); ++i) {
         const Flips& f = results[i].flips;
@@ -151,7 +156,8 @@ const Neighbour* best_of(const std::vector<Neighbour>& neighbours, const std::ve
 }
 
 /// Pairs of the changes that make more elements equal, believed or not.
-std::vector<Neighbour> pairs_of(const RoundingPlan& plan, const std::vector<Neighbour>& singles, const std::vector<Evaluated>& results) {
+std::vector<Neighbour> pairs_of(const RoundingPlan& plan, const std::vector<Neighbour>& singles,
+                                const std::vector<Evaluated>& results) {
     std::vector<std::size_t> helping;
     for (std::size_t i = 0; i < singles.size(); ++i)
         if (results[i].flips.won > results[i].flips.lost) helping.push_back(i);
@@ -167,7 +173,8 @@ std::vector<Neighbour> pairs_of(const RoundingPlan& plan, const std::vector<Neig
     return pairs;
 }
 
-std::vector<SiteEvidence> evidence_of(const RoundingPlan& plan, const std::vector<Neighbour>& singles, const std::vector<Evaluated>& results) {
+std::vector<SiteEvidence> evidence_of(const RoundingPlan& plan, const std::vector<Neighbour>& singles,
+                                      const std::vector<Evaluated>& results) {
     std::vector<SiteEvidence> all;
     for (const Site site : plan.rounding_sites()) {
         SiteEvidence e;
@@ -194,7 +201,8 @@ void search(const Case& c, const IdentifyOptions& options, WorkCount& work, Kern
         const ObservedKernel& kernel = observed(unit, c.kernel);
         return !unit.group.inputs.dout.empty() && (kernel[Output::dq] || kernel[Output::dk] || kernel[Output::dv]);
     });
-    around.grouped_heads = std::any_of(c.units.begin(), c.units.end(), [](const Unit& unit) { return unit.group.query_heads() > 1; });
+    around.grouped_heads =
+        std::any_of(c.units.begin(), c.units.end(), [](const Unit& unit) { return unit.group.query_heads() > 1; });
     const RoundingPlan start = result.plan;
     for (int round = 0;; ++round) {
         const Baseline base = evaluator.baseline(result.plan);
@@ -229,10 +237,10 @@ void search(const Case& c, const IdentifyOptions& options, WorkCount& work, Kern
 void name_plan(KernelIdentification& result) {
     RoundingPlan& plan = result.plan;
     plan.name = "identified-" + result.kernel;
-    plan.description = fmt::format("the kernel that left the outputs \"{}\" at head size {}: {} of {} elements equal", result.kernel,
-                                   result.head_dim, result.match.all().equal, result.match.all().total);
-    plan.source = fmt::format("faultline identify, found from \"{}\" with {} change{}", result.nearest, result.changes.size(),
-                              result.changes.size() == 1 ? "" : "s");
+    plan.description = fmt::format("the kernel that left the outputs \"{}\" at head size {}: {} of {} elements equal",
+                                   result.kernel, result.head_dim, result.match.all().equal, result.match.all().total);
+    plan.source = fmt::format("faultline identify, found from \"{}\" with {} change{}", result.nearest,
+                              result.changes.size(), result.changes.size() == 1 ? "" : "s");
 }
 
 }  // namespace
@@ -248,7 +256,8 @@ std::vector<std::string> observed_kernels(const Capture& capture) {
 Identification identify(const Capture& capture, const IdentifyOptions& options) {
     check_heads(capture, options.heads);
     const std::vector<std::string> kernels = chosen_kernels(capture, options);
-    const std::span<const RoundingPlan> candidates = options.candidates.empty() ? presets() : std::span<const RoundingPlan>(options.candidates);
+    const std::span<const RoundingPlan> candidates =
+        options.candidates.empty() ? presets() : std::span<const RoundingPlan>(options.candidates);
     const std::vector<Case> cases = cases_of(capture, kernels, options);
     for (const RoundingPlan& plan : candidates)
         for (const Case& c : cases) {
@@ -257,7 +266,8 @@ Identification identify(const Capture& capture, const IdentifyOptions& options) 
         }
     Identification identification{capture.path, {}, true};
     std::vector<KernelIdentification> results;
-    for (const Case& c : cases) results.push_back({c.kernel, c.head_dim, c.causal, c.layers, {}, {}, {}, {}, {}, {}, {}, {}});
+    for (const Case& c : cases)
+        results.push_back({c.kernel, c.head_dim, c.causal, c.layers, {}, {}, {}, {}, {}, {}, {}, {}});
     WorkCount work(options);
     try {
         rank(cases, candidates, options, work, results);
@@ -265,7 +275,9 @@ Identification identify(const Capture& capture, const IdentifyOptions& options) 
             KernelIdentification& result = results[i];
             std::vector<std::size_t> order(candidates.size());
             for (std::size_t p = 0; p < order.size(); ++p) order[p] = p;
-            std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return better(result.ranking[a], result.ranking[b]); });
+            std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+                return better(result.ranking[a], result.ranking[b]);
+            });
             std::vector<RankedPlan> ranking;
             for (const std::size_t p : order) ranking.push_back(std::move(result.ranking[p]));
             result.ranking = std::move(ranking);

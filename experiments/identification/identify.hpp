@@ -40,7 +40,8 @@ struct SiteEvidence {
     Site site = Site::q_cast;
     bool told = false;            ///< making it exact loses elements, believably
     identification::Flips exact;  ///< the site exact, against the identified plan
-    std::size_t could_explain = 0;  ///< of the elements that still differ, the most that one change at this site makes equal
+    std::size_t could_explain =
+        0;  ///< of the elements that still differ, the most that one change at this site makes equal
 };
 
 /// One kernel on the layers of one head size.
@@ -52,7 +53,7 @@ struct KernelIdentification {
     std::vector<RankedPlan> ranking;  ///< best first; of equals the one listed first
 
     // What the search found; without a search the best plan of the ranking, its sites not examined.
-    RoundingPlan plan;  ///< settled for the head size; named identified-KERNEL
+    RoundingPlan plan;                ///< settled for the head size; named identified-KERNEL
     std::string nearest;              ///< the plan of the ranking that it was found from
     std::vector<Difference> changes;  ///< from that plan to this
     OutputMatches match;
@@ -68,12 +69,12 @@ struct Identification {
 };
 
 struct IdentifyOptions {
-    std::vector<std::string> kernels;     ///< empty: all that the capture has
-    std::vector<RoundingPlan> candidates; ///< empty: all presets
-    std::vector<int> heads;               ///< query heads; empty: all
-    bool search = true;                   ///< false: rank only
-    int threads = 0;                      ///< 0: one per hardware thread; results do not depend on it
-    std::uint64_t seed = 0;               ///< of stochastic rounding
+    std::vector<std::string> kernels;      ///< empty: all that the capture has
+    std::vector<RoundingPlan> candidates;  ///< empty: all presets
+    std::vector<int> heads;                ///< query heads; empty: all
+    bool search = true;                    ///< false: rank only
+    int threads = 0;                       ///< 0: one per hardware thread; results do not depend on it
+    std::uint64_t seed = 0;                ///< of stochastic rounding
     /// Called from worker threads, serialised. `total` grows while the search goes on.
     std::function<void(std::size_t done, std::size_t total, const std::string& what)> progress;
     std::function<bool()> cancelled;  ///< polled between units of work

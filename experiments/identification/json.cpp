@@ -72,9 +72,8 @@ ordered_json kernel_json(const KernelIdentification& k) {
     found["sites"] = std::move(sites);
     found["trials"] = std::move(trials);
     found["toml"] = to_toml(k.plan);
-    return {{"kernel", k.kernel},   {"head_dim", k.head_dim}, {"causal", k.causal},
-            {"layers", k.layers},   {"ranking", std::move(ranking)},
-            {"identified", std::move(found)}};
+    return {{"kernel", k.kernel}, {"head_dim", k.head_dim},        {"causal", k.causal},
+            {"layers", k.layers}, {"ranking", std::move(ranking)}, {"identified", std::move(found)}};
 }
 
 }  // namespace

@@ -20,7 +20,9 @@ struct Match {
     std::size_t total = 0;
 
     /// 1 where nothing was compared.
-    [[nodiscard]] double share() const { return total == 0 ? 1 : static_cast<double>(equal) / static_cast<double>(total); }
+    [[nodiscard]] double share() const {
+        return total == 0 ? 1 : static_cast<double>(equal) / static_cast<double>(total);
+    }
     [[nodiscard]] double near_share() const {
         return total == 0 ? 1 : static_cast<double>(within_one_ulp) / static_cast<double>(total);
     }

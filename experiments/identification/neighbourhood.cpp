@@ -125,6 +125,7 @@ void add_forward(Builder& out) {
     out.enumeration("scale_at", false, &Schedule::scale_at);
     out.enumeration("exp_base", false, &Schedule::exp_base);
     out.enumeration("argument", false, &Schedule::argument);
+    out.enumeration("functions", false, &Schedule::functions);
     out.values("max_policy", false, &Schedule::max_policy, {MaxPolicy::exact, MaxPolicy::lazy});
     out.enumeration("row_sum_adds", false, &Schedule::row_sum_adds);
     out.enumeration("row_sum_order", false, &Schedule::row_sum_order);
@@ -158,8 +159,10 @@ void add_backward(Builder& out) {
 void add_rules(Builder& out) {
     const std::vector<Accumulation> tried = alternatives(out.plan()[Site::s_accumulate].accumulation);
     using enum Site;
-    out.products("products",
-                 {s_accumulate, pv_accumulate, bwd_s_accumulate, dp_accumulate, dv_accumulate, dk_accumulate, dq_accumulate}, tried);
+    out.products(
+        "products",
+        {s_accumulate, pv_accumulate, bwd_s_accumulate, dp_accumulate, dv_accumulate, dk_accumulate, dq_accumulate},
+        tried);
     out.products("score products", {s_accumulate, bwd_s_accumulate}, tried);
     out.products("pv_accumulate", {pv_accumulate}, tried);
     out.products("dp_accumulate", {dp_accumulate}, tried);

@@ -14,11 +14,12 @@ namespace faultline::identification {
 
 /// One step away from a plan.
 struct Neighbour {
-    std::string field;  ///< "argument", "block_k", "p_cast", "products"; two neighbours of the same field exclude each other
+    std::string
+        field;  ///< "argument", "block_k", "p_cast", "products"; two neighbours of the same field exclude each other
     std::vector<Difference> changes;
     RoundingPlan plan;
     std::function<void(RoundingPlan&)> apply;  ///< makes the change in another plan
-    bool backward_only = false;  ///< the forward is the same
+    bool backward_only = false;                ///< the forward is the same
 };
 
 struct NeighbourhoodOptions {
@@ -28,7 +29,7 @@ struct NeighbourhoodOptions {
 
 /// Settled plans only (no list of tiles). One field at a time:
 ///   schedule  key order, key block (32, 64, 128, 256, all), key splits (1, 2, 4, 8), where the scale stands, exponential's
-///             base and argument, lazy maximum, what the row sum adds and in which order, normalisation, division, carries;
+///             base, argument and functions, lazy maximum, what the row sum adds and in which order, normalisation, division, carries;
 ///             the backward's blocks, orders, base, argument, delta, ds, carries
 ///   products  the accumulation of all, of the scores' and of the gradients' matrix products: the units of the same inputs
 ///   casts     p_cast, bwd_p_cast, ds_cast in bf16, fp16, fp32; s_cast, dp_cast, partial_o_cast with and without

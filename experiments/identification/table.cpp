@@ -15,11 +15,12 @@ namespace {
 constexpr std::size_t plans_shown = 4;    // without `full`
 constexpr std::size_t changes_shown = 5;  // of those that would make some of the rest equal
 constexpr std::size_t line_width = 110;
-constexpr std::size_t most_digits = 6;
+constexpr std::size_t most_digits = 12;  // a double holds no more of a percentage
 
 std::string row(const std::string& plan, const OutputMatches& m) {
     std::string line = fmt::format("  {:<24}{:>10}", plan, share_percent(m.all()));
-    for (const Output output : all_outputs) line += fmt::format("{:>10}", m[output].total == 0 ? "-" : share_percent(m[output]));
+    for (const Output output : all_outputs)
+        line += fmt::format("{:>10}", m[output].total == 0 ? "-" : share_percent(m[output]));
     Match all = m.all();
     const Match near{all.within_one_ulp, all.within_one_ulp, all.total};
     return line + fmt::format("{:>16}\n", share_percent(near));
@@ -66,8 +67,10 @@ std::string ranking_text(const KernelIdentification& k, bool full) {
 std::string found_text(const KernelIdentification& k) {
     if (k.changes.empty())
         return fmt::format("  {}: none of {} changes tried makes it better\n", k.nearest, k.trials.size());
-    std::string out = fmt::format("  {} is {} with {} change{}:\n", k.plan.name, k.nearest, k.changes.size(), k.changes.size() == 1 ? "" : "s");
-    for (const Difference& change : k.changes) out += fmt::format("    {}: {} -> {}\n", change.field, change.from, change.to);
+    std::string out = fmt::format("  {} is {} with {} change{}:\n", k.plan.name, k.nearest, k.changes.size(),
+                                  k.changes.size() == 1 ? "" : "s");
+    for (const Difference& change : k.changes)
+        out += fmt::format("    {}: {} -> {}\n", change.field, change.from, change.to);
     return out + row(k.plan.name, k.match);
 }
 
@@ -77,12 +80,15 @@ std::string rest_text(const KernelIdentification& k, bool full) {
     std::vector<std::string> silent, told;
     for (const Trial& trial : k.trials)
         if (trial.flips.won > 0) helping.push_back(&trial);
-    std::stable_sort(helping.begin(), helping.end(), [](const Trial* a, const Trial* b) { return a->flips.won > b->flips.won; });
+    std::stable_sort(helping.begin(), helping.end(),
+                     [](const Trial* a, const Trial* b) { return a->flips.won > b->flips.won; });
     if (!full && helping.size() > changes_shown) helping.resize(changes_shown);
-    std::string out = fmt::format("  {} of {} elements differ{}\n", k.match.all().differing(), k.match.all().total,
-                                  helping.empty() ? "" : "; changes that make some of them equal, and how many they lose:");
+    std::string out =
+        fmt::format("  {} of {} elements differ{}\n", k.match.all().differing(), k.match.all().total,
+                    helping.empty() ? "" : "; changes that make some of them equal, and how many they lose:");
     for (const Trial* trial : helping) {
-        const std::string line = fmt::format("    {:>7} won {:>8} lost  {}", trial->flips.won, trial->flips.lost, change_text(trial->changes));
+        const std::string line = fmt::format("    {:>7} won {:>8} lost  {}", trial->flips.won, trial->flips.lost,
+                                             change_text(trial->changes));
         out += line.substr(0, line_width) + "\n";
     }
     for (const SiteEvidence& e : k.sites) (e.told ? told : silent).emplace_back(name(e.site));
@@ -104,8 +110,9 @@ std::string table(const Identification& identification, bool full) {
     std::string out;
     for (const KernelIdentification& k : identification.kernels) {
         if (!out.empty()) out += "\n";
-        out += fmt::format("{}: {} (head size {}, {}, {})\n", escaped(k.kernel), k.nearest + (k.changes.empty() ? "" : ", changed"), k.head_dim,
-                           k.causal ? "causal" : "no causal mask", escaped(fmt::format("{}", fmt::join(k.layers, ", "))));
+        out += fmt::format(
+            "{}: {} (head size {}, {}, {})\n", escaped(k.kernel), k.nearest + (k.changes.empty() ? "" : ", changed"),
+            k.head_dim, k.causal ? "causal" : "no causal mask", escaped(fmt::format("{}", fmt::join(k.layers, ", "))));
         out += ranking_text(k, full);
         if (k.trials.empty()) continue;
         out += found_text(k);

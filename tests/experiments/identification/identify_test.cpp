@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernels that are known are found: our own plans under another name, plans with a change planted, and the real kernels of
+// the captures.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <faultline/base/error.hpp>
+#include <faultline/identification/identify.hpp>
+#include <faultline/identification/json.hpp>
+#include <faultline/identification/table.hpp>
+#include <faultline/plan/plan_toml.hpp>
+#include <faultline/plan/presets.hpp>
+
+#include "made_captures.hpp"
+
+namespace faultline::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+// Every preset leaves outputs, and is found by them: no other reproduces them all.
+TEST(Identify, FindsEveryPresetByItsOutputs) {
+    std::vector<Made> made;
+    for (const RoundingPlan& preset : presets()) made.push_back({preset.name, preset});
+    for (const std::ptrdiff_t d : {64, 128}) {
+        const Capture capture = made_capture(made, {.n = 512, .d = d});
+        IdentifyOptions options;
+        options.search = false;
+        const Identification found = identify(capture, options);
+        ASSERT_EQ(found.kernels.size(), presets().size());
+        for (const KernelIdentification& k : found.kernels) {
+            EXPECT_EQ(k.ranking.front().plan, k.kernel) << "d = " << d;
+            EXPECT_EQ(k.ranking.front().match.all().differing(), 0u) << k.kernel;
+            EXPECT_GT(k.ranking[1].match.all().differing(), 0u)
+                << k.kernel << " and " << k.ranking[1].plan << " are one at d = " << d;
+        }
+    }
+}
+
+struct Planted {
+    const char* name;
+    const char* base;
+    void (*change)(RoundingPlan&);
+    double query_size = 3;
+};
+void PrintTo(const Planted& planted, std::ostream* out) { *out << planted.name; }
+
+class PlantedChange : public ::testing::TestWithParam<Planted> {};
+
+// The preset alone is a candidate; the search must find the planted change and nothing else, exactly.
+TEST_P(PlantedChange, IsFound) {
+    RoundingPlan wanted = for_head_dim(plan(GetParam().base), 32, true);
+    GetParam().change(wanted);
+    ASSERT_EQ(problem_with(wanted), "");
+    const Capture capture = made_capture({{"unknown", wanted}}, {.query_size = GetParam().query_size});
+    IdentifyOptions options;
+    options.candidates = {plan(GetParam().base)};
+    const KernelIdentification found = identify(capture, options).kernels.front();
+    ASSERT_GT(found.ranking.front().match.all().differing(), 0u) << "the planted change changes nothing";
+    EXPECT_EQ(found.match.all().differing(), 0u) << table({"", {found}, true});
+    EXPECT_EQ(differences(found.plan, wanted), std::vector<Difference>{}) << table({"", {found}, true});
+    EXPECT_EQ(found.plan.name, "identified-unknown");
+    EXPECT_EQ(found.nearest, GetParam().base);
+    EXPECT_TRUE(parse_plan(to_toml(found.plan), "written").same_numerics(found.plan));
+}
+
+void set_format(RoundingPlan& plan, Site site, const Format& format) {
+    Rule rule = plan[site];
+    rule.format = format;
+    plan.set(site, rule);
+}
+
+// d = 32, three key tiles of 128; its scale is no power of two.
+INSTANTIATE_TEST_SUITE_P(
+    Changes, PlantedChange,
+    ::testing::Values(
+        // Only where the logits are large does the exponent's rounding reach a bf16 output.
+        Planted{"argument", "fa2", [](RoundingPlan& p) { p.schedule.argument = ArgumentForm::unfused; }, 3000},
+        Planted{"key_order", "fa2", [](RoundingPlan& p) { p.schedule.key_order = Order::ascending; }},
+        Planted{"block_k", "fa2", [](RoundingPlan& p) { p.schedule.block_k = 64; }},
+        Planted{"key_splits", "fa2-unfused", [](RoundingPlan& p) { p.schedule.key_splits = 2; }},
+        Planted{"row_sum_adds", "fa2", [](RoundingPlan& p) { p.schedule.row_sum_adds = RowSumAdds::rounded; }},
+        Planted{"ds_scale", "fa2", [](RoundingPlan& p) { p.schedule.ds_scale = DsScale::before; }},
+        Planted{"ds_p", "fa3", [](RoundingPlan& p) { p.schedule.ds_p = DsP::cast; }},
+        Planted{"delta_from", "fa2", [](RoundingPlan& p) { p.schedule.delta_from = DeltaFrom::o_unrounded; }},
+        Planted{"ds_cast", "fa3", [](RoundingPlan& p) { set_format(p, Site::ds_cast, fp16); }},
+        Planted{"p_cast", "efficient", [](RoundingPlan& p) { set_format(p, Site::p_cast, fp16); }},
+        Planted{"pair", "fa2",
+                [](RoundingPlan& p) {
+                    p.schedule.key_order = Order::ascending;
+                    p.schedule.ds_scale = DsScale::before;
+                }}),
+    [](const auto& tested) { return std::string(tested.param.name); });
+
+TEST(Identify, DoesNotDependOnTheThreadCount) {
+    const Capture capture =
+        made_capture({{"a", plan("fa2")}, {"b", plan("efficient")}}, {.heads = 4, .kv_heads = 2, .n = 96, .d = 16});
+    IdentifyOptions options;
+    options.threads = 1;
+    const std::string one = to_json(identify(capture, options));
+    options.threads = 5;
+    EXPECT_EQ(to_json(identify(capture, options)), one);
+}
+
+TEST(Identify, ComparesTheOutputAloneWithoutAGradient) {
+    const Capture capture = made_capture({{"a", plan("fa2")}}, {.gradient = false});
+    const KernelIdentification found = identify(capture).kernels.front();
+    EXPECT_EQ(found.match[Output::dq].total, 0u);
+    EXPECT_EQ(found.match.all().differing(), 0u);
+    for (const SiteEvidence& e : found.sites) EXPECT_NE(info(e.site).pass, Pass::backward) << name(e.site);
+}
+
+TEST(Identify, RefusesWhatCannotBeIdentified) {
+    const Capture capture = made_capture({{"flash", plan("fa2")}}, {.n = 32});
+    const auto refusal = [](const Capture& c, auto&& change) -> std::string {
+        IdentifyOptions options;
+        change(options);
+        try {
+            (void)identify(c, options);
+        } catch (const RequestError& error) {
+            return error.what();
+        }
+        return "no refusal";
+    };
+    EXPECT_THAT(refusal(made_capture({}, {.n = 32}), [](IdentifyOptions&) {}),
+                HasSubstr("no layer has an output of a kernel"));
+    EXPECT_THAT(refusal(capture, [](IdentifyOptions& o) { o.kernels = {"flush"}; }),
+                HasSubstr("did you mean \"flash\"?"));
+    EXPECT_THAT(refusal(capture, [](IdentifyOptions& o) { o.heads = {1}; }), HasSubstr("expected 0 to 0"));
+    RoundingPlan impossible = plan("fa2");
+    impossible.schedule.key_splits = 0;
+    EXPECT_THAT(refusal(capture, [&](IdentifyOptions& o) { o.candidates = {impossible}; }),
+                HasSubstr("key_splits is 0"));
+}
+
+TEST(Identify, StopsWhenAsked) {
+    const Capture capture = made_capture({{"a", plan("fa2")}}, {.n = 64});
+    IdentifyOptions options;
+    options.cancelled = [] { return true; };
+    const Identification stopped = identify(capture, options);
+    EXPECT_FALSE(stopped.complete);
+    EXPECT_TRUE(stopped.kernels.empty());
+}
+
+struct Observed {
+    const char *file, *layer, *kernel, *plan;
+    double o, dq, dk, dv;  ///< least shares of equal elements
+};
+void PrintTo(const Observed& o, std::ostream* out) { *out << o.file << " " << o.layer << " " << o.kernel; }
+
+// What must be reached on healthy layers: 99% of o and 95% of the gradients; the rest within one ulp of bf16.
+void expect_named(const std::string& file, const Observed& wanted) {
+    CaptureOptions of_layer;
+    of_layer.layers = {wanted.layer};
+    const Capture capture = read_capture(file, of_layer);
+    IdentifyOptions options;
+    options.kernels = {wanted.kernel};
+    options.search = false;
+    const KernelIdentification found = identify(capture, options).kernels.front();
+    EXPECT_EQ(found.ranking.front().plan, wanted.plan);
+    const OutputMatches& m = found.match;
+    EXPECT_GE(m[Output::o].share(), wanted.o);
+    EXPECT_GE(m[Output::dq].share(), wanted.dq);
+    EXPECT_GE(m[Output::dk].share(), wanted.dk);
+    EXPECT_GE(m[Output::dv].share(), wanted.dv);
+}
+
+TEST(ShippedCapture, IsFlashWithItsKeysSplit) {
+    expect_named(shipped_capture(), {"", "layer1", "flash", "fa2-unfused-splitkv", 0.99, 0.95, 0.95, 0.95});
+}
+
+class RealKernel : public ::testing::TestWithParam<Observed> {};
+
+TEST_P(RealKernel, IsNamed) {
+    const std::filesystem::path file = captures_folder() / GetParam().file;
+    if (!std::filesystem::exists(file))
+        GTEST_SKIP() << "no captures at " << captures_folder() << " (set FAULTLINE_CAPTURES)";
+    expect_named(file.string(), GetParam());
+}
+
+constexpr const char* healthy64 = "healthy64-3000.safetensors";
+constexpr const char* healthy128 = "healthy128-2000.safetensors";
+INSTANTIATE_TEST_SUITE_P(
+    Captures, RealKernel,
+    ::testing::Values(Observed{healthy64, "layer0", "flash", "fa2-unfused", 0.99, 0.95, 0.95, 0.95},
+                      Observed{healthy64, "layer0", "cudnn", "cudnn-like", 0.99, 0.95, 0.95, 0.95},
+                      Observed{healthy64, "layer0", "efficient", "efficient", 0.99, 0.95, 0.95, 0.95},
+                      Observed{healthy64, "layer0", "math", "math", 0.99, 0.95, 0.95, 0.95},
+                      Observed{healthy128, "layer0", "flash", "fa2-unfused-splitkv", 0.99, 0.95, 0.95, 0.95},
+                      Observed{healthy128, "layer0", "cudnn", "cudnn-like", 0.99, 0.95, 0.95, 0.95},
+                      Observed{healthy128, "layer0", "efficient", "efficient", 0.99, 0.95, 0.95, 0.95},
+                      Observed{healthy128, "layer0", "math", "math", 0.99, 0.95, 0.95, 0.95}),
+    [](const auto& tested) {
+        std::string name = std::string(tested.param.file).substr(0, 10) + tested.param.kernel;
+        std::erase_if(name, [](char ch) { return !std::isalnum(static_cast<unsigned char>(ch)); });
+        return name;
+    });
+
+// At d = 64 the scale is 1/8, and scaling before the cast of ds is scaling after it; at d = 128 it is not.
+TEST(Identify, TellsScaleThenCastFromCastThenScaleAtHeadSize128Alone) {
+    RoundingPlan before = plan("fa3");
+    before.schedule.ds_scale = DsScale::before;
+    before.name = "before";
+    for (const std::ptrdiff_t d : {64, 128}) {
+        const Capture capture = made_capture({{"unknown", before}}, {.n = 128, .d = d});
+        IdentifyOptions options;
+        options.candidates = {plan("fa3"), before};
+        options.search = false;
+        const KernelIdentification found = identify(capture, options).kernels.front();
+        EXPECT_EQ(found.ranking.back().match.all().differing() == 0, d == 64) << d;
+        EXPECT_EQ(found.ranking.front().plan, d == 64 ? "fa3" : "before");
+    }
+}
+
+}  // namespace
+}  // namespace faultline::testing

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is one step away from a plan.
+#include <algorithm>
+#include <set>
+
+#include <gtest/gtest.h>
+
+#include <faultline/identification/neighbourhood.hpp>
+#include <faultline/plan/plan_toml.hpp>
+#include <faultline/plan/presets.hpp>
+
+namespace faultline::identification {
+namespace {
+
+TEST(Neighbourhood, HoldsPlansThatDifferEachOnce) {
+    for (const RoundingPlan& preset : presets()) {
+        const RoundingPlan plan = for_head_dim(preset, 128, true);
+        const std::vector<Neighbour> all = neighbours(plan, {});
+        EXPECT_GT(all.size(), 40u) << preset.name;
+        for (std::size_t i = 0; i < all.size(); ++i) {
+            EXPECT_FALSE(all[i].changes.empty());
+            EXPECT_EQ(all[i].changes, differences(plan, all[i].plan));
+            EXPECT_EQ(problem_with(all[i].plan), "") << preset.name << ": " << all[i].field;
+            for (std::size_t j = 0; j < i; ++j)
+                EXPECT_FALSE(all[i].plan.same_numerics(all[j].plan)) << preset.name << ": " << all[i].field;
+            // What is said to leave the forward alone changes no site and no field of it.
+            for (const SiteInfo& site : sites())
+                if (all[i].backward_only && site.pass != Pass::backward) {
+                    EXPECT_EQ(all[i].plan[site.site], plan[site.site]);
+                }
+        }
+    }
+}
+
+TEST(Neighbourhood, HoldsWhatDistinguishesKernels) {
+    const RoundingPlan plan = for_head_dim(faultline::plan("fa2"), 128, true);
+    std::set<std::string> found;
+    for (const Neighbour& n : neighbours(plan, {}))
+        for (const Difference& d : n.changes) found.insert(d.field + "=" + d.to);
+    for (const char* wanted :
+         {"schedule.argument=unfused", "schedule.argument=subtract_then_scale", "schedule.key_order=ascending",
+          "schedule.block_k=128", "schedule.block_k=256", "schedule.key_splits=4", "schedule.row_sum_adds=rounded",
+          "schedule.row_sum_order=warp_of_32", "schedule.ds_scale=before", "schedule.ds_p=cast",
+          "schedule.delta_from=o_unrounded", "schedule.dq_carry=chained", "schedule.dkv_carry=added",
+          "schedule.bwd_query_order=ascending", "sites.p_cast.format=fp16", "sites.ds_cast.format=fp16",
+          "sites.s_accumulate.accumulation=ampere-mma-bf16"})
+        EXPECT_TRUE(found.contains(wanted)) << wanted;
+}
+
+TEST(Neighbourhood, WithoutGradientsHoldsNoChangeOfTheBackwardAlone) {
+    const std::vector<Neighbour> all = neighbours(for_head_dim(plan("fa2"), 64, true), {.backward = false});
+    EXPECT_TRUE(std::none_of(all.begin(), all.end(), [](const Neighbour& n) { return n.backward_only; }));
+}
+
+TEST(Neighbourhood, PairsMakeBothChangesAndExcludeTheSameField) {
+    const RoundingPlan plan = for_head_dim(faultline::plan("fa2"), 128, true);
+    const std::vector<Neighbour> all = neighbours(plan, {});
+    const auto named = [&](const std::string& field, std::size_t skip = 0) {
+        for (const Neighbour& n : all)
+            if (n.field == field && skip-- == 0) return n;
+        return Neighbour{};
+    };
+    const Neighbour both = together(plan, named("argument"), named("key_order"));
+    EXPECT_EQ(both.plan.schedule.key_order, Order::ascending);
+    EXPECT_EQ(both.plan.schedule.argument, named("argument").plan.schedule.argument);
+    EXPECT_EQ(both.changes.size(), 2u);
+    EXPECT_TRUE(together(plan, named("argument", 0), named("argument", 1)).field.empty());
+}
+
+}  // namespace
+}  // namespace faultline::identification

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// faultline identify as a user meets it: the table, the JSON object, the plan's file, and every refusal.
+#include <fstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <faultline/plan/plan_toml.hpp>
+#include <faultline/plan/presets.hpp>
+#include <faultline/tensor/safetensors.hpp>
+
+#include "made_captures.hpp"
+#include "support.hpp"
+
+namespace faultline::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::StartsWith;
+
+std::string refusal(const Folder& folder, const std::vector<std::string>& options) {
+    const std::vector<std::string> before = folder.files();
+    std::vector<std::string> words{"identify"};
+    words.insert(words.end(), options.begin(), options.end());
+    const Outcome run = run_program(words);
+    EXPECT_EQ(run.status, 2) << run.err;
+    EXPECT_THAT(run.out, IsEmpty());
+    EXPECT_EQ(lines(run.err).size(), 1u) << run.err;
+    EXPECT_THAT(run.err, StartsWith("faultline identify: "));
+    EXPECT_EQ(folder.files(), before) << "a file was left behind";
+    return run.err;
+}
+
+TEST(IdentifyProgram, NamesFlashOnTheShippedCapture) {
+    const Outcome run = run_program(
+        {"identify", ::faultline::testing::shipped_capture(), "--rank-only", "--kernel", "flash", "--json"});
+    ASSERT_EQ(run.status, 0) << run.err;
+    const auto object = nlohmann::json::parse(run.out);
+    EXPECT_EQ(object["schema"], "faultline.identification/1");
+    EXPECT_EQ(object["complete"], true);
+    ASSERT_EQ(object["kernels"].size(), 1u);
+    const auto& flash = object["kernels"][0];
+    EXPECT_EQ(flash["kernel"], "flash");
+    EXPECT_EQ(flash["ranking"][0]["plan"], "fa2-unfused-splitkv");
+    EXPECT_EQ(flash["ranking"].size(), presets().size());
+    EXPECT_GE(flash["ranking"][0]["outputs"]["o"]["equal"].get<double>(), 0.99);
+    EXPECT_EQ(flash["ranking"][0]["layers"]["layer1"]["dq"]["total"], 512 * 128);
+}
+
+TEST(IdentifyProgram, WritesThePlanThatItFinds) {
+    const Folder folder;
+    const std::string file = small_capture(folder), out = folder / "found.toml";
+    const Outcome run =
+        run_program({"identify", file, "--layers", "layer0", "--plans", "fa2,math", "-o", out, "--quiet"});
+    ASSERT_EQ(run.status, 0) << run.err;
+    EXPECT_THAT(run.err, IsEmpty());
+    EXPECT_THAT(run.out, AllOf(HasSubstr("equal elements"), HasSubstr("fa2"), HasSubstr("math")));
+    for (const std::string& line : lines(run.out)) EXPECT_LE(line.size(), 110u) << line;
+    const RoundingPlan found = read_plan(out);
+    EXPECT_EQ(found.name, "identified-toy");
+    EXPECT_THAT(found.source, HasSubstr("faultline identify"));
+    EXPECT_EQ(problem_with(found), "");
+    EXPECT_THAT(folder.files(), ElementsAre("capture.safetensors", "found.toml"));
+    // And the file is a plan like any other.
+    const Outcome again =
+        run_program({"identify", file, "--layers", "layer0", "--plans", out, "--rank-only", "--json"});
+    EXPECT_EQ(again.status, 0) << again.err;
+    EXPECT_EQ(nlohmann::json::parse(again.out)["kernels"][0]["ranking"][0]["plan"], "identified-toy");
+}
+
+TEST(IdentifyProgram, RefusesInASentence) {
+    const Folder folder;
+    const std::string file = small_capture(folder);
+    EXPECT_THAT(refusal(folder, {}), HasSubstr("CAPTURE: is missing"));
+    EXPECT_THAT(refusal(folder, {folder / "none.safetensors"}), HasSubstr("none.safetensors"));
+    EXPECT_THAT(refusal(folder, {file, "--kernel", "toys"}),
+                AllOf(HasSubstr("\"toys\""), HasSubstr("expected toy"), HasSubstr("did you mean")));
+    EXPECT_THAT(refusal(folder, {file, "--plans", "fa22"}),
+                AllOf(HasSubstr("--plans"), HasSubstr("did you mean \"fa2\"?")));
+    EXPECT_THAT(refusal(folder, {file, "--plans", folder / "none.toml"}), HasSubstr("none.toml"));
+    EXPECT_THAT(refusal(folder, {file, "--layers", "layer7"}), HasSubstr("layer7"));
+    EXPECT_THAT(refusal(folder, {file, "--heads", "9"}), HasSubstr("head 9"));
+    EXPECT_THAT(refusal(folder, {file, "--allow", "anything"}), HasSubstr("--allow"));
+    EXPECT_THAT(refusal(folder, {file, "-o", folder / "plan.h5"}), HasSubstr("expected a name that ends in .toml"));
+    EXPECT_THAT(refusal(folder, {::faultline::testing::shipped_capture(), "-o", folder / "two.toml"}),
+                AllOf(HasSubstr("2 kernels"), HasSubstr("--kernel")));
+}
+
+TEST(IdentifyProgram, RefusesACaptureWithoutObservedOutputs) {
+    const Folder folder;
+    TensorSet set;
+    add_layer(set, "layer0");
+    for (const char* name : {"layer0.toy.o", "layer0.toy.dq"}) set.tensors.erase(name);
+    const std::string file = folder / "inputs.safetensors";
+    write_safetensors(file, set);
+    EXPECT_THAT(refusal(folder, {file}),
+                AllOf(HasSubstr("inputs.safetensors"), HasSubstr("no layer has an output of a kernel")));
+}
+
+}  // namespace
+}  // namespace faultline::test
