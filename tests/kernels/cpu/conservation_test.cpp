@@ -17,7 +17,8 @@ RoundingPlan exact_plan() { return plan("exact"); }
 TEST(Conservation, OnesInGiveOnesOut) {
     Head head(40, 40, 16, 1);
     for (double& x : head.v.values) x = 1.0;
-    for (const double o : run(head, exact_plan()).forward.heads[0].o.values) EXPECT_EQ(o, 1.0);
+    const Result result = run(head, exact_plan());
+    for (const double o : result.forward.heads[0].o.values) EXPECT_EQ(o, 1.0);
 }
 
 // Every operation on V is odd, and rounding to nearest is odd.
