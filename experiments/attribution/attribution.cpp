@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include <faultline/attribution/counterfactuals.hpp>
+#include <faultline/attribution/level.hpp>
 #include <faultline/attribution/rows.hpp>
 #include <faultline/base/error.hpp>
 #include <faultline/base/parallel.hpp>
@@ -54,6 +55,7 @@ struct Work {
     std::vector<Group> groups;
     std::vector<Output> outputs;
     std::vector<Site> sites;
+    bool all_sites = true;  ///< that round and are reached: only then do their effects add up to anything
     const std::vector<Correction>& corrections;
 
     Work(const LayerCapture& the_layer, const RoundingPlan& the_plan, const AttributionOptions& options)
@@ -70,8 +72,11 @@ struct Work {
         const std::vector<Site> rounding = plan.rounding_sites();
         for (const Site site : rounding) {
             const bool reached = !layer.dout.empty() || info(site).pass != Pass::backward;
-            if (reached && (options.sites.empty() || std::count(options.sites.begin(), options.sites.end(), site) > 0))
+            if (!reached) continue;
+            if (options.sites.empty() || std::count(options.sites.begin(), options.sites.end(), site) > 0)
                 sites.push_back(site);
+            else
+                all_sites = false;
         }
         for (const Site site : options.sites)
             if (std::count(rounding.begin(), rounding.end(), site) == 0)
@@ -133,16 +138,44 @@ struct FirstStage {
     }
 };
 
+/// Squares that a level is made of, summed over groups.
+struct LevelSums {
+    WideReal rounding, truth;
+    void add(const GroupTruth& group, Output output, std::size_t matrices, const std::optional<Format>& format) {
+        for (std::size_t i = 0; i < matrices; ++i) {
+            const CertifiedMatrix& matrix = truth_of(group, output, i);
+            const WideReal norm = frobenius_norm(matrix);
+            truth = truth + norm * norm;
+            if (!format) continue;
+            const WideReal error = rounding_error(matrix, *format);
+            rounding = rounding + error * error;
+        }
+    }
+    void join(const LevelSums& next) {
+        rounding = rounding + next.rounding;
+        truth = truth + next.truth;
+    }
+    [[nodiscard]] WideReal level() const {
+        return truth == WideReal(0.0) ? WideReal(0.0) : sqrt(rounding) / sqrt(truth);
+    }
+};
+
+/// A correction on one group.
+struct CorrectedGroup {
+    std::array<ErrorSums, 4> errors;
+    std::array<LevelSums, 4> levels;  ///< of its own truth, where that is another
+};
+
 /// Second stage: counterfactuals and corrections, by (group, item).
 struct SecondStage {
-    std::vector<std::vector<std::array<SiteSums, 4>>> sites;         ///< [site][group]
-    std::vector<std::vector<std::array<ErrorSums, 4>>> corrections;  ///< [correction][group]
-    std::vector<std::unique_ptr<OrderedSum>> alone_sums;             ///< [group]
+    std::vector<std::vector<std::array<SiteSums, 4>>> sites;  ///< [site][group]
+    std::vector<std::vector<CorrectedGroup>> corrections;     ///< [correction][group]
+    std::vector<std::unique_ptr<OrderedSum>> alone_sums;      ///< [group]
 
     SecondStage(const Work& work, const FirstStage& first, const AttributionOptions& options, Progress& progress) {
         const std::size_t groups = work.groups.size();
         sites.assign(work.sites.size(), std::vector<std::array<SiteSums, 4>>(groups));
-        corrections.assign(work.corrections.size(), std::vector<std::array<ErrorSums, 4>>(groups));
+        corrections.assign(work.corrections.size(), std::vector<CorrectedGroup>(groups));
         for (std::size_t g = 0; g < groups; ++g) alone_sums.push_back(std::make_unique<OrderedSum>());
         const std::size_t per_group = work.sites.size() + work.corrections.size();
         parallel_for(groups * per_group, options.threads, [&](std::size_t task) {
@@ -162,21 +195,26 @@ struct SecondStage {
         });
     }
 
-    static std::array<ErrorSums, 4> corrected(const Work& work, const Group& group, const GroupBase& base,
-                                              const Correction& correction) {
+    static CorrectedGroup corrected(const Work& work, const Group& group, const GroupBase& base,
+                                    const Correction& correction) {
         const RoundingPlan plan = apply(correction, work.plan, work.layer.name);
-        std::array<ErrorSums, 4> sums;
-        const auto measure = [&](const Group& run_group, const GroupTruth& truth) {
-            const RunOutputs run = run_plan(run_group, plan);
+        CorrectedGroup sums;
+        const auto measure = [&](const RunOutputs& run, const GroupTruth& truth, const std::vector<double>& direction) {
             for (const Output output : work.outputs)
-                sums[static_cast<std::size_t>(output)] = errors_of(run[output], truth, output, base.direction);
+                sums.errors[static_cast<std::size_t>(output)] = errors_of(run[output], truth, output, direction);
         };
         if (!correction.changes_function()) {
-            measure(group, base.truth);
+            measure(run_plan(group, plan), base.truth, base.direction);
             return sums;
         }
         const TransformedGroup transformed(group, correction);
-        measure(transformed.group, attention_truth(transformed.group.problem, certified));
+        const GroupTruth truth = attention_truth(transformed.group.problem, certified);
+        const RunOutputs run = run_plan(transformed.group, plan);
+        // dq is then made of the transformed keys, and their mean is what a broken zero-sum law leaks.
+        measure(run, truth, mean_key_direction(transformed.group));
+        for (const Output output : work.outputs)
+            sums.levels[static_cast<std::size_t>(output)].add(truth, output, run[output].size(),
+                                                              faultline::stored_format(plan, output));
         return sums;
     }
 };
@@ -267,20 +305,22 @@ OutputAttribution output_attribution(const Work& work, const FirstStage& first, 
     const std::size_t groups = work.groups.size();
     OutputAttribution a;
     a.output = output;
-    WideReal norm_squared, bound_squared;
+    WideReal bound_squared;
+    LevelSums level;
+    const std::optional<Format> format = faultline::stored_format(work.plan, output);
     long double plan_squared = 0, rest_squared = 0;
     for (std::size_t g = 0; g < groups; ++g) {
         const GroupBase& base = first.bases[g];
         for (std::size_t i = 0; i < base.plan[output].size(); ++i) {
-            const WideReal norm = frobenius_norm(truth_of(base.truth, output, i));
             const WideReal bound = frobenius_bound(truth_of(base.truth, output, i));
-            norm_squared = norm_squared + norm * norm;
             bound_squared = bound_squared + bound * bound;
         }
+        level.add(base.truth, output, base.plan[output].size(), format);
         plan_squared += base.plan_error_squared[o];
         rest_squared += unexplained_squared(base.plan_error[o], second.alone_sums[g]->total()[o]);
     }
-    a.truth_norm = sqrt(norm_squared);
+    a.truth_norm = sqrt(level.truth);
+    if (format) a.level = level.level();
     a.truth_bound = sqrt(bound_squared);
     a.plan = measured(groups, [&](std::size_t g) {
         return errors_of(first.bases[g].plan[output], first.bases[g].truth, output, first.bases[g].direction);
@@ -288,14 +328,21 @@ OutputAttribution output_attribution(const Work& work, const FirstStage& first, 
     a.floor = measured(groups, [&](std::size_t g) {
         return errors_of(first.exact[g][output], first.bases[g].truth, output, first.bases[g].direction);
     });
-    if (plan_squared > 0) a.unexplained = static_cast<double>(std::sqrt(rest_squared / plan_squared));
+    if (work.all_sites)
+        a.unexplained = plan_squared > 0 ? static_cast<double>(std::sqrt(rest_squared / plan_squared)) : 0.0;
     for (const ObservedKernel& kernel : work.layer.observed)
         if (kernel[output]) a.observed.push_back(observed_output(work, first, kernel, output));
     for (const auto& site : second.sites) a.sites.push_back(site_effect(site, o, plan_squared, a.floor));
     WideReal best = a.plan.rel_error;
     for (std::size_t c = 0; c < work.corrections.size(); ++c) {
         CorrectedOutput corrected{work.corrections[c].name, work.corrections[c].changes_function(),
-                                  measured(groups, [&](std::size_t g) { return second.corrections[c][g][o]; })};
+                                  measured(groups, [&](std::size_t g) { return second.corrections[c][g].errors[o]; }),
+                                  a.level};
+        if (corrected.changes_function) {
+            LevelSums own;
+            for (std::size_t g = 0; g < groups; ++g) own.join(second.corrections[c][g].levels[o]);
+            if (format) corrected.level = own.level();
+        }
         if (!corrected.changes_function && corrected.error.nonfinite == 0 && corrected.error.rel_error < best) {
             best = corrected.error.rel_error;
             a.best_correction = corrected.correction;

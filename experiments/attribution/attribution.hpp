@@ -39,15 +39,19 @@ struct CorrectedOutput {
     std::string correction;
     bool changes_function = false;  ///< the truth is then that of the changed function
     ErrorMeasure error;
+    std::optional<WideReal> level;  ///< of the truth that it is compared with
 };
 
 struct OutputAttribution {
     Output output = Output::o;
     WideReal truth_norm;   ///< Frobenius, all heads
     WideReal truth_bound;  ///< |truth_norm - exact| and every element's error, Frobenius
+    std::optional<WideReal>
+        level;  ///< relative error of the truth stored in the output's format (level.hpp); empty: the plan stores no format
     ErrorMeasure plan;
-    ErrorMeasure floor;      ///< the exact plan in binary64: what no counterfactual can resolve
-    double unexplained = 0;  ///< |E - sum over sites of E_alone| / |E|
+    ErrorMeasure floor;  ///< the exact plan in binary64: what no counterfactual can resolve
+    std::optional<double>
+        unexplained;  ///< |E - sum over all rounding sites of E_alone| / |E|; empty where counterfactuals ran for some only
     std::vector<ObservedOutput> observed;
     std::vector<SiteEffect> sites;             ///< parallel to LayerAttribution::sites
     std::vector<CorrectedOutput> corrections;  ///< in the order asked for

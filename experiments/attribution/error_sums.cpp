@@ -32,7 +32,8 @@ WideReal element(const CertifiedMatrix& truth, std::ptrdiff_t i, std::ptrdiff_t 
 template <class Real>
 struct HeadSums {
     Real error_squared{}, truth_squared{}, error_dot_truth{}, sum{};
-    Real row_mean_sum{}, row_mean_abs{}, row_mean_squared{};
+    Real row_mean_sum{}, row_mean_abs{};
+    Real row_mean{}, row_spread{};  // Welford 1962: a sum of squares less the squared sum would cancel where t is large
     Real along_squared{}, along_sum{}, along_abs{};
     std::size_t count = 0, nonfinite = 0, rows = 0;
 
@@ -61,7 +62,9 @@ struct HeadSums {
             const Real mean = row_sum / Real(static_cast<double>(in_row));
             row_mean_sum = row_mean_sum + mean;
             row_mean_abs = row_mean_abs + magnitude(mean);
-            row_mean_squared = row_mean_squared + mean * mean;
+            const Real away = mean - row_mean;
+            row_mean = row_mean + away / Real(static_cast<double>(rows));
+            row_spread = row_spread + away * (mean - row_mean);
             along_squared = along_squared + along * along;
             along_sum = along_sum + along;
             along_abs = along_abs + magnitude(along);
@@ -84,7 +87,8 @@ ErrorSums::ErrorSums(MatrixView<const double> value, const CertifiedMatrix& trut
         rows_ = s.rows;
         row_mean_sum_ = widened(s.row_mean_sum);
         row_mean_abs_ = widened(s.row_mean_abs);
-        row_mean_squared_ = widened(s.row_mean_squared);
+        row_mean_ = widened(s.row_mean);
+        row_spread_ = widened(s.row_spread);
         along_squared_ = widened(s.along_squared);
         along_sum_ = widened(s.along_sum);
         along_abs_ = widened(s.along_abs);
@@ -101,6 +105,12 @@ ErrorSums::ErrorSums(MatrixView<const double> value, const CertifiedMatrix& trut
 }
 
 void ErrorSums::join(const ErrorSums& next) {
+    if (next.rows_ > 0) {  // Chan, Golub and LeVeque 1983
+        const WideReal ours(static_cast<double>(rows_)), theirs(static_cast<double>(next.rows_));
+        const WideReal away = next.row_mean_ - row_mean_;
+        row_mean_ = row_mean_ + away * (theirs / (ours + theirs));
+        row_spread_ = row_spread_ + next.row_spread_ + away * away * (ours * theirs / (ours + theirs));
+    }
     error_squared_ = error_squared_ + next.error_squared_;
     truth_squared_ = truth_squared_ + next.truth_squared_;
     error_dot_truth_ = error_dot_truth_ + next.error_dot_truth_;
@@ -110,7 +120,6 @@ void ErrorSums::join(const ErrorSums& next) {
     rows_ += next.rows_;
     row_mean_sum_ = row_mean_sum_ + next.row_mean_sum_;
     row_mean_abs_ = row_mean_abs_ + next.row_mean_abs_;
-    row_mean_squared_ = row_mean_squared_ + next.row_mean_squared_;
     head_mean_sum_ = head_mean_sum_ + next.head_mean_sum_;
     head_mean_abs_ = head_mean_abs_ + next.head_mean_abs_;
     has_direction_ = has_direction_ || next.has_direction_;
@@ -139,9 +148,8 @@ ErrorMeasure ErrorSums::measure() const {
     }
     if (rows_ > 1) {
         const WideReal n(static_cast<double>(rows_));
-        const WideReal mean = row_mean_sum_ / n;
-        const WideReal variance = (row_mean_squared_ / n - mean * mean) * n / WideReal(static_cast<double>(rows_ - 1));
-        if (variance > zero) m.t_statistic = ratio(mean, sqrt(variance / n));
+        const WideReal variance = row_spread_ / WideReal(static_cast<double>(rows_ - 1));
+        if (variance > zero) m.t_statistic = ratio(row_mean_, sqrt(variance / n));
     }
     const double nan = std::numeric_limits<double>::quiet_NaN();
     m.mean_key_share = has_direction_ ? ratio(along_squared_, error_squared_) : nan;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <limits>
 #include <vector>
 
 #include <faultline/tensor/matrix_view.hpp>
@@ -18,8 +19,11 @@ struct ErrorMeasure {
         rel_error;  ///< error_norm / truth_norm; inf where an element is NaN or infinite, or the truth is 0 and the
                     ///< error is not; 0 where both are
     double signed_bias = 0;  ///< mean(e) / rms(e), in [-1, 1]: 0 for noise, +-1 for a constant shift
-    double t_statistic = 0;  ///< mean of the rows' mean errors over its standard error: rows, not elements, are the
-                             ///< independent samples, since a row's errors share its delta and its row sum
+    double t_statistic =
+        std::numeric_limits<double>::quiet_NaN();  ///< mean of the rows' mean errors over its standard error: rows, not
+        ///< elements, are the independent samples, since a row's errors share
+        ///< its delta and its row sum. NaN where that is undefined: fewer than
+        ///< two rows, or rows whose means do not differ at all
     double gain =
         0;  ///< <e, truth> / <truth, truth>: -1 means that the output is not there, 0 none of the error lies along it
     double row_coherence = 0;   ///< |sum over rows of the rows' mean errors| / sum of |rows' mean errors|, 0..1
@@ -44,7 +48,8 @@ class ErrorSums {
     WideReal error_squared_, truth_squared_, error_dot_truth_;
     WideReal sum_;
     std::size_t count_ = 0, nonfinite_ = 0, rows_ = 0;
-    WideReal row_mean_sum_, row_mean_abs_, row_mean_squared_;
+    WideReal row_mean_sum_, row_mean_abs_;
+    WideReal row_mean_, row_spread_;  ///< mean of the rows' means, and the sum of squared distances from it
     WideReal head_mean_sum_, head_mean_abs_;
     bool has_direction_ = false;
     WideReal along_squared_, along_sum_, along_abs_;

@@ -21,6 +21,9 @@ ordered_json number(double x) {
     return std::isnan(x) ? "nan" : (x > 0 ? "inf" : "-inf");
 }
 
+/// A statistic that may be undefined.
+ordered_json number_or_null(double x) { return std::isnan(x) ? ordered_json(nullptr) : number(x); }
+
 ordered_json number(const WideReal& x) {
     const double near = x.to_double();
     const bool held = near == 0 ? x.mantissa == 0 : std::isnormal(near);
@@ -32,7 +35,7 @@ ordered_json error_json(const ErrorMeasure& e) {
     ordered_json out{{"rel_error", number(e.rel_error)},
                      {"error_norm", number(e.error_norm)},
                      {"signed_bias", number(e.signed_bias)},
-                     {"t", number(e.t_statistic)},
+                     {"t", number_or_null(e.t_statistic)},
                      {"gain", number(e.gain)},
                      {"row_coherence", number(e.row_coherence)},
                      {"head_coherence", number(e.head_coherence)}};
@@ -50,7 +53,7 @@ ordered_json site_json(const SiteEffect& effect, const TileStatistics& local) {
                      {"alone", number(effect.alone.rel_error)},
                      {"repaired", number(effect.repaired.rel_error)},
                      {"signed_bias", number(effect.alone.signed_bias)},
-                     {"t", number(effect.alone.t_statistic)},
+                     {"t", number_or_null(effect.alone.t_statistic)},
                      {"row_coherence", number(effect.alone.row_coherence)},
                      {"interaction", number(effect.interaction)}};
     if (!std::isnan(effect.alone.mean_key_share)) {
@@ -62,7 +65,7 @@ ordered_json site_json(const SiteEffect& effect, const TileStatistics& local) {
     if (effect.repaired.nonfinite > 0) out["repaired_nonfinite"] = effect.repaired.nonfinite;
     out["local"] = {{"rms", number(local.total_rms())},
                     {"signed_bias", number(local.signed_bias())},
-                    {"t", number(local.t_statistic())},
+                    {"t", number_or_null(local.t_statistic())},
                     {"unit", info(local.site).unit}};
     return out;
 }
@@ -71,12 +74,12 @@ ordered_json output_json(const OutputAttribution& a, const LayerAttribution& lay
     ordered_json out{{"truth_norm", number(a.truth_norm)}, {"truth_bound", number(a.truth_bound)}};
     if (const auto format = stored_format(plan, a.output)) {
         out["format"] = name(*format);
-        out["format_level"] = level_of(*format);
+        if (a.level) out["format_level"] = number(*a.level);
         out["below_range"] = below_range(a.truth_norm, *format);
     }
     out["plan"] = error_json(a.plan);
     out["floor"] = number(a.floor.rel_error);
-    out["unexplained"] = number(a.unexplained);
+    out["unexplained"] = a.unexplained ? number(*a.unexplained) : ordered_json(nullptr);
     ordered_json observed = ordered_json::object(), sites = ordered_json::object(),
                  corrections = ordered_json::object();
     for (const ObservedOutput& seen : a.observed) {
@@ -90,6 +93,7 @@ ordered_json output_json(const OutputAttribution& a, const LayerAttribution& lay
     for (const CorrectedOutput& corrected : a.corrections) {
         ordered_json item = error_json(corrected.error);
         item["changes_function"] = corrected.changes_function;
+        item["at_level"] = at_level(corrected.error, corrected.level);
         corrections[corrected.correction] = std::move(item);
     }
     out["observed"] = std::move(observed);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // An attribution as one JSON object, schema "faultline.attribution/1" (DESIGN of the command line; docs/ has every key).
-// A number that a double cannot hold (1e-3012, infinity, NaN) is a string in scientific notation, "inf" or "nan".
+// A number that a double cannot hold (1e-3012, infinity, NaN) is a string in scientific notation, "inf" or "nan"; what is
+// undefined (t of a single row, unexplained with some of the sites) is null.
 #pragma once
 
 #include <string>

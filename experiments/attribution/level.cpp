@@ -2,6 +2,10 @@
 #include <faultline/attribution/level.hpp>
 
 #include <cmath>
+#include <limits>
+
+#include <faultline/format/bulk.hpp>
+#include <faultline/tensor/matrix.hpp>
 
 namespace faultline {
 
@@ -12,7 +16,16 @@ std::optional<Format> stored_format(const RoundingPlan& plan, Output output) {
     return format;
 }
 
-double level_of(const Format& format) { return std::ldexp(1.0, -(format.precision + 1)); }
+WideReal rounding_error(const CertifiedMatrix& truth, const Format& format) {
+    Matrix stored(truth.rows, truth.cols);
+    truth.copy_to(stored.view());
+    round_bulk(stored.values, format);
+    for (const double x : stored.values)
+        if (std::isinf(x)) return {std::numeric_limits<double>::infinity()};
+    return frobenius_distance(stored.view(), truth);
+}
+
+double typical_level(const Format& format) { return std::ldexp(1.0 / std::sqrt(7.0), -format.precision); }
 
 bool below_range(const WideReal& truth_norm, const Format& format) {
     // Half the smallest subnormal, 2^(emin - p + 1), still rounds to zero (a tie goes to the even zero).
@@ -20,8 +33,8 @@ bool below_range(const WideReal& truth_norm, const Format& format) {
     return truth_norm > WideReal(0.0) && truth_norm <= half_smallest;
 }
 
-bool at_level(const ErrorMeasure& error, const std::optional<Format>& format) {
-    return format && error.nonfinite == 0 && error.rel_error <= WideReal(level_of(*format));
+bool at_level(const ErrorMeasure& error, const std::optional<WideReal>& level) {
+    return level && error.nonfinite == 0 && error.rel_error <= WideReal(level_allowance) * *level;
 }
 
 }  // namespace faultline

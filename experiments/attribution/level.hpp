@@ -1,5 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The level of a format: the error that rounding an output once to the format it is stored in can cost.
+// The level of an output: the error that storing its truth costs, rounded once to the format it is stored in. It is
+// computed from the truth itself. It cannot be said from the format alone: with p significant bits and every element a
+// significand m in [1, 2) times one power of two, the error of a rounding to nearest is uniform in +-2^-p, rms 2^-p / sqrt(3),
+// and the norm's relative error 2^-p / sqrt(3 mean(m^2)): 0.378 2^-p for uniform m (mean(m^2) = 7/3), 0.392 2^-p for
+// log-uniform m (3 / (2 ln 2)), between 0.29 2^-p (all near 2) and 0.58 2^-p (all near 1) for others, 0 where the elements
+// are in the format, and up to 1 where they lie below its range. In bf16 2^-p is 0.391%.
 #pragma once
 
 #include <optional>
@@ -12,15 +17,21 @@ namespace faultline {
 /// The format in which a plan stores an output; nothing where the plan leaves it exact.
 [[nodiscard]] std::optional<Format> stored_format(const RoundingPlan& plan, Output output);
 
-/// 2^-(p+1) for a format of p significant bits: bf16 2^-9 = 0.195%. One rounding to nearest of values whose significands m
-/// are spread log-uniformly over [1, 2) costs 2^-p / sqrt(3 mean(m^2)) = 0.39 2^-p in Frobenius norm (mean(m^2) = 3 / (2 ln 2)),
-/// and 0.5 2^-p leaves room for significands that crowd near 1 (the most that it can cost is 2^-p).
-[[nodiscard]] double level_of(const Format& format);
+/// |round(truth) - truth|, Frobenius, each element rounded to nearest even: what the best kernel leaves. Infinite where an
+/// element overflows the format.
+[[nodiscard]] WideReal rounding_error(const CertifiedMatrix& truth, const Format& format);
+
+/// 2^-p / sqrt(7): the level of a tensor whose significands fill [1, 2) evenly.
+[[nodiscard]] double typical_level(const Format& format);
 
 /// Whether every element of that norm rounds to zero in the format: 0 is then what a perfect kernel stores, with error 100%.
 [[nodiscard]] bool below_range(const WideReal& truth_norm, const Format& format);
 
-/// Whether an error is no larger than level_of the stored format.
-[[nodiscard]] bool at_level(const ErrorMeasure& error, const std::optional<Format>& format);
+/// An error is at its level while at least half of its square is the rounding into the stored format: up to sqrt(2) times
+/// the level, since an error before the cast and the cast's own are independent and add in squares.
+inline constexpr double level_allowance = 1.41421356237309504880;
+/// Whether an error is finite and at most level_allowance times `level` (relative to the truth, as the error is); false
+/// where the plan stores no format.
+[[nodiscard]] bool at_level(const ErrorMeasure& error, const std::optional<WideReal>& level);
 
 }  // namespace faultline

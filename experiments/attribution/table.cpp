@@ -17,7 +17,7 @@ namespace {
 constexpr std::size_t line_width = 110;
 constexpr std::size_t sites_shown = 6;  // without --full
 constexpr double worth_a_line = 0.005;  // of the plan's squared error
-constexpr double wrong_from = 2;        // times the format's level: then the output has a block of its own
+constexpr double wrong_from = 2;        // times its level: then the output has a block of its own
 
 enum class Color { none, bold, dim, good, fair, bad };
 
@@ -62,22 +62,27 @@ std::string signed_text(double x, int decimals = 3) {
 
 /// t grows with the number of rows: large ones need no decimals.
 std::string t_text(double t) {
+    if (std::isnan(t)) return "-";
     if (std::isinf(t)) return t > 0 ? "+inf" : "-inf";
     return std::abs(t) < 1000 ? signed_text(t, 1) : fmt::format("{:+.1e}", t);
 }
 
-Color color_of(const ErrorMeasure& error, const std::optional<Format>& format) {
+Color color_of(const ErrorMeasure& error, const std::optional<WideReal>& level) {
     if (error.nonfinite > 0) return Color::bad;
-    if (!format) return Color::none;
-    const WideReal level(level_of(*format));
-    if (error.rel_error <= level) return Color::good;
-    if (error.rel_error > WideReal(50.0) * level) return Color::bad;  // a tenth of the value and more, in bf16
-    return error.rel_error > WideReal(4.0) * level ? Color::fair : Color::none;
+    if (!level) return Color::none;
+    if (at_level(error, level)) return Color::good;
+    if (error.rel_error > WideReal(50.0) * *level) return Color::bad;  // nearly a tenth of the value and more, in bf16
+    return error.rel_error > WideReal(4.0) * *level ? Color::fair : Color::none;
 }
 
 /// The error, `*` where it is at the format's level, `!` where elements are not finite.
-std::string marked(const ErrorMeasure& error, const std::optional<Format>& format) {
-    return error_text(error.rel_error) + (error.nonfinite > 0 ? "!" : at_level(error, format) ? "*" : " ");
+std::string marked(const ErrorMeasure& error, const std::optional<WideReal>& level) {
+    return error_text(error.rel_error) + (error.nonfinite > 0 ? "!" : at_level(error, level) ? "*" : " ");
+}
+
+/// The error of a counterfactual, `!` where elements are not finite.
+std::string counterfactual_text(const ErrorMeasure& error) {
+    return error_text(error.rel_error) + (error.nonfinite > 0 ? "!" : "");
 }
 
 /// Items after a label, broken into lines.
@@ -122,8 +127,9 @@ std::string head(const Attribution& a, const Pen& pen) {
     if (!a.plan.description.empty() && a.plan.description.size() < line_width) out += a.plan.description + "\n";
     out += "\nerror  |value - truth| / |truth|, Frobenius over all heads; truth is certified, element by element\n";
     if (format)
-        out += fmt::format("*      at {0} level: an error of {1} or less, about what storing the truth in {0} costs\n",
-                           name(*format), percent(level_of(*format)));
+        out += fmt::format(
+            "{0:<7}what storing the truth in {0} costs; * marks that level: half of the squared error or more is that\n",
+            name(*format));
     out +=
         "=plan  elements of the kernel's output that equal the plan's bit for bit\n"
         "share  of the plan's error along what this site's repair removes (repaired: what is left); below 0 it cancels;\n"
@@ -160,20 +166,24 @@ std::string errors(const LayerAttribution& layer, const RoundingPlan& plan, cons
     for (const OutputAttribution& output : layer.outputs)
         for (const ObservedOutput& seen : output.observed)
             if (std::find(kernels.begin(), kernels.end(), seen.kernel) == kernels.end()) kernels.push_back(seen.kernel);
-    constexpr std::size_t column = 19, first = 32;
+    constexpr std::size_t column = 19, first = 34;
     constexpr std::size_t per_line = (line_width - first) / column;
     std::string out;
     for (std::size_t begin = 0; begin == 0 || begin < kernels.size(); begin += per_line) {
         const std::size_t end = std::min(begin + per_line, kernels.size());
-        out += fmt::format("  {:<4} {:>11} {:>13}", "", begin == 0 ? "|truth|" : "", begin == 0 ? "plan " : "");
+        const std::optional<Format> stored =
+            layer.outputs.empty() ? std::nullopt : stored_format(plan, layer.outputs.front().output);
+        out += fmt::format("  {:<2}{:>11}{:>8}{:>11}", "", begin == 0 ? "|truth|" : "",
+                           begin == 0 && stored ? name(*stored) : "", begin == 0 ? "plan " : "");
         for (std::size_t k = begin; k < end; ++k) out += fmt::format("{:>11} {:>7}", escaped(kernels[k], 11), "=plan");
         out += "\n";
         for (const OutputAttribution& output : layer.outputs) {
-            const std::optional<Format> format = stored_format(plan, output.output);
             out +=
-                fmt::format("  {:<4} {:>11} ", name(output.output), begin == 0 ? output.truth_norm.to_string(3) : "");
-            out += begin == 0 ? pen(color_of(output.plan, format), fmt::format("{:>13}", marked(output.plan, format)))
-                              : std::string(13, ' ');
+                fmt::format("  {:<2}{:>11}{:>8}", name(output.output), begin == 0 ? output.truth_norm.to_string(3) : "",
+                            begin == 0 && output.level ? error_text(*output.level) : "");
+            out += begin == 0 ? pen(color_of(output.plan, output.level),
+                                    fmt::format("{:>11}", marked(output.plan, output.level)))
+                              : std::string(11, ' ');
             for (std::size_t k = begin; k < end; ++k) {
                 const auto seen = std::find_if(output.observed.begin(), output.observed.end(),
                                                [&](const ObservedOutput& o) { return o.kernel == kernels[k]; });
@@ -181,7 +191,8 @@ std::string errors(const LayerAttribution& layer, const RoundingPlan& plan, cons
                     out += std::string(column, ' ');
                     continue;
                 }
-                out += pen(color_of(seen->error, format), fmt::format("{:>12}", marked(seen->error, format)));
+                out +=
+                    pen(color_of(seen->error, output.level), fmt::format("{:>12}", marked(seen->error, output.level)));
                 out += pen(Color::dim, fmt::format("{:>7}", share_text(seen->bit_equal_to_plan)));
             }
             out += "\n";
@@ -192,8 +203,9 @@ std::string errors(const LayerAttribution& layer, const RoundingPlan& plan, cons
 
 bool is_wrong(const OutputAttribution& output, const RoundingPlan& plan) {
     const std::optional<Format> format = stored_format(plan, output.output);
-    if (!format) return true;
-    const WideReal limit(wrong_from * level_of(*format));
+    if (!format || !output.level) return true;
+    // A tensor that is nearly in its format has a level near 0, and one element off is not yet worth a block.
+    const WideReal limit = WideReal(wrong_from) * std::max(*output.level, WideReal(typical_level(*format)));
     if (below_range(output.truth_norm, *format)) return true;
     const auto beyond = [&](const ErrorMeasure& e) { return e.nonfinite > 0 || !(e.rel_error <= limit); };
     return beyond(output.plan) || std::any_of(output.observed.begin(), output.observed.end(),
@@ -222,7 +234,7 @@ std::string site_line(const LayerAttribution& layer, const OutputAttribution& ou
     const bool silent = e.alone_below_floor;
     std::string line = fmt::format("    {:<17}", name(layer.sites[s]));
     line += pen(std::abs(e.share) > 0.1 ? Color::bold : Color::none, fmt::format("{:>9}", share_text(e.share)));
-    line += fmt::format("{:>11}{:>11}", silent ? "-" : error_text(e.alone.rel_error), error_text(e.repaired.rel_error));
+    line += fmt::format("{:>11}{:>11}", silent ? "-" : counterfactual_text(e.alone), counterfactual_text(e.repaired));
     line += fmt::format("{:>8}{:>9}{:>7}", silent ? "-" : signed_text(e.alone.signed_bias),
                         silent ? "-" : t_text(e.alone.t_statistic),
                         silent ? "-" : fmt::format("{:.2f}", e.alone.row_coherence));
@@ -262,7 +274,7 @@ std::string sites_of(const LayerAttribution& layer, const OutputAttribution& out
     return out;
 }
 
-std::string corrections_of(const OutputAttribution& output, const std::optional<Format>& format, const Pen& pen) {
+std::string corrections_of(const OutputAttribution& output, const Pen& pen) {
     std::vector<const CorrectedOutput*> kept, changing, useless;
     for (const CorrectedOutput& c : output.corrections) {
         const bool better = c.error.nonfinite == 0 && c.error.rel_error < WideReal(0.95) * output.plan.rel_error;
@@ -278,10 +290,10 @@ std::string corrections_of(const OutputAttribution& output, const std::optional<
         std::vector<std::pair<std::string, Color>> items;
         for (const CorrectedOutput* c : which)
             items.emplace_back(fmt::format("{} {}{}", c->correction, error_text(c->error.rel_error),
-                                           c->error.nonfinite > 0       ? "!"
-                                           : at_level(c->error, format) ? "*"
-                                                                        : ""),
-                               color_of(c->error, format));
+                                           c->error.nonfinite > 0         ? "!"
+                                           : at_level(c->error, c->level) ? "*"
+                                                                          : ""),
+                               color_of(c->error, c->level));
         flow(out, label, items, pen);
     };
     list("    repaired by, best first:", kept);
@@ -346,8 +358,9 @@ std::string verdict(const LayerAttribution& layer, const OutputAttribution& outp
                             share_text(output.plan.mean_key_share), signed_text(output.plan.mean_key_sign, 2));
     if (output.corrections.empty()) return text;
     if (!repaired) return text + "; no correction helps";
-    return text + fmt::format("; {} brings it to {}{}", best->correction, error_text(best->error.rel_error),
-                              at_level(best->error, format) ? fmt::format(", {} level", name(*format)) : "");
+    return text +
+           fmt::format("; {} brings it to {}{}", best->correction, error_text(best->error.rel_error),
+                       format && at_level(best->error, best->level) ? fmt::format(", {} level", name(*format)) : "");
 }
 
 }  // namespace
@@ -369,7 +382,7 @@ std::string table(const Attribution& attribution, const TableOptions& options) {
             if (!options.full && !is_wrong(output, attribution.plan)) continue;
             out += sentence(verdict(layer, output, attribution.plan), pen);
             out += sites_of(layer, output, options, pen);
-            out += corrections_of(output, stored_format(attribution.plan, output.output), pen);
+            out += corrections_of(output, pen);
         }
     }
     return out;

@@ -19,7 +19,8 @@ struct Measure {
 const std::vector<Measure>& measures() {
     static const std::vector<Measure> list{
         {"signed_bias", "mean of the error over its rms", [](const ErrorMeasure& e) { return e.signed_bias; }},
-        {"t", "t-statistic of the mean error, rows as samples", [](const ErrorMeasure& e) { return e.t_statistic; }},
+        {"t", "t-statistic of the mean error, rows as samples; NaN: undefined",
+         [](const ErrorMeasure& e) { return e.t_statistic; }},
         {"gain", "inner product of error and truth over the squared norm of the truth",
          [](const ErrorMeasure& e) { return e.gain; }},
         {"row_coherence", "magnitude of the sum of the rows' mean errors over the sum of their magnitudes",
@@ -156,8 +157,12 @@ class LayerWriter {
                     {"share of elements within one ulp of the plan's", "1"});
         scalar(group + "truth_norm", a.truth_norm, "Frobenius norm of the exact output");
         scalar(group + "truth_bound", a.truth_bound, "bound on the error of the truth, Frobenius");
-        file_.write(group + "unexplained", std::vector<double>{a.unexplained}, {},
-                    {"norm of the plan's error less the sum of the sites' errors alone, over its norm", "1"});
+        file_.write(
+            group + "unexplained",
+            std::vector<double>{a.unexplained.value_or(std::numeric_limits<double>::quiet_NaN())}, {},
+            {"norm of the plan's error less the sum of the sites' errors alone, over its norm; NaN: not all sites ran",
+             "1"});
+        if (a.level) scalar(group + "level", *a.level, "relative error of the truth stored in the output's format");
     }
 
     void scalar(const std::string& path, const WideReal& value, const char* long_name) {

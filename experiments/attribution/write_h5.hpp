@@ -3,7 +3,7 @@
 //   tiles/SITE/{signed_mean,rms,value_rms,max_abs,count,nonfinite}   over (head, q_tile, k_tile): local error
 //   rows/{p_max,repeated_max,zero_sum,zero_sum_relative,delta_error} over (head, row)
 //   outputs/OUTPUT/{rel_error,error_norm,signed_bias,…}              over (source): the plan, its floor, observed kernels
-//   outputs/OUTPUT/{truth_norm,truth_bound,unexplained}              one number each
+//   outputs/OUTPUT/{truth_norm,truth_bound,level,unexplained}        one number each
 //   counterfactual/{alone,repaired,share,interaction,…}              over (site, output)
 //   corrections/{rel_error,signed_bias,…}                            over (correction, output)
 // with coordinates site, output, correction, source in each group that uses them, since xarray reads one group at a time.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <stdexcept>
 
 namespace faultline {
@@ -109,17 +110,16 @@ double TileStatistics::signed_bias() const {
 }
 
 double TileStatistics::t_statistic() const {
-    double sum = 0, squares = 0, tiles = 0;
+    double mean = 0, spread = 0, tiles = 0;  // Welford 1962: a mean much larger than its scatter keeps that scatter
     for (std::size_t i = 0; i < count.size(); ++i) {
         if (count[i] == 0) continue;
-        sum += signed_mean[i];
-        squares += signed_mean[i] * signed_mean[i];
         tiles += 1;
+        const double away = signed_mean[i] - mean;
+        mean += away / tiles;
+        spread += away * (signed_mean[i] - mean);
     }
-    if (tiles < 2) return 0;
-    const double mean = sum / tiles;
-    const double variance = std::max(0.0, squares / tiles - mean * mean) * tiles / (tiles - 1);
-    return variance > 0 ? mean / std::sqrt(variance / tiles) : 0;
+    if (tiles < 2 || spread == 0) return std::numeric_limits<double>::quiet_NaN();
+    return mean / std::sqrt(spread / (tiles - 1) / tiles);
 }
 
 TileStatistics joined(const TileStatistics& first, const TileStatistics& next) {

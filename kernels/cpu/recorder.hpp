@@ -23,7 +23,8 @@ struct TileStatistics {
     std::vector<double> count;        ///< elements summed up: those whose exact value and error are finite
     std::vector<double> nonfinite;    ///< elements whose exact value is finite and whose value is not
 
-    /// Over all tiles: mean error / rms error, and its t-statistic with tiles as samples.
+    /// Over all tiles: mean error / rms error (0 where nothing erred), and its t-statistic with tiles as samples, NaN where
+    /// there are fewer than two or all have the same mean.
     [[nodiscard]] double signed_bias() const;
     [[nodiscard]] double total_rms() const;
     [[nodiscard]] double t_statistic() const;

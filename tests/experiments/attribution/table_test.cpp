@@ -25,20 +25,52 @@ TEST(ErrorText, PercentWhereItReads) {
     EXPECT_EQ(error_text(WideReal(std::numeric_limits<double>::infinity())), "inf");
 }
 
-// bf16 has 8 significant bits: neighbours are 2^-7 apart at 1, so a rounding errs by 2^-8 at most and by 0.39 2^-8 in the
-// norm of values of all sizes; the level is 2^-9.
-TEST(Level, IsHalfTheLargestErrorOfARounding) {
-    EXPECT_EQ(level_of(bf16), 0x1p-9);
-    EXPECT_EQ(level_of(fp16), 0x1p-12);
-    EXPECT_EQ(level_of(fp32), 0x1p-25);
+CertifiedMatrix column_of(const std::vector<double>& values) {
+    CertifiedMatrix m(static_cast<std::ptrdiff_t>(values.size()), 1);
+    m.value = values;
+    return m;
+}
+
+double level_of(const std::vector<double>& values, const Format& format) {
+    const CertifiedMatrix truth = column_of(values);
+    return (rounding_error(truth, format) / frobenius_norm(truth)).to_double();
+}
+
+// bf16 has 8 significant bits. 1 + 2^-9 lies a quarter of the spacing 2^-7 above 1: stored, it errs by 2^-9.
+TEST(Level, IsWhatStoringTheTruthCosts) {
+    EXPECT_DOUBLE_EQ(level_of({1 + 0x1p-9}, bf16), 0x1p-9 / (1 + 0x1p-9));
+    EXPECT_DOUBLE_EQ(level_of({3, 4 * (1 + 0x1p-9)}, bf16), 4 * 0x1p-9 / std::hypot(3, 4 * (1 + 0x1p-9)));
+    EXPECT_EQ(level_of({1, 1.5, -192}, bf16), 0);
+    EXPECT_EQ(level_of({0x1p-140, -0x1p-150}, bf16), 1) << "below the range 0 is stored";
+    EXPECT_EQ(level_of({0x1p-140}, binary64), 0);
+    EXPECT_EQ(level_of({1e5}, fp16), std::numeric_limits<double>::infinity());
+    CertifiedMatrix tiny(1, 1);
+    tiny.value = {1.5};
+    tiny.exponent = {-10000};
+    EXPECT_EQ(rounding_error(tiny, bf16), WideReal(1.5, -10000));
+}
+
+// Every significand of 16 bits in [1, 2), so that all places of the rounding come equally often: 2^-p sqrt((1/3) / (7/3)).
+// The sums over a grid of spacing 2^-16 differ from the integrals by 2^-8 of them in the rounding (256 places in a spacing of
+// bf16, the mean of squares of k/256) and by less in the norm.
+TEST(Level, OfEvenSignificandsIsTypical) {
+    std::vector<double> all;
+    for (int m = 0; m < 65536; ++m) all.push_back(1 + m * 0x1p-16);
+    constexpr double of_the_grid = 0x1p-8;
+    EXPECT_NEAR(level_of(all, bf16) / typical_level(bf16), 1, of_the_grid);
+    EXPECT_DOUBLE_EQ(typical_level(bf16), 0x1p-8 / std::sqrt(7.0));
+}
+
+TEST(Level, HoldsWhileHalfTheSquareIsTheRounding) {
+    const WideReal level(0.0016);
     ErrorMeasure error;
-    error.rel_error = WideReal(0.0019);
-    EXPECT_TRUE(at_level(error, bf16));
-    error.rel_error = WideReal(0.002);
-    EXPECT_FALSE(at_level(error, bf16));
+    error.rel_error = WideReal(0.00226);
+    EXPECT_TRUE(at_level(error, level));
+    error.rel_error = WideReal(0.00227);
+    EXPECT_FALSE(at_level(error, level));
     error.rel_error = WideReal(0.0);
     error.nonfinite = 1;
-    EXPECT_FALSE(at_level(error, bf16));
+    EXPECT_FALSE(at_level(error, level));
     EXPECT_FALSE(at_level(ErrorMeasure{}, std::nullopt));
 }
 
@@ -75,11 +107,14 @@ Attribution made_up() {
     };
     dq.plan = error(1.5);
     dq.truth_norm = WideReal(1.25e-6);
+    dq.level = WideReal(0.0016);
     dq.observed = {{"flash", error(1.5), 0.95, 0.99}, {"math", error(0.0017), 0.1, 0.2}};
     dq.sites.resize(2);
     dq.sites[0] = {error(1.4), error(0.1), 0.9, 0.1, false};
     dq.sites[1] = {error(0.0017), error(1.5), 0.001, 0.0, false};
-    dq.corrections = {{"better", false, error(0.01)}, {"best", false, error(0.0018)}, {"other", true, error(0.0001)}};
+    dq.corrections = {{"better", false, error(0.01), dq.level},
+                      {"best", false, error(0.0018), dq.level},
+                      {"other", true, error(0.0001), WideReal(0.00009)}};
     dq.best_correction = "best";
     layer.outputs = {dq};
     a.layers = {layer};
@@ -104,6 +139,36 @@ TEST(Table, GoodOutputsTakeOneLine) {
     dq.observed[0].error = dq.plan;
     EXPECT_EQ(table(a).find("repaired by"), std::string::npos);
     EXPECT_NE(table(a, {.full = true, .color = false}).find("changing the function"), std::string::npos);
+}
+
+// A correction that changes the function is judged by the level of the truth of that function.
+TEST(Table, EachTruthHasItsOwnLevel) {
+    Attribution a = made_up();
+    a.layers[0].outputs[0].corrections[2].level = WideReal(0.00005);
+    EXPECT_THAT(table(a), HasSubstr("changing the function:   other 0.0100%\n"));
+}
+
+TEST(Table, MarksWhatIsNotFinite) {
+    Attribution a = made_up();
+    OutputAttribution& dq = a.layers[0].outputs[0];
+    for (ErrorMeasure* e : {&dq.sites[0].alone, &dq.sites[0].repaired}) {
+        e->rel_error = WideReal(std::numeric_limits<double>::infinity());
+        e->nonfinite = 3;
+    }
+    EXPECT_THAT(table(a), ::testing::ContainsRegex("delta +90.0% +inf! +inf!"));
+}
+
+// What cannot be said is not 0.
+TEST(Table, UndefinedIsADash) {
+    Attribution a = made_up();
+    EXPECT_THAT(table(a), ::testing::ContainsRegex("delta +90.0% +140% +10.0% +[+]0.000 +- +0.00"));
+    const nlohmann::json dq = nlohmann::json::parse(to_json(a))["layers"][0]["outputs"]["dq"];
+    EXPECT_TRUE(dq["plan"]["t"].is_null());
+    EXPECT_TRUE(dq["sites"]["delta"]["t"].is_null());
+    EXPECT_TRUE(dq["sites"]["delta"]["local"]["t"].is_null());
+    EXPECT_TRUE(dq["unexplained"].is_null());
+    a.layers[0].outputs[0].unexplained = 0.25;
+    EXPECT_EQ(nlohmann::json::parse(to_json(a))["layers"][0]["outputs"]["dq"]["unexplained"], 0.25);
 }
 
 TEST(Json, WhatADoubleCannotHoldIsText) {

@@ -60,6 +60,20 @@ TEST(Recorder, CountsWhatIsVisible) {
     EXPECT_EQ(s.count[3], 128.0 * 129 / 2);
 }
 
+TEST(Recorder, TStatisticIsUndefinedWithoutScatter) {
+    TileStatistics s;
+    s.signed_mean = {0.25};
+    s.count = {4};
+    s.rms = {0.25};
+    EXPECT_TRUE(std::isnan(s.t_statistic())) << "a single tile";
+    s.signed_mean = {0.1, 0.1, 0.1, 7};
+    s.count = {4, 4, 4, 0};
+    EXPECT_TRUE(std::isnan(s.t_statistic())) << "the same mean in every tile";
+    s.signed_mean = {1 - 0x1p-30, 1 + 0x1p-30};  // whose squares are 1 + 2^-60, 1 in binary64
+    s.count = {4, 4};
+    EXPECT_DOUBLE_EQ(s.t_statistic(), 0x1p30);  // variance 2 2^-60, over 2 samples
+}
+
 TEST(Recorder, JoinsHeadsInOrder) {
     const Head a(70, 70, 64, 24), b(70, 70, 64, 25);
     TileRecorder first(0, 1, 70), second(0, 1, 70);
