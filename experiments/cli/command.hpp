@@ -50,6 +50,7 @@ struct Command {
 };
 
 Command attribute_command();
+Command bisect_command();
 Command identify_command();
 Command inspect_command();
 Command plans_command();

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/bisection/bisect.hpp>
+
+#include <algorithm>
+
+#include <faultline/bisection/oracle.hpp>
+
+namespace faultline {
+namespace {
+
+using namespace bisection;
+
+BisectionAnswer answer(const Capture& capture, const RoundingPlan& plan, const BisectionOptions& options,
+                       const std::vector<Target>& targets, BisectionKind kind) {
+    const Oracle oracle(capture, plan, options, targets, kind);
+    BisectionAnswer found;
+    found.kind = kind;
+    found.targets = targets;
+    found.sites = oracle.sites();
+    found.untouched = oracle.untouched();
+    const std::vector<WideReal> own = oracle.plan_values();
+    for (std::size_t t = 0; t < found.targets.size(); ++t) {
+        Target& target = found.targets[t];
+        if (target.relation == Target::Relation::near_plan) target.bound = own[t];
+    }
+    const Try attempt = [&](const std::vector<SiteMask>& sets) {
+        const std::vector<std::vector<WideReal>> values = oracle.values(sets);
+        std::vector<Trial> trials;
+        for (std::size_t i = 0; i < sets.size(); ++i) {
+            Trial trial{true, 0};
+            for (std::size_t t = 0; t < found.targets.size(); ++t) {
+                trial.met = trial.met && found.targets[t].met(values[i][t]);
+                const double distance = found.targets[t].distance(values[i][t]);
+                trial.distance = t == 0 ? distance : std::max(trial.distance, distance);
+            }
+            trials.push_back(trial);
+            found.values.emplace(sets[i], values[i]);
+        }
+        return trials;
+    };
+    found.search = search(static_cast<int>(found.sites.size()), attempt, options.search);
+    return found;
+}
+
+}  // namespace
+
+std::vector<Site> BisectionAnswer::sites_of(SiteMask set) const {
+    std::vector<Site> list;
+    for (std::size_t i = 0; i < sites.size(); ++i)
+        if ((set >> i & 1) != 0) list.push_back(sites[i]);
+    return list;
+}
+
+bool can_touch(const RoundingPlan& plan, Site site, Output output) {
+    const Pass pass = info(site).pass;
+    const Schedule& s = plan.schedule;
+    if (output == Output::o) {
+        const bool lse_is_used = s.normalize == Normalize::each_tile || s.key_splits > 1;
+        return site != Site::do_cast && pass != Pass::backward && (site != Site::lse || lse_is_used);
+    }
+    switch (site) {
+        case Site::dv_accumulate:
+        case Site::dv_cast:
+            return output == Output::dv;
+        case Site::dq_cast:
+            return output == Output::dq;
+        case Site::dq_accumulate:  // a zero-sum projection is done in the width of dq's sum, in dk too
+            return output == Output::dq || (output == Output::dk && s.zero_sum != ZeroSum::none);
+        case Site::dk_accumulate:
+        case Site::dk_cast:
+            return output == Output::dk;
+        case Site::kv_group_reduce:
+            return output != Output::dq;
+        case Site::bwd_p_cast:
+            return output == Output::dv || s.ds_p == DsP::cast;
+        case Site::delta_product:
+        case Site::delta:
+        case Site::dp_accumulate:
+        case Site::dp_cast:
+        case Site::ds:
+        case Site::ds_cast:
+            return output != Output::dv;
+        default:
+            return true;
+    }
+}
+
+Bisection bisect(const Capture& capture, const RoundingPlan& plan, const BisectionOptions& options) {
+    Bisection result{capture.path, plan, {}, true};
+    try {
+        if (!options.until.empty())
+            result.answers.push_back(answer(capture, plan, options, options.until, BisectionKind::repair));
+        if (!options.reproduce.empty())
+            result.answers.push_back(answer(capture, plan, options, options.reproduce, BisectionKind::reproduce));
+    } catch (const Cancelled&) {
+        result.complete = false;
+    }
+    return result;
+}
+
+}  // namespace faultline

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/bisection/oracle.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include <fmt/format.h>
+
+#include <faultline/base/error.hpp>
+#include <faultline/base/parallel.hpp>
+
+namespace faultline::bisection {
+namespace {
+
+using attribution::RunOutputs;
+
+constexpr std::size_t sets_a_task = 8;  // that share one forward: tasks small enough for two threads to share
+
+constexpr TruthOptions certified{.correctly_rounded = false};  // bounds, without deciding every last bit
+
+void keep_gradients(GroupBackward&& backward, RunOutputs& out) {
+    out.outputs[static_cast<std::size_t>(Output::dq)] = std::move(backward.dq);
+    out.outputs[static_cast<std::size_t>(Output::dk)] = {std::move(backward.dk)};
+    out.outputs[static_cast<std::size_t>(Output::dv)] = {std::move(backward.dv)};
+}
+
+RoundingPlan exact_of(const RoundingPlan& plan) {
+    RoundingPlan exact = plan;
+    for (const Site site : plan.rounding_sites()) exact.set(site, Rule{});
+    return exact;
+}
+
+}  // namespace
+
+Oracle::Oracle(const Capture& capture, const RoundingPlan& plan, const BisectionOptions& options,
+               const std::vector<Target>& targets, BisectionKind kind)
+    : options_(options), targets_(targets), kind_(kind) {
+    for (const LayerCapture& layer : capture.layers) {
+        LayerPlan named{&layer, for_head_dim(plan, static_cast<int>(layer.head_dim()), layer.causal), {}};
+        for (const Target& target : targets) {
+            if (target.layer != layer.name) continue;
+            if (target.output != Output::o && layer.dout.empty())
+                throw RequestError(fmt::format("{}: the layer has no \"{}.do\": expected it for {}, or a target on o",
+                                               target.text, layer.name, name(target.output)));
+            if (std::count(named.outputs.begin(), named.outputs.end(), target.output) == 0)
+                named.outputs.push_back(target.output);
+        }
+        if (named.outputs.empty()) continue;
+        const std::string problem = problem_with(named.plan);
+        if (!problem.empty()) throw RequestError(fmt::format("plan \"{}\": {}", plan.name, problem));
+        layers_.push_back(std::move(named));
+    }
+    choose_sites();
+    prepare_units();
+}
+
+void Oracle::choose_sites() {
+    for (const SiteInfo& site : faultline::sites()) {
+        bool rounds = false, touches = false;
+        for (const LayerPlan& layer : layers_) {
+            rounds = rounds || !layer.plan[site.site].is_exact();
+            for (const Output output : layer.outputs)
+                touches = touches || (!layer.plan[site.site].is_exact() && can_touch(layer.plan, site.site, output));
+        }
+        if (!rounds) continue;
+        if (touches && site.pass != Pass::backward) forward_sites_ |= SiteMask{1} << sites_.size();
+        (touches ? sites_ : untouched_).push_back(site.site);
+    }
+}
+
+void Oracle::prepare_units() {
+    for (std::size_t l = 0; l < layers_.size(); ++l)
+        for (attribution::Group& group : attribution::groups_of(*layers_[l].layer, options_.heads, options_.seed)) {
+            Unit unit;
+            unit.layer = l;
+            unit.group = std::move(group);
+            units_.push_back(std::move(unit));
+        }
+    total_ += units_.size();
+    parallel_for(units_.size(), options_.threads, [&](std::size_t u) {
+        Unit& unit = units_[u];
+        const LayerPlan& layer = layers_[unit.layer];
+        unit.truth = attention_truth(unit.group.problem, certified);
+        unit.plan = attribution::run_plan(unit.group, layer.plan);
+        unit.direction = attribution::mean_key_direction(unit.group);
+        for (const Output output : layer.outputs) {
+            long double& squares = unit.plan_error_squared[static_cast<std::size_t>(output)];
+            for (const double e : attribution::error_vector(unit.plan[output], unit.truth, output))
+                if (std::isfinite(e)) squares += static_cast<long double>(e) * e;
+        }
+        step(1, layer.layer->name + ": truth and plan");
+    });
+}
+
+void Oracle::step(std::size_t sets, const std::string& what) const {
+    if (options_.cancelled && options_.cancelled()) throw Cancelled{};
+    const std::lock_guard lock(mutex_);
+    done_ += sets;
+    if (options_.progress) options_.progress(done_, total_, what);
+}
+
+RoundingPlan Oracle::plan_of(const LayerPlan& layer, SiteMask set) const {
+    RoundingPlan plan = kind_ == BisectionKind::repair ? layer.plan : exact_of(layer.plan);
+    for (std::size_t i = 0; i < sites_.size(); ++i)
+        if ((set >> i & 1) != 0) plan.set(sites_[i], kind_ == BisectionKind::repair ? Rule{} : layer.plan[sites_[i]]);
+    return plan;
+}
+
+Oracle::UnitSums Oracle::measure(const Unit& unit, const RunOutputs& run) const {
+    UnitSums sums;
+    for (const Output output : layers_[unit.layer].outputs) {
+        const auto o = static_cast<std::size_t>(output);
+        sums.errors[o] = attribution::errors_of(run[output], unit.truth, output, unit.direction);
+        for (std::size_t m = 0; m < run[output].size(); ++m)
+            for (std::size_t a = 0; a < run[output][m].values.size(); ++a) {
+                const long double apart =
+                    static_cast<long double>(run[output][m].values[a]) - unit.plan[output][m].values[a];
+                if (std::isfinite(apart)) sums.distance_squared[o] += apart * apart;
+            }
+    }
+    return sums;
+}
+
+std::vector<WideReal> Oracle::values_of(const std::vector<const UnitSums*>& by_unit) const {
+    std::vector<WideReal> values;
+    for (const Target& target : targets_) {
+        const auto o = static_cast<std::size_t>(target.output);
+        ErrorSums sums;
+        long double distance = 0, plan_error = 0;
+        bool first = true;
+        for (std::size_t u = 0; u < units_.size(); ++u) {
+            if (layers_[units_[u].layer].layer->name != target.layer) continue;
+            if (first)
+                sums = by_unit[u]->errors[o];
+            else
+                sums.join(by_unit[u]->errors[o]);
+            first = false;
+            distance += by_unit[u]->distance_squared[o];
+            plan_error += units_[u].plan_error_squared[o];
+        }
+        const long double relative = distance == 0 ? 0 : std::sqrt(distance / plan_error);
+        values.push_back(value_of(target, sums.measure(), static_cast<double>(relative)));
+    }
+    return values;
+}
+
+std::vector<WideReal> Oracle::plan_values() const {
+    std::vector<UnitSums> sums;
+    for (const Unit& unit : units_) sums.push_back(measure(unit, unit.plan));
+    std::vector<const UnitSums*> by_unit;
+    for (const UnitSums& s : sums) by_unit.push_back(&s);
+    return values_of(by_unit);
+}
+
+std::vector<std::vector<WideReal>> Oracle::values(const std::vector<SiteMask>& sets) const {
+    // Sets that leave the forward the same, a few at a time.
+    std::map<SiteMask, std::vector<std::size_t>> by_forward;
+    for (std::size_t i = 0; i < sets.size(); ++i) by_forward[sets[i] & forward_sites_].push_back(i);
+    std::vector<std::vector<std::size_t>> chunks;
+    for (const auto& [forward, list] : by_forward)
+        for (std::size_t i = 0; i < list.size(); i += sets_a_task)
+            chunks.emplace_back(list.begin() + static_cast<std::ptrdiff_t>(i),
+                                list.begin() + static_cast<std::ptrdiff_t>(std::min(i + sets_a_task, list.size())));
+    total_ += sets.size() * units_.size();
+    std::vector<std::vector<UnitSums>> sums(sets.size(), std::vector<UnitSums>(units_.size()));
+    parallel_for(chunks.size() * units_.size(), options_.threads, [&](std::size_t task) {
+        const std::vector<std::size_t>& chunk = chunks[task / units_.size()];
+        const std::size_t u = task % units_.size();
+        const Unit& unit = units_[u];
+        const LayerPlan& layer = layers_[unit.layer];
+        const bool backward =
+            std::any_of(layer.outputs.begin(), layer.outputs.end(), [](Output output) { return output != Output::o; });
+        const GroupForward forward = attention_forward(unit.group.inputs, plan_of(layer, sets[chunk.front()]));
+        RunOutputs run;
+        for (const HeadForward& head : forward.heads)
+            run.outputs[static_cast<std::size_t>(Output::o)].push_back(head.o);
+        for (const std::size_t i : chunk) {
+            if (backward) keep_gradients(attention_backward(unit.group.inputs, forward, plan_of(layer, sets[i])), run);
+            sums[i][u] = measure(unit, run);
+            step(1, fmt::format("{}: sets of {} sites", layer.layer->name, std::popcount(sets[i])));
+        }
+    });
+    std::vector<std::vector<WideReal>> values;
+    for (const std::vector<UnitSums>& by_unit : sums) {
+        std::vector<const UnitSums*> pointers;
+        for (const UnitSums& s : by_unit) pointers.push_back(&s);
+        values.push_back(values_of(pointers));
+    }
+    return values;
+}
+
+}  // namespace faultline::bisection

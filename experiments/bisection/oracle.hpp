@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs a plan with sets of its sites exact, or exact but for them, on the layers that targets name.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include <faultline/attribution/group_run.hpp>
+#include <faultline/bisection/bisect.hpp>
+
+namespace faultline::bisection {
+
+/// Thrown between runs when the caller asked to stop.
+struct Cancelled {};
+
+class Oracle {
+  public:
+    Oracle(const Capture& capture, const RoundingPlan& plan, const BisectionOptions& options,
+           const std::vector<Target>& targets, BisectionKind kind);
+
+    [[nodiscard]] const std::vector<Site>& sites() const { return sites_; }
+    [[nodiscard]] const std::vector<Site>& untouched() const { return untouched_; }
+    /// The plan's own values of the targets.
+    [[nodiscard]] std::vector<WideReal> plan_values() const;
+    /// The targets' values for every set. The forward is run once for the sets that leave it the same.
+    [[nodiscard]] std::vector<std::vector<WideReal>> values(const std::vector<SiteMask>& sets) const;
+
+  private:
+    /// One key head of a layer that a target names.
+    struct Unit {
+        std::size_t layer = 0;  // index into layers_
+        attribution::Group group;
+        GroupTruth truth;
+        attribution::RunOutputs plan;
+        std::array<long double, 4> plan_error_squared{};
+        std::vector<double> direction;
+    };
+    /// What a run leaves of one unit, by output.
+    struct UnitSums {
+        std::array<ErrorSums, 4> errors;
+        std::array<long double, 4> distance_squared{};
+    };
+    struct LayerPlan {
+        const LayerCapture* layer;
+        RoundingPlan plan;  // settled for the layer's head size
+        std::vector<Output> outputs;
+    };
+
+    [[nodiscard]] RoundingPlan plan_of(const LayerPlan& layer, SiteMask set) const;
+    [[nodiscard]] UnitSums measure(const Unit& unit, const attribution::RunOutputs& run) const;
+    [[nodiscard]] std::vector<WideReal> values_of(const std::vector<const UnitSums*>& by_unit) const;
+    void choose_sites();
+    void prepare_units();
+    void step(std::size_t sets, const std::string& what) const;
+
+    const BisectionOptions& options_;
+    std::vector<Target> targets_;
+    BisectionKind kind_;
+    std::vector<LayerPlan> layers_;
+    std::vector<Unit> units_;
+    std::vector<Site> sites_, untouched_;
+    SiteMask forward_sites_ = 0;
+    mutable std::mutex mutex_;
+    mutable std::size_t done_ = 0, total_ = 0;
+};
+
+}  // namespace faultline::bisection

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/bisection/target.hpp>
+
+#include <array>
+#include <cerrno>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+
+#include <fmt/format.h>
+
+#include <faultline/base/error.hpp>
+#include <faultline/plan/nearest_name.hpp>
+#include <faultline/tensor/text.hpp>
+
+namespace faultline {
+namespace {
+
+constexpr std::array<std::string_view, 11> metric_names{
+    "rel_error",      "error_norm",     "signed_bias",   "t_statistic", "gain",         "row_coherence",
+    "head_coherence", "mean_key_share", "mean_key_sign", "nonfinite",   "plan_distance"};
+constexpr std::array<std::string_view, 4> output_names{"o", "dq", "dk", "dv"};
+
+std::string_view trimmed(std::string_view text) {
+    constexpr std::string_view blank = " \t";
+    const std::size_t first = text.find_first_not_of(blank);
+    if (first == std::string_view::npos) return {};
+    return text.substr(first, text.find_last_not_of(blank) - first + 1);
+}
+
+[[noreturn]] void refuse(std::string_view text, const std::string& wrong) {
+    throw RequestError(fmt::format(
+        "{}: {}: expected LAYER.OUTPUT.MEASURE < NUMBER (or <=, >, >=; abs(…) around the measure; 1% for 0.01), as in "
+        "'layer1.dq.rel_error < 1e-2'",
+        in_quotes(text), wrong));
+}
+
+/// "1e-2", "1%", "3e-4000": an x87 long double has the range that a wide real is asked for.
+WideReal number(std::string_view text, std::string_view whole) {
+    std::string digits(trimmed(text));
+    const bool percent = digits.ends_with('%');
+    if (percent) digits.pop_back();
+    char* end = nullptr;
+    const long double x = std::strtold(digits.c_str(), &end);
+    if (digits.empty() || end != digits.c_str() + digits.size() || !std::isfinite(x))
+        refuse(whole, fmt::format("{} is no number", in_quotes(trimmed(text))));
+    int exponent = 0;
+    const long double mantissa = std::frexp(percent ? x / 100 : x, &exponent);
+    return {static_cast<double>(mantissa), exponent};
+}
+
+/// Splits off the last component of a dotted name.
+std::string_view last_component(std::string_view& rest) {
+    const std::size_t dot = rest.rfind('.');
+    const std::string_view last = dot == std::string_view::npos ? rest : rest.substr(dot + 1);
+    rest = dot == std::string_view::npos ? std::string_view{} : rest.substr(0, dot);
+    return last;
+}
+
+template <std::size_t N>
+std::size_t position(std::string_view word, const std::array<std::string_view, N>& known, const char* what,
+                     std::string_view whole) {
+    for (std::size_t i = 0; i < N; ++i)
+        if (known[i] == word) return i;
+    refuse(whole, fmt::format("{} is no {} ({})", in_quotes(word), what, expected_one_of(word, known)));
+}
+
+std::string layer_named(std::string_view given, const std::vector<std::string>& layers, std::string_view whole) {
+    if (given.empty()) {
+        if (layers.size() == 1) return layers.front();
+        refuse(whole, fmt::format("no layer is named and the capture has {}", layers.size()));
+    }
+    const std::vector<std::string_view> known(layers.begin(), layers.end());
+    for (const std::string& layer : layers)
+        if (layer == given) return layer;
+    refuse(whole, fmt::format("layer {} is not in the capture ({})", in_quotes(given), expected_one_of(given, known)));
+}
+
+double log2_of(const WideReal& x) { return std::log2(x.mantissa) + static_cast<double>(x.exponent); }
+
+}  // namespace
+
+std::string_view name(Metric metric) { return metric_names[static_cast<std::size_t>(metric)]; }
+
+bool Target::met(const WideReal& value) const {
+    switch (relation) {
+        case Relation::less:
+            return value < bound;
+        case Relation::less_equal:
+            return value <= bound;
+        case Relation::greater:
+            return value > bound;
+        case Relation::greater_equal:
+            return value >= bound;
+        case Relation::near_plan:
+            return abs(value - bound) <= WideReal(tolerance) * abs(bound);
+    }
+    return false;
+}
+
+double Target::distance(const WideReal& value) const {
+    const double infinite = std::numeric_limits<double>::infinity();
+    if (std::isnan(value.mantissa)) return infinite;
+    if (relation == Relation::near_plan) {
+        if (abs(value - bound) <= WideReal(tolerance) * abs(bound)) return 0;
+        const WideReal zero(0.0);
+        if (value > zero && bound > zero) return std::abs(log2_of(value) - log2_of(bound));
+        return abs(value - bound).to_double();
+    }
+    const double sign = relation == Relation::greater || relation == Relation::greater_equal ? -1 : 1;
+    const WideReal zero(0.0);
+    if (value > zero && bound > zero && std::isfinite(value.mantissa)) return sign * (log2_of(value) - log2_of(bound));
+    return sign * (value - bound).to_double();
+}
+
+Target parse_target(std::string_view text, const std::vector<std::string>& layers, std::optional<double> tolerance) {
+    Target target;
+    target.text = std::string(trimmed(text));
+    const std::size_t at = text.find_first_of("<>=");
+    std::string_view measure = trimmed(text.substr(0, at));
+    if (measure.empty()) refuse(text, "there is no measure");
+    if (at == std::string_view::npos) {
+        if (!tolerance) refuse(text, "there is no < or >");
+        target.relation = Target::Relation::near_plan;
+        target.tolerance = *tolerance;
+    } else {
+        const bool with_equal = at + 1 < text.size() && text[at + 1] == '=';
+        if (text[at] == '=') refuse(text, "\"=\" is no relation");
+        target.relation = text[at] == '<' ? (with_equal ? Target::Relation::less_equal : Target::Relation::less)
+                                          : (with_equal ? Target::Relation::greater_equal : Target::Relation::greater);
+        target.bound = number(text.substr(at + (with_equal ? 2 : 1)), text);
+    }
+    if (measure.starts_with("abs(") && measure.ends_with(')')) {
+        target.absolute = true;
+        measure = trimmed(measure.substr(4, measure.size() - 5));
+    }
+    std::string_view rest = measure;
+    const std::string_view metric = last_component(rest);
+    if (rest.empty()) refuse(text, "there is no output before the measure");
+    target.metric = static_cast<Metric>(position(metric, metric_names, "measure", text));
+    target.output = static_cast<Output>(position(last_component(rest), output_names, "output", text));
+    target.layer = layer_named(rest, layers, text);
+    return target;
+}
+
+WideReal value_of(const Target& target, const ErrorMeasure& m, double plan_distance) {
+    const auto value = [&]() -> WideReal {
+        switch (target.metric) {
+            case Metric::rel_error:
+                return m.rel_error;
+            case Metric::error_norm:
+                return m.error_norm;
+            case Metric::signed_bias:
+                return {m.signed_bias};
+            case Metric::t_statistic:
+                return {m.t_statistic};
+            case Metric::gain:
+                return {m.gain};
+            case Metric::row_coherence:
+                return {m.row_coherence};
+            case Metric::head_coherence:
+                return {m.head_coherence};
+            case Metric::mean_key_share:
+                return {m.mean_key_share};
+            case Metric::mean_key_sign:
+                return {m.mean_key_sign};
+            case Metric::nonfinite:
+                return {static_cast<double>(m.nonfinite)};
+            case Metric::plan_distance:
+                return {plan_distance};
+        }
+        return {};
+    }();
+    return target.absolute ? abs(value) : value;
+}
+
+}  // namespace faultline

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/cli/capture_request.hpp>
+
+#include <array>
+
+#include <fmt/format.h>
+
+#include <faultline/base/error.hpp>
+#include <faultline/plan/nearest_name.hpp>
+#include <faultline/plan/presets.hpp>
+#include <faultline/tensor/text.hpp>
+
+namespace faultline::cli {
+
+void CaptureRequest::declare(Settings& settings) {
+    settings.positional(
+        "capture", capture,
+        "Tensors LAYER.{q,k,v,do} and LAYER.KERNEL.{o,dq,dk,dv}: safetensors, a folder of .npy, or HDF5");
+    settings.list("layers", layers, "A,B", "Only these layers");
+    settings.list("heads", heads, "0,1", "Only these query heads, with those that share their keys");
+    settings.choice("causal", causal,
+                    "The mask; default: what the capture says, else causal unless there is a mask tensor");
+    settings.number("scale", scale, "X", "Factor on q k^T; default: what the capture says, else 1/sqrt(head_dim)");
+    settings.list("allow", allow, "WHAT", "Take degenerate inputs: single-key, masked-rows, mask-min");
+}
+
+Capture CaptureRequest::read(const Settings& settings) const {
+    if (capture.empty())
+        throw RequestError(
+            "CAPTURE: is missing: expected a safetensors file, a folder of .npy files, or an HDF5 capture");
+    CaptureOptions options;
+    options.layers = layers;
+    options.causal = causal;
+    options.scale = scale;
+    for (const std::string& what : allow) {
+        constexpr std::array<std::string_view, 3> known{"single-key", "masked-rows", "mask-min"};
+        if (what == known[0])
+            options.allow.single_key = true;
+        else if (what == known[1])
+            options.allow.masked_rows = true;
+        else if (what == known[2])
+            options.allow.mask_min = true;
+        else
+            throw RequestError(
+                fmt::format("{}: {}: {}", settings.where("allow"), in_quotes(what), expected_one_of(what, known)));
+    }
+    Capture read = read_capture(capture, options);
+    for (const LayerCapture& layer : read.layers)
+        for (const int head : heads)
+            if (head < 0 || head >= layer.heads())
+                throw RequestError(fmt::format("{}: head {} of {}: expected 0 to {}", settings.where("heads"), head,
+                                               layer.name, layer.heads() - 1));
+    return read;
+}
+
+RoundingPlan plan_named(const std::string& name, const Settings& settings, std::string_view key) {
+    try {
+        return plan(name);
+    } catch (const RequestError& error) {
+        if (name.ends_with(".toml")) throw;  // names the file
+        throw RequestError(fmt::format("{}: {}", settings.where(key), error.what()));
+    }
+}
+
+}  // namespace faultline::cli

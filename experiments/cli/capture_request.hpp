@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// The settings of every command that works on a capture under a plan.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <faultline/attribution/capture.hpp>
+#include <faultline/cli/settings.hpp>
+#include <faultline/plan/plan.hpp>
+
+namespace faultline::cli {
+
+/// Which capture, which of its layers, and how it is to be read.
+struct CaptureRequest {
+    std::string capture;
+    std::vector<std::string> layers, allow;
+    std::vector<int> heads;
+    std::optional<bool> causal;
+    std::optional<double> scale;
+
+    /// Declares the positional argument and --layers, --heads, --causal, --scale, --allow.
+    void declare(Settings& settings);
+    /// RequestError where the argument is missing, a name is unknown, or the capture is refused.
+    [[nodiscard]] Capture read(const Settings& settings) const;
+};
+
+/// The preset or file that the setting `key` names; errors begin with where the name came from.
+[[nodiscard]] RoundingPlan plan_named(const std::string& name, const Settings& settings, std::string_view key);
+
+}  // namespace faultline::cli

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// Targets as a person writes them.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <faultline/base/error.hpp>
+#include <faultline/bisection/target.hpp>
+
+namespace faultline {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+const std::vector<std::string> two_layers{"layer1", "model.layers.7"};
+
+Target parsed(std::string_view text) { return parse_target(text, two_layers, 0.1); }
+
+std::string refusal(std::string_view text, std::optional<double> tolerance = std::nullopt) {
+    try {
+        (void)parse_target(text, two_layers, tolerance);
+    } catch (const RequestError& error) {
+        return error.what();
+    }
+    return "";
+}
+
+TEST(Target, IsReadPartByPart) {
+    const Target t = parsed(" layer1.dq.rel_error<1e-2 ");
+    EXPECT_EQ(t.layer, "layer1");
+    EXPECT_EQ(t.output, Output::dq);
+    EXPECT_EQ(t.metric, Metric::rel_error);
+    EXPECT_EQ(t.relation, Target::Relation::less);
+    EXPECT_TRUE(t.met(WideReal(0.009)));
+    EXPECT_FALSE(t.met(WideReal(0.01)));
+    EXPECT_TRUE(parsed("layer1.dq.rel_error <= 0.5").met(WideReal(0.5)));
+    EXPECT_EQ(parsed("model.layers.7.dk.gain > -0.5").layer, "model.layers.7");
+    EXPECT_TRUE(parsed("layer1.o.rel_error >= 1%").met(WideReal(0.02)));
+    EXPECT_TRUE(parsed("abs(layer1.dq.signed_bias) < 0.01").absolute);
+}
+
+TEST(Target, HoldsBoundsThatNoDoubleHolds) {
+    const Target t = parsed("layer1.dq.error_norm < 1e-4000");
+    EXPECT_FALSE(t.met(WideReal(1e-300)));
+    EXPECT_TRUE(t.met(WideReal(1.0, -14000)));
+}
+
+TEST(Target, TheLayerMayBeLeftOutWhereThereIsOne) {
+    EXPECT_EQ(parse_target("dq.rel_error < 1", {"a.b"}, std::nullopt).layer, "a.b");
+    EXPECT_THAT(refusal("dq.rel_error < 1"), HasSubstr("no layer is named and the capture has 2"));
+}
+
+TEST(Target, AMeasureAloneIsNearThePlan) {
+    Target t = parsed("layer1.dq.rel_error");
+    ASSERT_EQ(t.relation, Target::Relation::near_plan);
+    t.bound = WideReal(1.5);
+    EXPECT_TRUE(t.met(WideReal(1.6)));
+    EXPECT_FALSE(t.met(WideReal(1.7)));
+    EXPECT_THAT(refusal("layer1.dq.rel_error"), HasSubstr("there is no < or >"));
+}
+
+TEST(Target, DistanceIsZeroOrLessExactlyWhereItIsMet) {
+    for (const char* text : {"layer1.dq.gain < 0.25", "layer1.dq.gain > 0.25", "layer1.dq.gain < -0.25"})
+        for (const double x : {-3.0, -0.3, -0.1, 0.0, 0.1, 0.24, 0.26, 7.0}) {
+            const Target t = parsed(text);
+            EXPECT_EQ(t.met(WideReal(x)), t.distance(WideReal(x)) < 0) << text << " " << x;
+        }
+    EXPECT_TRUE(std::isinf(parsed("layer1.dq.mean_key_sign < 1").distance(WideReal(std::nan("")))));
+}
+
+TEST(Target, RefusesWithTheGrammar) {
+    for (const char* text : {"", "<", "layer1.dq.rel_error <", "layer1.dq.rel_error < x", "layer1.dq.rel_error < inf",
+                             "rel_error < 1", "layer1.dq.rel_error = 1", "layer1.dq.rel_error << 1",
+                             "layer1.dp.rel_error < 1", "layer2.dq.rel_error < 1", "layer1.dq. < 1", ". < 1"})
+        EXPECT_THAT(refusal(text), HasSubstr("expected LAYER.OUTPUT.MEASURE < NUMBER")) << text;
+    EXPECT_THAT(refusal("layer1.dq.rel_eror < 1"),
+                AllOf(HasSubstr("\"rel_eror\" is no measure"), HasSubstr("did you mean \"rel_error\"?")));
+}
+
+}  // namespace
+}  // namespace faultline
