@@ -109,8 +109,9 @@ struct FirstStage {
             if (task % 2 == 0) {
                 bases[g].truth = attention_truth(group.problem, certified);
                 if (options.verify_truth > 0)
-                    verified[g] =
-                        faultline::verify_truth(group.problem, bases[g].truth, options.verify_truth, options.seed + g);
+                    verified[g] = faultline::verify_truth(group.problem, bases[g].truth, options.verify_truth,
+                                                          options.seed + g, 320, options.cancelled);
+                progress.check();
                 progress.step(work.layer.name + ": truth");
             } else {
                 recorders[g] = std::make_unique<TileRecorder>(

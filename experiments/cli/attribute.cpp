@@ -192,11 +192,11 @@ Status run(const AttributeSettings& own, const Invocation& call) {
     expect_gradients(capture, options);
     expect_layers(capture, options.corrections, call.settings);
 
+    watch_for_interrupts();
     // Made before the work, so that a disk that refuses is known now. Without commit() nothing is left.
     std::optional<RecordFile> file;
     if (!call.common.output.empty()) file = RecordFile::create(call.common.output, manifest_of(own, call));
 
-    watch_for_interrupts();
     Progress line(call.talks());
     options.progress = LayerProgress(line, capture.layers.size());
     options.cancelled = interrupted;
@@ -241,7 +241,7 @@ Command attribute_command() {
             settings.number("scale", own->scale, "X",
                             "Factor on q k^T; default: what the capture says, else 1/sqrt(head_dim)");
             settings.integer("verify-truth", own->verify_truth, 0, "N",
-                             "Recompute N elements of every output in MPFR and compare");
+                             "Recompute N elements of every output (at most all of them) in MPFR and compare");
             settings.integer("seed", own->seed, 0, "N", "Of stochastic rounding, and of what --verify-truth samples");
             settings.list("allow", own->allow, "WHAT", "Take degenerate inputs: single-key, masked-rows, mask-min");
             settings.flag("full", own->full, "Every site of every output in the table");

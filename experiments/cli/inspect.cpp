@@ -17,6 +17,7 @@
 #include <faultline/record/capture.hpp>
 #include <faultline/record/record_file.hpp>
 #include <faultline/record/record_reader.hpp>
+#include <faultline/record/rehearsal.hpp>
 #include <faultline/tensor/text.hpp>
 
 namespace faultline::cli {
@@ -234,6 +235,7 @@ Status run(const std::string& path, const Invocation& call) {
         throw RequestError(
             "FILE: is missing: expected a capture (safetensors, .npy folder, HDF5) or a file that faultline wrote");
     if (path.ends_with(".h5") || path.ends_with(".hdf5")) {
+        rehearse_reading(path, Rehearsal::structure);
         const RecordReader file(path);
         const std::string kind = file.manifest().kind;
         if (!kind.empty() && kind != "capture") return show_record(file, call);

@@ -12,6 +12,7 @@
 #include <faultline/base/error.hpp>
 #include <faultline/record/record_file.hpp>
 #include <faultline/record/record_reader.hpp>
+#include <faultline/record/rehearsal.hpp>
 #include <faultline/tensor/input.hpp>
 #include <faultline/tensor/npy.hpp>
 #include <faultline/tensor/safetensors.hpp>
@@ -76,6 +77,7 @@ void check_name(const std::string& file, const std::string& name) {
 }  // namespace
 
 TensorSet read_hdf5_capture(const std::string& path) {
+    rehearse_reading(path, Rehearsal::values);
     const RecordReader reader(path);
     const std::string kind = reader.manifest().kind;
     if (!kind.empty() && kind != "capture") {

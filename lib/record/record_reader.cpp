@@ -11,6 +11,7 @@
 
 #include <faultline/base/error.hpp>
 #include <faultline/record/h5.hpp>
+#include <faultline/record/open_file.hpp>
 #include <faultline/tensor/input.hpp>
 #include <faultline/tensor/text.hpp>
 
@@ -21,9 +22,11 @@ namespace {
 constexpr std::uint64_t most_expansion = 1032;
 constexpr std::uint64_t unwritten_allowance = 1 << 20;  // bytes of fill values, for datasets made and not yet written
 
+constexpr std::size_t longest_text = 1 << 28;  // bytes of fixed-size strings that are taken for text
+
 using h5::Handle;
 
-/// Strings of a dataset or attribute of `count` elements, given how to read it into memory.
+/// Strings of a dataset or attribute, given how to read it into memory.
 template <class Read>
 std::vector<std::string> strings(hid_t type, hid_t space, Read&& read) {
     const auto count = static_cast<std::size_t>(H5Sget_simple_extent_npoints(space));
@@ -39,6 +42,7 @@ std::vector<std::string> strings(hid_t type, hid_t space, Read&& read) {
         return out;
     }
     const std::size_t size = H5Tget_size(type);
+    if (size > longest_text / count) return {};
     std::vector<char> buffer(count * size);
     if (read(type, buffer.data()) < 0) return {};
     for (std::size_t i = 0; i < count; ++i) {
@@ -77,39 +81,51 @@ std::optional<Dtype> dtype_of_type(hid_t type, const std::string& encoding) {
     }
 }
 
-struct Walk {
-    std::string prefix;
-    std::vector<std::string>* out;
-    std::set<haddr_t>* seen;  // groups: hard links can form cycles
-    int depth;
+struct Link {
+    std::string name;
+    std::int64_t order;  ///< of creation
+    haddr_t address;
 };
 
-herr_t visit(hid_t group, const char* name, const H5L_info_t* info, void* data);
-
-/// In order of creation; by name in files of others, which do not keep it.
-herr_t walk_group(hid_t group, Walk walk) {
+/// Hard links of a group, in order of creation; by name in files of others, which do not keep it. Sorted here: for any
+/// order but its own, HDF5 1.10 makes a table of the links, and where the file is damaged it frees what it never filled.
+std::optional<std::vector<Link>> links_of(hid_t group) {
     const Handle properties(H5Gget_create_plist(group), H5Pclose);
-    unsigned order = 0;
-    const bool created = H5Pget_link_creation_order(properties, &order) >= 0 && (order & H5P_CRT_ORDER_INDEXED) != 0;
-    return H5Literate(group, created ? H5_INDEX_CRT_ORDER : H5_INDEX_NAME, H5_ITER_INC, nullptr, visit, &walk);
+    unsigned kept = 0;
+    const bool created = H5Pget_link_creation_order(properties, &kept) >= 0 && (kept & H5P_CRT_ORDER_INDEXED) != 0;
+    std::vector<Link> links;
+    const auto add = [](hid_t, const char* name, const H5L_info_t* info, void* to) -> herr_t {
+        if (info->type == H5L_TYPE_HARD)
+            static_cast<std::vector<Link>*>(to)->push_back({name, info->corder, info->u.address});
+        return 0;
+    };
+    if (H5Literate(group, created ? H5_INDEX_CRT_ORDER : H5_INDEX_NAME, H5_ITER_NATIVE, nullptr, add, &links) < 0)
+        return std::nullopt;
+    std::sort(links.begin(), links.end(), [created](const Link& a, const Link& b) {
+        return created && a.order != b.order ? a.order < b.order : a.name < b.name;
+    });
+    return links;
 }
 
-herr_t visit(hid_t group, const char* name, const H5L_info_t* info, void* data) {
-    const auto& walk = *static_cast<const Walk*>(data);
-    if (info->type != H5L_TYPE_HARD) return 0;
-    const Handle object(H5Oopen(group, name, H5P_DEFAULT), H5Oclose);
-    const std::string path = walk.prefix + name;
+/// Paths of the datasets of a group and below, to `out`; false where the group cannot be read.
+bool walk(hid_t group, const std::string& prefix, int depth, std::set<haddr_t>& seen, std::vector<std::string>& out) {
     constexpr int deepest = 64;  // of nested groups, far beyond any file of ours; bounds the recursion
-    if (H5Iget_type(object) == H5I_GROUP && walk.depth < deepest && walk.seen->insert(info->u.address).second) {
-        return walk_group(object, {path + "/", walk.out, walk.seen, walk.depth + 1});
+    const auto links = links_of(group);
+    if (!links) return false;
+    for (const Link& link : *links) {
+        const Handle object(H5Oopen(group, link.name.c_str(), H5P_DEFAULT), H5Oclose);
+        const std::string path = prefix + link.name;
+        if (H5Iget_type(object) == H5I_GROUP) {  // hard links can form cycles
+            const bool fresh = depth < deepest && seen.insert(link.address).second;
+            if (fresh && !walk(object, path + "/", depth + 1, seen, out)) return false;
+        } else if (H5Iget_type(object) == H5I_DATASET) {
+            char scale[64] = "";
+            const bool is_scale = H5DSis_scale(object) > 0 && H5DSget_scale_name(object, scale, sizeof scale) >= 0;
+            if (!is_scale || !std::string_view(scale).starts_with("This is a netCDF dimension but not"))
+                out.push_back(path);
+        }
     }
-    if (H5Iget_type(object) == H5I_DATASET) {
-        char scale[64] = "";
-        const bool is_scale = H5DSis_scale(object) > 0 && H5DSget_scale_name(object, scale, sizeof scale) >= 0;
-        if (!is_scale || !std::string_view(scale).starts_with("This is a netCDF dimension but not"))
-            walk.out->push_back(path);
-    }
-    return 0;
+    return true;
 }
 
 }  // namespace
@@ -151,22 +167,7 @@ RecordReader::RecordReader(const std::string& path) : state_(std::make_unique<St
     const FileInput in(path);  // its sentences for a file that is missing or not regular
     state_->name = in.name();
     state_->file_size = in.size();
-    if (H5Fis_hdf5(path.c_str()) <= 0) {
-        throw RequestError(
-            fmt::format("{}: is not HDF5: expected a file that begins with HDF5's signature", state_->name));
-    }
-    const Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
-    H5Pset_fclose_degree(access, H5F_CLOSE_STRONG);
-    state_->file = Handle(H5Fopen(path.c_str(), H5F_ACC_RDONLY, access), H5Fclose);
-    // Marked as being written: its writer is at work, or was killed. Every flushed step is there.
-    if (!state_->file.valid()) {
-        const std::string plain = h5::reason();
-        state_->file = Handle(H5Fopen(path.c_str(), H5F_ACC_RDONLY | H5F_ACC_SWMR_READ, access), H5Fclose);
-        if (!state_->file.valid()) {
-            throw RequestError(
-                fmt::format("{}: the file cannot be read ({}): expected a whole HDF5 file", state_->name, plain));
-        }
-    }
+    state_->file = h5::open_for_reading(path);
 }
 
 RecordReader::RecordReader(RecordReader&&) noexcept = default;
@@ -180,8 +181,7 @@ std::vector<std::string> RecordReader::datasets() const {
     std::vector<std::string> out;
     std::set<haddr_t> seen;
     const Handle root(H5Gopen2(state_->file, "/", H5P_DEFAULT), H5Gclose);
-    if (walk_group(root, {"", &out, &seen, 0}) < 0)
-        h5::fail_read(state_->name, "the list of datasets", "a whole HDF5 file");
+    if (!walk(root, "", 0, seen, out)) h5::fail_read(state_->name, "the list of datasets", "a whole HDF5 file");
     return out;
 }
 
@@ -313,7 +313,8 @@ Manifest RecordReader::manifest() const {
         if (!h5::has_attribute(state_->file, name)) return {};
         const Handle attribute(H5Aopen(state_->file, name, H5P_DEFAULT), H5Aclose);
         const Handle type(H5Aget_type(attribute), H5Tclose), space(H5Aget_space(attribute), H5Sclose);
-        if (H5Tget_class(type) != H5T_STRING) return {};
+        constexpr hssize_t most = 1 << 20;  // far beyond any list of inputs; a damaged file may claim anything
+        if (H5Tget_class(type) != H5T_STRING || H5Sget_simple_extent_npoints(space) > most) return {};
         return strings(type, space, [&](hid_t memory, void* to) { return H5Aread(attribute, memory, to); });
     };
     const auto paths = list("inputs"), hashes = list("input_hashes");

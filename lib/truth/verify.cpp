@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The sampled verification of a truth against the judge's MPFR loops (the command line's --verify-truth).
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <random>
 
@@ -35,8 +36,14 @@ double error_ratio(const Real& exact, const Real& size, const CertifiedMatrix& m
 
 class Verifier {
   public:
-    Verifier(const TruthProblem& problem, const GroupTruth& truth, int bits)
-        : problem_(problem), truth_(truth), row_(problem, bits), x_(bits), size_(64), bits_(bits) {}
+    Verifier(const TruthProblem& problem, const GroupTruth& truth, int bits, const std::function<bool()>& cancelled)
+        : problem_(problem),
+          truth_(truth),
+          cancelled_(cancelled),
+          row_(problem, bits),
+          x_(bits),
+          size_(64),
+          bits_(bits) {}
 
     void check(const Real& exact, const Real& size, const CertifiedMatrix& m, std::ptrdiff_t i, std::ptrdiff_t c,
                const std::string& name) {
@@ -54,22 +61,20 @@ class Verifier {
         constexpr std::size_t per_row = 8;
         const std::size_t rows = static_cast<std::size_t>(detail::query_rows(problem_)) * problem_.q.size();
         if (rows == 0) return;
-        for (std::size_t done = 0; done < count; done += per_row) {
-            const std::size_t pick = random() % rows;
-            const std::size_t h = pick % problem_.q.size();
-            const auto i = static_cast<std::ptrdiff_t>(pick / problem_.q.size());
-            const HeadTruth& head = truth_.heads[h];
-            const std::string name = "head " + std::to_string(h) + " ";
-            row_.compute(problem_, h, i);
-            if (!row_.empty) check(row_.lse, row_.lse_size, head.lse, i, 0, name + "lse");
-            check(row_.delta, row_.delta_size, head.delta, i, 0, name + "delta");
+        const auto widest = static_cast<std::size_t>(std::max(problem_.v.cols, problem_.k.cols));
+        if (count / widest >= rows) {
+            for (std::size_t row = 0; row < rows && !cancelled(); ++row) {
+                begin_row(row);
+                for (std::ptrdiff_t c = 0; c < problem_.v.cols; ++c) check_output(c);
+                for (std::ptrdiff_t c = 0; c < problem_.k.cols; ++c) check_query_gradient(c);
+            }
+            return;
+        }
+        for (std::size_t done = 0; done < count && !cancelled(); done += per_row) {
+            begin_row(random() % rows);
             for (std::size_t n = 0; n < std::min(per_row, count - done); ++n) {
-                auto c = static_cast<std::ptrdiff_t>(random() % static_cast<std::size_t>(problem_.v.cols));
-                row_.output(problem_, c, x_, size_);
-                check(x_, size_, head.o, i, c, name + "o");
-                c = static_cast<std::ptrdiff_t>(random() % static_cast<std::size_t>(problem_.k.cols));
-                row_.query_gradient(problem_, c, x_, size_);
-                check(x_, size_, head.dq, i, c, name + "dq");
+                check_output(static_cast<std::ptrdiff_t>(random() % static_cast<std::size_t>(problem_.v.cols)));
+                check_query_gradient(static_cast<std::ptrdiff_t>(random() % static_cast<std::size_t>(problem_.k.cols)));
             }
         }
     }
@@ -83,13 +88,25 @@ class Verifier {
             Real dk, dv, dk_size, dv_size;
         };
         std::vector<Element> elements;
-        for (std::size_t n = 0; n < count; ++n)
-            elements.push_back({static_cast<std::ptrdiff_t>(random() % n_k),
-                                static_cast<std::ptrdiff_t>(random() % static_cast<std::size_t>(problem_.k.cols)),
-                                static_cast<std::ptrdiff_t>(random() % static_cast<std::size_t>(problem_.v.cols)),
-                                Real(bits_), Real(bits_), Real(64), Real(64)});
+        const auto add = [&](std::ptrdiff_t j, std::ptrdiff_t c_k, std::ptrdiff_t c_v) {
+            elements.push_back({j, c_k, c_v, Real(bits_), Real(bits_), Real(64), Real(64)});
+        };
+        const std::ptrdiff_t widest = std::max(problem_.v.cols, problem_.k.cols);
+        if (count / static_cast<std::size_t>(widest) >= n_k) {
+            // The narrower of the two has its last column again in place of those that it has not.
+            for (std::ptrdiff_t j = 0; j < problem_.k.rows; ++j)
+                for (std::ptrdiff_t c = 0; c < widest; ++c)
+                    add(j, std::min(c, problem_.k.cols - 1), std::min(c, problem_.v.cols - 1));
+        } else {
+            for (std::size_t n = 0; n < count; ++n) {
+                const auto j = static_cast<std::ptrdiff_t>(random() % n_k);
+                const auto c_k = static_cast<std::ptrdiff_t>(random() % static_cast<std::size_t>(problem_.k.cols));
+                add(j, c_k, static_cast<std::ptrdiff_t>(random() % static_cast<std::size_t>(problem_.v.cols)));
+            }
+        }
         for (std::size_t h = 0; h < problem_.q.size(); ++h)
             for (std::ptrdiff_t i = 0; i < detail::query_rows(problem_); ++i) {
+                if (cancelled()) return;
                 row_.compute(problem_, h, i);
                 for (Element& e : elements) {
                     const auto j = static_cast<std::size_t>(e.j);
@@ -109,22 +126,46 @@ class Verifier {
     [[nodiscard]] TruthVerification result() const { return result_; }
 
   private:
+    [[nodiscard]] bool cancelled() const { return cancelled_ && cancelled_(); }
+
+    /// Computes row `number` of all heads' rows and checks what it has one of.
+    void begin_row(std::size_t number) {
+        h_ = number % problem_.q.size();
+        i_ = static_cast<std::ptrdiff_t>(number / problem_.q.size());
+        name_ = "head " + std::to_string(h_) + " ";
+        row_.compute(problem_, h_, i_);
+        if (!row_.empty) check(row_.lse, row_.lse_size, truth_.heads[h_].lse, i_, 0, name_ + "lse");
+        check(row_.delta, row_.delta_size, truth_.heads[h_].delta, i_, 0, name_ + "delta");
+    }
+    void check_output(std::ptrdiff_t c) {
+        row_.output(problem_, c, x_, size_);
+        check(x_, size_, truth_.heads[h_].o, i_, c, name_ + "o");
+    }
+    void check_query_gradient(std::ptrdiff_t c) {
+        row_.query_gradient(problem_, c, x_, size_);
+        check(x_, size_, truth_.heads[h_].dq, i_, c, name_ + "dq");
+    }
+
     const TruthProblem& problem_;
     const GroupTruth& truth_;
+    const std::function<bool()>& cancelled_;
     JudgedRow row_;
     Real x_, size_;
     int bits_;
+    std::size_t h_ = 0;  // the row in hand
+    std::ptrdiff_t i_ = 0;
+    std::string name_;
     TruthVerification result_;
 };
 
 }  // namespace
 
 TruthVerification verify_truth(const TruthProblem& problem, const GroupTruth& truth, std::size_t sample_count,
-                               std::uint64_t seed, int bits) {
+                               std::uint64_t seed, int bits, const std::function<bool()>& cancelled) {
     detail::check_problem(problem);
     const detail::ExponentRange range;
     std::mt19937_64 random(seed);  // its sequence is fixed by the C++ standard
-    Verifier verifier(problem, truth, bits);
+    Verifier verifier(problem, truth, bits, cancelled);
     verifier.check_rows(sample_count, random);
     verifier.check_columns(sample_count, random);
     return verifier.result();

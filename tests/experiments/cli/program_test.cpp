@@ -256,5 +256,31 @@ TEST(Signals, InterruptLeavesAReadableFileAndSaysHowToGoOn) {
     EXPECT_THAT(folder.files(), Not(::testing::Contains("out.h5.partial")));
 }
 
+// Recomputing every element of such a layer takes minutes.
+TEST(Signals, InterruptEndsTheVerificationOfTheTruth) {
+    const Folder folder;
+    TensorSet set;
+    add_layer(set, "layer0", {.heads = 4, .n_q = 256, .n_k = 256, .d = 64, .d_v = 64});
+    const std::string file = folder / "long.safetensors", out = folder / "out.h5";
+    write_safetensors(file, set);
+    const pid_t child = ::fork();
+    if (child == 0) {
+        (void)std::freopen("/dev/null", "w", stderr);
+        (void)std::freopen("/dev/null", "w", stdout);
+        ::execl(FAULTLINE_PROGRAM, "faultline", "attribute", file.c_str(), "-o", out.c_str(), "--verify-truth",
+                "9223372036854775807", "--correction", "none", "--sites", "p_cast", static_cast<char*>(nullptr));
+        ::_exit(127);
+    }
+    while (!std::filesystem::exists(out + ".partial")) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    ::kill(child, SIGINT);
+    const auto asked = std::chrono::steady_clock::now();
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    ASSERT_TRUE(WIFEXITED(status));
+    EXPECT_EQ(WEXITSTATUS(status), 1);
+    EXPECT_LT(std::chrono::steady_clock::now() - asked, std::chrono::seconds(20));  // a row under sanitizers: 50 ms
+}
+
 }  // namespace
 }  // namespace faultline::test

@@ -327,6 +327,29 @@ TEST(Truth, VerificationSeesAWrongElement) {
     EXPECT_GT(found.worst_ratio, 1.5);
 }
 
+TEST(Truth, VerificationOfMoreThanThereIsChecksEachElementOnce) {
+    const auto owned = test::random_problem(Shape{}, 57);
+    const GroupTruth truth = attention_truth(owned.problem);
+    std::size_t all = truth.dk.value.size() + truth.dv.value.size();
+    ASSERT_EQ(truth.dk.cols, truth.dv.cols);  // or the narrower one's last column counts again
+    for (const HeadTruth& head : truth.heads)
+        all += head.o.value.size() + head.dq.value.size() + head.lse.value.size() + head.delta.value.size();
+    const TruthVerification found = verify_truth(owned.problem, truth, ~std::size_t{0}, 1);
+    EXPECT_EQ(found.checked, all);
+    EXPECT_EQ(found.outside, 0U);
+}
+
+TEST(Truth, VerificationStopsWhenAsked) {
+    const auto owned = test::random_problem(Shape{}, 57);
+    const GroupTruth truth = attention_truth(owned.problem);
+    int polls = 0;
+    const TruthVerification found =
+        verify_truth(owned.problem, truth, 1'000'000, 1, 320, [&] { return ++polls > 3; });  // true after three rows
+    EXPECT_EQ(polls, 5);  // once more before the columns
+    const HeadTruth& head = truth.heads[0];
+    EXPECT_EQ(found.checked, 3U * static_cast<std::size_t>(head.o.cols + head.dq.cols + 2));
+}
+
 TEST(Truth, BadRequests) {
     const auto message = [](const TruthProblem& problem) -> std::string {
         try {
