@@ -114,8 +114,7 @@ struct FirstStage {
                 progress.check();
                 progress.step(work.layer.name + ": truth");
             } else {
-                recorders[g] = std::make_unique<TileRecorder>(
-                    group.inputs.first_head, static_cast<int>(group.query_heads()), group.inputs.q[0].rows);
+                recorders[g] = std::make_unique<TileRecorder>(group.inputs, work.plan);
                 bases[g].plan = run_plan(group, work.plan, recorders[g].get());
                 exact[g] = run_plan(group, exact_of(work.plan));
                 progress.step(work.layer.name + ": plan");
@@ -208,7 +207,8 @@ struct SecondStage {
             measure(run_plan(group, plan), base.truth, base.direction);
             return sums;
         }
-        const TransformedGroup transformed(group, correction);
+        const TransformedGroup transformed(group, correction, format_of(work.layer.q.dtype),
+                                           format_of(work.layer.k.dtype));
         const GroupTruth truth = attention_truth(transformed.group.problem, certified);
         const RunOutputs run = run_plan(transformed.group, plan);
         // dq is then made of the transformed keys, and their mean is what a broken zero-sum law leaks.
@@ -233,30 +233,12 @@ ErrorMeasure measured(std::size_t groups, F&& sums_of) {
     return over_groups(all);
 }
 
-/// The format that the file holds an output in: one of its ulps is the distance that "near" allows.
-Format stored_format(Dtype dtype) {
-    switch (dtype) {
-        case Dtype::bf16:
-            return bf16;
-        case Dtype::f16:
-            return fp16;
-        case Dtype::e5m2:
-            return e5m2;
-        case Dtype::e4m3:
-            return e4m3;
-        case Dtype::f64:
-            return binary64;
-        default:
-            return fp32;
-    }
-}
-
 ObservedOutput observed_output(const Work& work, const FirstStage& first, const ObservedKernel& kernel, Output output) {
     const HeadArray& array = *kernel[output];
     ObservedOutput seen;
     seen.kernel = kernel.name;
     std::size_t equal = 0, near = 0, total = 0;
-    const Format stored = stored_format(array.dtype);
+    const Format stored = format_of(array.dtype);
     std::vector<ErrorSums> sums;
     for (std::size_t g = 0; g < work.groups.size(); ++g) {
         const Group& group = work.groups[g];

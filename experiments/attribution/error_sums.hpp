@@ -21,9 +21,9 @@ struct ErrorMeasure {
     double signed_bias = 0;  ///< mean(e) / rms(e), in [-1, 1]: 0 for noise, +-1 for a constant shift
     double t_statistic =
         std::numeric_limits<double>::quiet_NaN();  ///< mean of the rows' mean errors over its standard error: rows, not
-        ///< elements, are the independent samples, since a row's errors share
-        ///< its delta and its row sum. NaN where that is undefined: fewer than
-        ///< two rows, or rows whose means do not differ at all
+    ///< elements, are the independent samples, since a row's errors share
+    ///< its delta and its row sum. NaN where that is undefined: fewer than
+    ///< two rows, or rows whose means do not differ at all
     double gain =
         0;  ///< <e, truth> / <truth, truth>: -1 means that the output is not there, 0 none of the error lies along it
     double row_coherence = 0;   ///< |sum over rows of the rows' mean errors| / sum of |rows' mean errors|, 0..1

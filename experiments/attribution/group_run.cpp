@@ -4,10 +4,41 @@
 #include <algorithm>
 #include <cmath>
 
+#include <faultline/random/random_stream.hpp>
+
 namespace faultline::attribution {
+
+namespace {
+
+/// One id a character: any two names give unrelated streams.
+std::uint64_t seed_of(std::uint64_t seed, const std::string& layer) {
+    RandomStream stream(seed);
+    for (const char c : layer) stream = stream.child(static_cast<unsigned char>(c));
+    return stream.key;
+}
+
+}  // namespace
+
+Format format_of(Dtype dtype) {
+    switch (dtype) {
+        case Dtype::bf16:
+            return bf16;
+        case Dtype::f16:
+            return fp16;
+        case Dtype::e5m2:
+            return e5m2;
+        case Dtype::e4m3:
+            return e4m3;
+        case Dtype::f64:
+            return binary64;
+        default:
+            return fp32;
+    }
+}
 
 std::vector<Group> groups_of(const LayerCapture& layer, const std::vector<int>& heads, std::uint64_t seed) {
     const std::ptrdiff_t per_group = layer.heads() / layer.kv_heads();
+    const std::uint64_t layer_seed = seed_of(seed, layer.name);
     std::vector<Group> groups;
     for (std::ptrdiff_t b = 0; b < layer.q.batch; ++b)
         for (std::ptrdiff_t kv = 0; kv < layer.kv_heads(); ++kv) {
@@ -31,7 +62,7 @@ std::vector<Group> groups_of(const LayerCapture& layer, const std::vector<int>& 
             in.scale = layer.scale.value_or(1.0 / std::sqrt(static_cast<double>(layer.head_dim())));
             in.causal = layer.causal;
             in.first_head = static_cast<int>(b * layer.heads() + first);
-            in.seed = seed;
+            in.seed = layer_seed;
             g.problem.q = in.q;
             g.problem.dout = in.dout;
             if (layer.dout.empty()) {
@@ -76,10 +107,7 @@ const CertifiedMatrix& truth_of(const GroupTruth& truth, Output output, std::siz
 }
 
 std::vector<double> mean_key_direction(const Group& group) {
-    const MatrixView<const double> k = group.inputs.k;
-    std::vector<double> mean(static_cast<std::size_t>(k.cols), 0.0);
-    for (std::ptrdiff_t j = 0; j < k.rows; ++j)
-        for (std::ptrdiff_t c = 0; c < k.cols; ++c) mean[static_cast<std::size_t>(c)] += k(j, c);
+    std::vector<double> mean = mean_visible_key(group.inputs, group.inputs.k);
     double squares = 0;
     for (const double x : mean) squares += x * x;
     if (squares == 0) return {};

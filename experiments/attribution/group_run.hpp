@@ -22,7 +22,9 @@ struct Group {
     std::size_t query_heads() const { return inputs.q.size(); }
 };
 
-/// The groups of a layer, batch-major; with `heads` those that hold one of the query heads named.
+/// The groups of a layer, batch-major; with `heads` those that hold one of the query heads named. Their stochastic rounding
+/// draws from (seed, name of the layer), so that two layers draw different numbers, and a layer the same whichever others
+/// are attributed.
 std::vector<Group> groups_of(const LayerCapture& layer, const std::vector<int>& heads, std::uint64_t seed);
 
 /// What a run leaves: per output its matrices in head order (o, dq: one per query head; dk, dv: one).
@@ -37,7 +39,11 @@ RunOutputs run_plan(const Group& group, const RoundingPlan& plan, Instrument* in
 /// The truth of matrix `i` of an output (i < query heads for o and dq; i = 0 for dk and dv).
 const CertifiedMatrix& truth_of(const GroupTruth& truth, Output output, std::size_t i);
 
-/// Unit vector along the mean key of the group, or empty where the mean is 0.
+/// The format that a file's elements are in: one of its ulps is the distance that "near" allows. fp32 where the type has
+/// none of ours.
+[[nodiscard]] Format format_of(Dtype dtype);
+
+/// Unit vector along the mean of the keys that some query sees (mean_visible_key), or empty where that mean is 0.
 std::vector<double> mean_key_direction(const Group& group);
 
 /// Errors of an output over the group's heads, in order.

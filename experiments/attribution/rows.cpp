@@ -60,13 +60,14 @@ void summarize(RowStatistics& rows) {
     rows.zero_sum_coherence = abs_sum > 0 ? sum / abs_sum : 0;
 }
 
-TransformedGroup::TransformedGroup(const Group& original, const Correction& correction)
+TransformedGroup::TransformedGroup(const Group& original, const Correction& correction, const Format& q_format,
+                                   const Format& k_format)
     : k(original.inputs.k), group(original) {
     const Matrix untouched = k;
     for (const auto& head : original.inputs.q) {
         Matrix& changed = q.emplace_back(head);
         k = untouched;  // each call transforms a q and a k: k must not be transformed twice
-        transform_inputs(correction, changed, k);
+        transform_inputs(correction, changed, k, q_format, k_format);
     }
     group.inputs.q.clear();
     for (const Matrix& head : q) group.inputs.q.push_back(head.view());

@@ -23,7 +23,9 @@ struct TransformedGroup {
     std::vector<Matrix> q;
     Matrix k;
     Group group;
-    TransformedGroup(const Group& original, const Correction& correction);
+    /// Formats: those in which the model stores q and k, rounded to after the change.
+    TransformedGroup(const Group& original, const Correction& correction, const Format& q_format,
+                     const Format& k_format);
     TransformedGroup(const TransformedGroup&) = delete;  // the group views the matrices beside it
 };
 

@@ -42,6 +42,15 @@ class Builder {
         }
     }
 
+    /// Every place of the scale in ds; scaled after the cast, it is cast again to the same format.
+    void ds_scales() {
+        for (const auto& entry : enumerators<DsScale>())
+            add("ds_scale", true, [how = entry.value](RoundingPlan& plan) {
+                plan.schedule.ds_scale = how;
+                plan.set(Site::ds_scaled, how == DsScale::after_cast ? plan[Site::ds_cast] : Rule{});
+            });
+    }
+
     /// The same accumulation at all of these sites, those that the plan computes.
     void products(const std::string& field, const std::vector<Site>& which, const std::vector<Accumulation>& tried) {
         const bool backward =
@@ -152,7 +161,7 @@ void add_backward(Builder& out) {
         });
     out.enumeration("delta_in", true, &Schedule::delta_in);
     out.enumeration("ds_p", true, &Schedule::ds_p);
-    out.enumeration("ds_scale", true, &Schedule::ds_scale);
+    out.ds_scales();
     if (out.options().grouped_heads) out.enumeration("group_reduce", true, &Schedule::group_reduce);
 }
 

@@ -208,9 +208,10 @@ std::vector<Correction> standard_corrections(const RoundingPlan& plan) {
     return found;
 }
 
-void transform_inputs(const Correction& correction, Matrix& q, Matrix& k, const Format& format) {
+void transform_inputs(const Correction& correction, Matrix& q, Matrix& k, const Format& q_format,
+                      const Format& k_format) {
     if (!correction.changes_function()) return;
-    for (Matrix* rows : {&q, &k}) {
+    for (const auto& [rows, format] : {std::pair{&q, q_format}, std::pair{&k, k_format}}) {
         for (std::ptrdiff_t i = 0; i < rows->rows; ++i) {
             double sum = 0;
             for (std::ptrdiff_t j = 0; j < rows->cols; ++j) sum += (*rows)(i, j) * (*rows)(i, j);

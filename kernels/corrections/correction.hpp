@@ -87,8 +87,9 @@ struct Correction {
 [[nodiscard]] bool changes_plan(const Correction& correction, const RoundingPlan& plan);
 
 /// For a correction that changes the function: q [n_q, d] and k [n_k, d] as attention then receives them, each row over
-/// its root mean square, rounded to `format` as the model would store them. A row of zeros stays. Truth and kernels are
+/// its root mean square, rounded to the formats in which the model stores them. A row of zeros stays. Truth and kernels are
 /// given the results; dq and dk are gradients with respect to them. Otherwise nothing happens.
-void transform_inputs(const Correction& correction, Matrix& q, Matrix& k, const Format& format = bf16);
+void transform_inputs(const Correction& correction, Matrix& q, Matrix& k, const Format& q_format,
+                      const Format& k_format);
 
 }  // namespace faultline

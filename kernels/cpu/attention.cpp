@@ -79,26 +79,23 @@ GroupForward forward_group(const HeadGroup& in, const RoundingPlan& plan, I* ins
 }
 
 /// k for dq: k itself, or with key centering k - mean k, cast as k is; sum_j ds_ij = 0 makes the two the same.
-Matrix centered_keys(const RoundingPlan& plan, const Matrix& k) {
+Matrix centered_keys(const RoundingPlan& plan, const HeadGroup& in, const Matrix& k) {
     if (!plan.schedule.key_centering) return k;
     Matrix centered = k;
     const Rule& cast = plan[Site::k_cast];
-    for (std::ptrdiff_t c = 0; c < k.cols; ++c) {
-        double mean = 0;
-        for (std::ptrdiff_t j = 0; j < k.rows; ++j) mean += k(j, c);
-        mean /= static_cast<double>(k.rows);
-        for (std::ptrdiff_t j = 0; j < k.rows; ++j)
-            centered(j, c) = faultline::round(k(j, c) - mean, cast.format, Rounding::nearest_even);
-    }
+    const std::vector<double> mean = mean_visible_key(in, k.view());
+    for_each(centered.view(), [&](double x, auto, auto c) {
+        return faultline::round(x - mean[static_cast<std::size_t>(c)], cast.format, Rounding::nearest_even);
+    });
     return centered;
 }
 
 /// Scaled where the plan scales after the sum, rounded to fp32 in between as the kernels do, then cast.
 template <class I>
-void finish_gradient(Stage<I>& stage, Site site, int head, double factor, Matrix& gradient) {
+void finish_gradient(Stage<I>& stage, Site site, int head, double factor, Matrix& gradient, int part = 0) {
     const auto scaled = [&](MatrixView<double> t) { for_each(t, [&](double x, auto, auto) { return x * factor; }); };
     stage.pass(
-        site, TileAt{0, head, 0, 0, 0, 0}, gradient.view(),
+        site, TileAt{0, head, 0, 0, 0, 0, part}, gradient.view(),
         [&](MatrixView<double> t) {
             for_each(t, [&](double x, auto, auto) { return static_cast<double>(static_cast<float>(x * factor)); });
         },
@@ -109,12 +106,13 @@ void finish_gradient(Stage<I>& stage, Site site, int head, double factor, Matrix
 template <class I>
 Matrix reduce_group(Stage<I>& stage, Site cast, int head, double factor, GroupReduce when, std::vector<Matrix> parts) {
     if (when == GroupReduce::after_cast)
-        for (Matrix& part : parts) finish_gradient(stage, cast, head, factor, part);
+        for (std::size_t h = 0; h < parts.size(); ++h)
+            finish_gradient(stage, cast, head, factor, parts[h], static_cast<int>(h));
     Matrix sum = std::move(parts.front());
     if (parts.size() > 1) {
         for (std::size_t h = 1; h < parts.size(); ++h)
             for (std::size_t i = 0; i < sum.values.size(); ++i) sum.values[i] += parts[h].values[i];
-        stage.pass(Site::kv_group_reduce, TileAt{0, head, 0, 0, 0, 0}, sum.view());
+        stage.pass(Site::kv_group_reduce, TileAt{0, head, 0, 0, 0, 0, cast == Site::dv_cast ? 1 : 0}, sum.view());
     }
     if (when == GroupReduce::before_cast) finish_gradient(stage, cast, head, factor, sum);
     return sum;
@@ -130,13 +128,13 @@ GroupBackward backward_group(const HeadGroup& in, const GroupForward& fwd, const
     Stage<NoInstrument> unseen(plan, &none, in.seed, in.layer);
     const Matrix k = cast_input(unseen, Site::k_cast, in.first_head, in.k, scales.inputs);
     const Matrix k_t = transposed(k.view());
-    const Matrix k_for_dq = centered_keys(plan, k);
+    const Matrix k_for_dq = centered_keys(plan, in, k);
     const Matrix v_t = transposed(cast_input(unseen, Site::v_cast, in.first_head, in.v, 1.0).view());
     const Schedule& schedule = plan.schedule;
     // With scaled inputs the chain rule leaves sqrt(scale) for dq and dk; where ds was scaled before its cast, nothing.
     const double factor = schedule.scale_at == ScaleAt::inputs
                               ? scales.inputs
-                              : (schedule.ds_scale == DsScale::before ? 1.0 : scales.natural);
+                              : (schedule.ds_scale == DsScale::after ? scales.natural : 1.0);
     GroupBackward out;
     std::vector<Matrix> dk, dv;
     for (std::size_t h = 0; h < in.q.size(); ++h) {
@@ -155,6 +153,27 @@ GroupBackward backward_group(const HeadGroup& in, const GroupForward& fwd, const
 }
 
 }  // namespace
+
+bool is_visible(const HeadGroup& in, std::size_t head, std::ptrdiff_t query, std::ptrdiff_t key) {
+    if (key >= visible_keys(query, in.q[head].rows, in.k.rows, in.causal)) return false;
+    return in.bias.empty() || in.bias[head](query, key) != -infinity;
+}
+
+std::vector<double> mean_visible_key(const HeadGroup& in, MatrixView<const double> k) {
+    std::vector<double> mean(static_cast<std::size_t>(k.cols), 0.0);
+    std::ptrdiff_t seen = 0;
+    for (std::ptrdiff_t j = 0; j < k.rows; ++j) {
+        bool visible = false;
+        for (std::size_t h = 0; h < in.q.size() && !visible; ++h)
+            for (std::ptrdiff_t i = in.q[h].rows - 1; i >= 0 && !visible; --i) visible = is_visible(in, h, i, j);
+        if (!visible) continue;
+        ++seen;
+        for (std::ptrdiff_t c = 0; c < k.cols; ++c) mean[static_cast<std::size_t>(c)] += k(j, c);
+    }
+    if (seen > 0)
+        for (double& x : mean) x /= static_cast<double>(seen);
+    return mean;
+}
 
 GroupForward attention_forward(const HeadGroup& in, const RoundingPlan& plan, Instrument* instrument) {
     if (instrument != nullptr) return forward_group(in, plan, instrument);

@@ -22,11 +22,21 @@ struct HeadGroup {
     double scale = 0;                            ///< 1/sqrt(d), or what the model uses
     bool causal = true;                          ///< key j is visible to query i when j <= i + n_k - n_q
     std::vector<MatrixView<const double>>
-        bias;            ///< empty, or per query head [n_q, n_k], added to the scaled score; -inf masks
-    int first_head = 0;  ///< index of q[0] in the layer: names tiles, and seeds stochastic rounding
+        bias;  ///< empty, or per query head [n_q, n_k], added to the scaled score; -inf masks
+    int first_head =
+        0;  ///< index of q[0] in the layer, over all batch elements: names tiles, and seeds stochastic rounding
     int layer = 0;
     std::uint64_t seed = 0;
 };
+
+/// Whether key `key` reaches the softmax of row `query` of in.q[head]: by the causal mask, and not -inf in the bias.
+[[nodiscard]] bool is_visible(const HeadGroup& in, std::size_t head, std::ptrdiff_t query, std::ptrdiff_t key);
+
+/// [d], the mean of the rows of k ([n_k, d]: in.k or what was made of it) over the keys that some row of some query head
+/// sees; zeros where none is seen. Padding takes no part. Under the causal mask the last row sees every key, so all count,
+/// also for rows that see only the first of them: a row's gradient does not change by any vector that is taken off all of
+/// its keys, and one mean serves all rows.
+[[nodiscard]] std::vector<double> mean_visible_key(const HeadGroup& in, MatrixView<const double> k);
 
 /// What the forward of one query head leaves.
 struct HeadForward {

@@ -138,7 +138,9 @@ class BackwardHead {
         return delta;
     }
 
-    /// rowsum(P o dP), P before its cast, or over rowsum(P). Two passes over the tiles: what a kernel that has no O to read must do.
+    /// rowsum(P o dP), or that over rowsum(P), with the P that ds is made of: before its cast, or after it (ds_p = cast), so
+    /// that ds = p (dp - delta) sums to zero whichever it is. Two passes over the tiles: what a kernel that has no O to
+    /// read must do.
     std::vector<double> delta_from_probabilities() {
         std::vector<double> exact(static_cast<std::size_t>(mask_.n_q), 0.0);
         std::vector<double> delta(exact.size(), 0.0), p_sum(exact.size(), 0.0), exact_p_sum(exact.size(), 0.0);
@@ -195,7 +197,7 @@ class BackwardHead {
         if (schedule_.ds_p == DsP::cast) stage.pass(Site::bwd_p_cast, where, p_);
     }
 
-    /// dp_ becomes ds, cast.
+    /// dp_ becomes ds, cast, as the products receive it.
     template <class J>
     void form_score_gradient(Stage<J>& stage, const TileAt& where, const TileRange& rows) {
         const double scale = schedule_.ds_scale == DsScale::before ? scales_.natural : 1.0;
@@ -219,6 +221,9 @@ class BackwardHead {
                     t, [&](double dp, auto i, auto j) { return p_(i, j) * (subtracted ? dp : dp - delta[i]) * scale; });
             });
         stage.pass(Site::ds_cast, where, dp_);
+        if (schedule_.ds_scale != DsScale::after_cast) return;
+        for_each(dp_, [&](double x, auto, auto) { return x * scales_.natural; });
+        stage.pass(Site::ds_scaled, where, dp_);
     }
 
     void score_gradient(const TileAt& where, const TileRange& rows, const TileRange& keys, bool shown) {

@@ -95,26 +95,26 @@ class ForwardHead {
         stage_.pass(Site::row_max, row_place(where), column(maximum_));
     }
 
-    /// alpha = exp(m_old - m_new): subtract, scale, exp, in every kernel read.
+    /// alpha = exp(scale (m_old - m_new)): subtract, scale, exp, in every kernel read, also in those that fuse the scores'
+    /// own argument.
     std::vector<double> rescale_factors(const TileAt& where, const std::vector<double>& old_maximum, bool first) {
         std::vector<double> alpha(old_maximum.size(), 0.0);
         if (first) return alpha;
         for (std::size_t i = 0; i < alpha.size(); ++i)
             alpha[i] = old_maximum[i] - (maximum_[i] == -infinity ? 0.0 : maximum_[i]);
         const double c = scales_.exponent;
-        const auto exact = [&](MatrixView<double> t) {
-            for_each(t, [&](double x, auto, auto) { return x * c; });
-            exponential(t, schedule_.exp_base);
-        };
+        const auto scaled = [&](MatrixView<double> t) { for_each(t, [&](double x, auto, auto) { return x * c; }); };
+        stage_.pass(
+            Site::rescale_argument, row_place(where), column(alpha),
+            [&](MatrixView<double> t) {
+                stage_.round_intermediate(Site::rescale_argument, t);
+                scaled(t);
+            },
+            scaled);
         stage_.pass(
             Site::rescale_factor, row_place(where), column(alpha),
-            [&](MatrixView<double> t) {
-                stage_.round_intermediate(Site::exp_argument, t);  // the argument is rounded as the scores' own is
-                for_each(t, [&](double x, auto, auto) { return x * c; });
-                stage_.round_intermediate(Site::exp_argument, t);
-                exponential(t, schedule_.exp_base, schedule_.functions);
-            },
-            exact);
+            [&](MatrixView<double> t) { exponential(t, schedule_.exp_base, schedule_.functions); },
+            [&](MatrixView<double> t) { exponential(t, schedule_.exp_base); });
         return alpha;
     }
 
@@ -289,7 +289,7 @@ class ForwardHead {
     }
 
     void store_split(const TileRange& rows, int split, SplitMerge& merge) {
-        const TileAt where{0, head_, rows.first, 0, rows.index, split};
+        const TileAt where{0, head_, rows.first, 0, rows.index, split, split};
         divide(Site::o_normalize, where, joined_sums(output_sums()), o_.view());
         stage_.pass(Site::partial_o_cast, where, o_.view());
         merge.o[static_cast<std::size_t>(split)] = o_;

@@ -20,6 +20,9 @@ struct TileAt {
     std::ptrdiff_t key0 = 0;    ///< first key
     int q_tile = 0;
     int k_tile = 0;
+    int part =
+        0;  ///< among tiles of one site at one place: the split of the keys, the query head of a group whose dk or
+            ///< dv is cast, dk (0) and dv (1) of kv_group_reduce
 };
 
 class Instrument {

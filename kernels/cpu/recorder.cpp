@@ -8,11 +8,13 @@
 
 namespace faultline {
 
-TileRecorder::TileRecorder(int first_head, int heads, std::ptrdiff_t n_q) : first_head_(first_head), heads_(heads) {
-    const auto rows = static_cast<std::size_t>(n_q);
-    rows_.assign(
-        static_cast<std::size_t>(heads),
-        RecordedRows{std::vector<double>(rows, 0.0), std::vector<double>(rows, 0.0), std::vector<double>(rows, 0.0)});
+TileRecorder::TileRecorder(const HeadGroup& group, const RoundingPlan& plan)
+    : group_(group),
+      heads_(static_cast<int>(group.q.size())),
+      score_gradient_(plan.schedule.ds_scale == DsScale::after_cast ? Site::ds_scaled : Site::ds_cast) {
+    const auto rows = static_cast<std::size_t>(group.q.at(0).rows);
+    rows_.assign(group.q.size(), RecordedRows{std::vector<double>(rows, 0.0), std::vector<double>(rows, 0.0),
+                                              std::vector<double>(rows, 0.0)});
 }
 
 bool TileRecorder::watches(Site) const { return true; }
@@ -34,15 +36,16 @@ TileRecorder::Cell& TileRecorder::cell(Site site, int head, int q_tile, int k_ti
 }
 
 void TileRecorder::at(Site site, const TileAt& where, MatrixView<double> value, MatrixView<const double> exact) {
-    const int head = where.head - first_head_;
+    const int head = where.head - group_.first_head;
     Cell& c = cell(site, head, where.q_tile, where.k_tile);
-    // Masked elements of a score tile are 0 on both sides and are no samples of the site's error.
-    const bool skip_zeros = info(site).shape == SiteShape::score_tile;
+    const bool scores = info(site).shape == SiteShape::score_tile;
     for (std::ptrdiff_t i = 0; i < value.rows; ++i)
         for (std::ptrdiff_t j = 0; j < value.cols; ++j) {
             const double v = value(i, j);
             const double x = exact(i, j);
-            if (!std::isfinite(x) || (skip_zeros && v == 0 && x == 0)) continue;
+            if (!std::isfinite(x)) continue;
+            if (scores && !is_visible(group_, static_cast<std::size_t>(head), where.query0 + i, where.key0 + j))
+                continue;
             if (!std::isfinite(v)) {
                 c.nonfinite += 1;
                 continue;
@@ -58,7 +61,7 @@ void TileRecorder::at(Site site, const TileAt& where, MatrixView<double> value, 
     if (site == Site::delta)
         for (std::ptrdiff_t i = 0; i < value.rows; ++i)
             rows.delta[static_cast<std::size_t>(where.query0 + i)] = value(i, 0);
-    if (site == Site::ds_cast)
+    if (site == score_gradient_)
         for (std::ptrdiff_t i = 0; i < value.rows; ++i)
             for (std::ptrdiff_t j = 0; j < value.cols; ++j) {
                 rows.ds_sum[static_cast<std::size_t>(where.query0 + i)] += value(i, j);

@@ -7,12 +7,15 @@
 #include <cstddef>
 #include <vector>
 
+#include <faultline/cpu/attention.hpp>
 #include <faultline/cpu/instrument.hpp>
 #include <faultline/plan/site.hpp>
 
 namespace faultline {
 
-/// Local error of one site: [head, q_tile, k_tile], row-major. Tiles that the causal mask leaves out have count 0.
+/// Local error of one site: [head, q_tile, k_tile], row-major. Tiles that the causal mask leaves out have count 0. Of score
+/// tiles only the elements that reach the softmax count, from q k^T on: what the mask hides is computed by kernels that
+/// hide it afterwards, and no rounding of it can do anything.
 struct TileStatistics {
     Site site = Site::q_cast;
     int heads = 0, q_tiles = 0, k_tiles = 0;
@@ -33,15 +36,15 @@ struct TileStatistics {
 /// Per query head: what each row of the plan's run had.
 struct RecordedRows {
     std::vector<double> delta;       ///< [n_q], after its site
-    std::vector<double> ds_sum;      ///< [n_q], sum over keys of the score gradient after its cast
+    std::vector<double> ds_sum;      ///< [n_q], sum over keys of the score gradient as the products receive it
     std::vector<double> ds_abs_sum;  ///< [n_q]
 };
 
 /// Watches every site of one kv head's group; recorders of several groups are joined in order.
 class TileRecorder final : public Instrument {
   public:
-    /// `first_head`: index in the layer of the first query head, as HeadGroup::first_head.
-    TileRecorder(int first_head, int heads, std::ptrdiff_t n_q);
+    /// Of runs of this group under this plan; keeps what it needs of both, but the group's bias must outlive it.
+    TileRecorder(const HeadGroup& group, const RoundingPlan& plan);
     [[nodiscard]] bool watches(Site site) const override;
     void at(Site site, const TileAt& where, MatrixView<double> value, MatrixView<const double> exact) override;
 
@@ -60,8 +63,9 @@ class TileRecorder final : public Instrument {
     };
     Cell& cell(Site site, int head, int q_tile, int k_tile);
 
-    int first_head_;
+    HeadGroup group_;  // for its shapes, mask and first head
     int heads_;
+    Site score_gradient_;  // the last site of ds before the products
     std::array<Grid, site_count> grids_;
     std::vector<RecordedRows> rows_;
 };

@@ -45,7 +45,9 @@ struct Scales {
     [[nodiscard]] double score_unit(ExpBase base) const { return base == ExpBase::two ? log2e : 1.0; }
     Scales(const RoundingPlan& plan, double scale) {
         const Rule& rule = plan[Site::scale];
-        const auto rounded = [&](double x) { return faultline::round(x, rule.format, rule.rounding); };
+        // One number for the whole call: where the site is asked to round stochastically, to nearest.
+        const Rounding rounding = rule.rounding == Rounding::stochastic ? Rounding::nearest_even : rule.rounding;
+        const auto rounded = [&](double x) { return faultline::round(x, rule.format, rounding); };
         const auto in_log2 = [](ExpBase base) { return base == ExpBase::two ? std::numbers::log2e : 1.0; };
         // The host computes scale*log2(e) from the float scale in double and rounds once (flash_api.cpp).
         natural = rounded(scale);

@@ -19,6 +19,15 @@ namespace faultline::cpu {
 /// The instrument that is not there: every question about it is answered at compile time.
 struct NoInstrument {};
 
+/// The numbers that a stochastic rounding at this place draws: a stream of its own for every (seed, layer, head, site,
+/// tile, part), counted by the element's place in the tile, so that the same element gets the same bits for any order of
+/// tiles and any thread count, and no two elements share them.
+inline RandomStream stochastic_stream(std::uint64_t seed, int layer, Site site, const TileAt& where) {
+    return RandomStream(seed, static_cast<std::uint64_t>(layer), static_cast<std::uint64_t>(where.head), index(site),
+                        (static_cast<std::uint64_t>(where.query0) << 32) | static_cast<std::uint64_t>(where.key0),
+                        static_cast<std::uint64_t>(where.part));
+}
+
 /// A tile's storage that is reused from tile to tile.
 class Scratch {
   public:
@@ -141,14 +150,8 @@ class Stage {
     void round(Site site, TileAt where, MatrixView<double> tile) const {
         const Rule& r = plan_[site];
         if (is_exact(r.format)) return;
-        // Stochastic rounding draws from (seed, layer, head, site) at the element's place, so that the same element gets
-        // the same bits for any tiling order and thread count.
         const RandomStream stream =
-            r.rounding == Rounding::stochastic
-                ? RandomStream(
-                      seed_, static_cast<std::uint64_t>(layer_), static_cast<std::uint64_t>(where.head), index(site),
-                      (static_cast<std::uint64_t>(where.query0) << 32) | static_cast<std::uint64_t>(where.key0))
-                : RandomStream{};
+            r.rounding == Rounding::stochastic ? stochastic_stream(seed_, layer_, site, where) : RandomStream{};
         round_rows(r.format, r.rounding, stream, tile);
     }
 

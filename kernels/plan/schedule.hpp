@@ -69,7 +69,7 @@ enum class Carry : unsigned char {
 enum class DeltaFrom : unsigned char {
     o,            ///< rowsum(dO o O), O as stored
     o_unrounded,  ///< rowsum(dO o O), O before its cast
-    p_dp,         ///< rowsum(P o dP) of the backward's own P and dP
+    p_dp,         ///< rowsum(P o dP) of the backward's own dP and the P that ds is made of (ds_p)
     p_dp_normalized,  ///< the same over rowsum(P): the delta for which the scores' gradient sums to zero, whatever lse's error
 };
 
@@ -103,8 +103,9 @@ enum class DsP : unsigned char {
 
 /// Where the score gradient is scaled.
 enum class DsScale : unsigned char {
-    after,   ///< dq and dk are scaled after the sum (FlashAttention-2/3)
-    before,  ///< ds is scaled before its cast (ThunderKittens, arXiv 2510.04212's code)
+    after,       ///< dq and dk are scaled after the sum (FlashAttention-2/3)
+    before,      ///< ds is scaled before its cast (ThunderKittens, arXiv 2510.04212's code)
+    after_cast,  ///< the cast ds is scaled and rounded again (autograd of standard attention; cudnn-frontend issue 1046)
 };
 
 /// Zero-sum projections of the cast score gradient: sum_j ds_ij = 0 in exact arithmetic, and the cast breaks it.

@@ -103,7 +103,7 @@ template <>
 template <>
 [[nodiscard]] constexpr auto enumerators<DsScale>() {
     using enum DsScale;
-    return std::to_array<EnumeratorName<DsScale>>({{after, "after"}, {before, "before"}});
+    return std::to_array<EnumeratorName<DsScale>>({{after, "after"}, {before, "before"}, {after_cast, "after_cast"}});
 }
 template <>
 [[nodiscard]] constexpr auto enumerators<GroupReduce>() {

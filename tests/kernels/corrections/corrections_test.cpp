@@ -216,22 +216,23 @@ TEST(QkNorm, DividesEachRowByItsRootMeanSquareAndRounds) {
     q.values = {3, -3, 3, 3, 0, 0, 0, 0};  // rms 3; a row of zeros stays
     k.values = {1, 2, 3, 4, 0x1p-120, 0, 0, 0, 1, 1, 1, 1};
     const Matrix q_before = q, k_before = k;
-    transform_inputs(parse_correction("unfused"), q, k);
+    transform_inputs(parse_correction("unfused"), q, k, bf16, bf16);
     EXPECT_EQ(q, q_before);
     EXPECT_EQ(k, k_before);
     const Correction correction = parse_correction("qk_norm");
     EXPECT_TRUE(correction.changes_function());
     EXPECT_TRUE(parse_correction("unfused+qk_norm").changes_function());
-    transform_inputs(correction, q, k);
+    transform_inputs(correction, q, k, bf16, bf16);
     EXPECT_THAT(q.values, testing::ElementsAre(1, -1, 1, 1, 0, 0, 0, 0));
     // rms sqrt(30/4) = 2.7386128: 0.36515, 0.73030, 1.09545, 1.46059, to the nearest bf16 (spacing 2^-9, 2^-8, 2^-7, 2^-7).
     // The second row's rms is 2^-121, its element 2.
     EXPECT_THAT(k.values,
                 testing::ElementsAre(187 * 0x1p-9, 187 * 0x1p-8, 140 * 0x1p-7, 187 * 0x1p-7, 2, 0, 0, 0, 1, 1, 1, 1));
-    Matrix unrounded(1, 2), other(0, 2);
-    unrounded.values = {1, 7};  // rms 5
-    transform_inputs(correction, unrounded, other, exact);
+    Matrix unrounded(1, 2), single(1, 2);
+    unrounded.values = single.values = {1, 7};  // rms 5
+    transform_inputs(correction, unrounded, single, exact, fp32);
     EXPECT_THAT(unrounded.values, testing::ElementsAre(0.2, 1.4));
+    EXPECT_THAT(single.values, testing::ElementsAre(double{0.2F}, double{1.4F})) << "each in its own format";
 }
 
 }  // namespace

@@ -12,7 +12,7 @@ namespace {
 TEST(Recorder, ChangesNothing) {
     const Head head(140, 140, 64, 21, 2);
     const Result plain = run(head, preset("fa2"));
-    TileRecorder recorder(0, 2, 140);
+    TileRecorder recorder(head.group(), preset("fa2"));
     const Result watched = run(head, preset("fa2"), &recorder);
     for (std::size_t h = 0; h < 2; ++h) {
         EXPECT_EQ(plain.forward.heads[h].o, watched.forward.heads[h].o);
@@ -25,7 +25,7 @@ TEST(Recorder, ChangesNothing) {
 // o_cast of the whole head in one tile: the statistics can be formed again from what the run returns.
 TEST(Recorder, SumsAreThoseOfTheTile) {
     const Head head(60, 60, 64, 22);
-    TileRecorder recorder(0, 1, 60);
+    TileRecorder recorder(head.group(), preset("fa2"));
     const Result r = run(head, preset("fa2"), &recorder);
     const TileStatistics s = recorder.statistics(Site::o_cast);
     ASSERT_EQ(s.count.size(), 1U);
@@ -49,7 +49,7 @@ TEST(Recorder, SumsAreThoseOfTheTile) {
 // Masked elements are no samples; tiles above the diagonal stay empty.
 TEST(Recorder, CountsWhatIsVisible) {
     const Head head(256, 256, 64, 23);
-    TileRecorder recorder(0, 1, 256);
+    TileRecorder recorder(head.group(), preset("fa2"));
     run(head, preset("fa2"), &recorder);
     const TileStatistics s = recorder.statistics(Site::p_cast);  // tiles of 128 x 128
     ASSERT_EQ(s.q_tiles, 2);
@@ -76,7 +76,7 @@ TEST(Recorder, TStatisticIsUndefinedWithoutScatter) {
 
 TEST(Recorder, JoinsHeadsInOrder) {
     const Head a(70, 70, 64, 24), b(70, 70, 64, 25);
-    TileRecorder first(0, 1, 70), second(0, 1, 70);
+    TileRecorder first(a.group(), preset("fa2")), second(b.group(), preset("fa2"));
     run(a, preset("fa2"), &first);
     run(b, preset("fa2"), &second);
     const TileStatistics both = joined(first.statistics(Site::ds_cast), second.statistics(Site::ds_cast));

@@ -114,7 +114,7 @@ TEST(Shapes, EveryScheduleIsTheSameFunction) {
         add([&](Schedule& s) { s.delta_from = from; });
     add([](Schedule& s) { s.delta_in = DeltaIn::accumulator; });
     add([](Schedule& s) { s.delta_order = DeltaOrder::sequential; });
-    add([](Schedule& s) { s.ds_scale = DsScale::before; });
+    for (const DsScale scale : {DsScale::before, DsScale::after_cast}) add([&](Schedule& s) { s.ds_scale = scale; });
     add([](Schedule& s) { s.group_reduce = GroupReduce::before_cast; });
     for (const ZeroSum kind : {ZeroSum::uniform, ZeroSum::weighted, ZeroSum::largest})
         add([&](Schedule& s) { s.zero_sum = kind; });
