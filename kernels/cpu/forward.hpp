@@ -185,13 +185,14 @@ class ForwardHead {
         divide(Site::o_normalize, where, joined_sums(sums_), o_.view());
         running_lse_ = lse_of_rows(where, -infinity);
         for (std::size_t i = 0; i < maximum_.size(); ++i) {
-            maximum_[i] = running_lse_[i] == -infinity
-                              ? -infinity
-                              : stage_.round_intermediate(Site::row_max, running_lse_[i] / scales_.natural);
+            maximum_[i] = running_lse_[i] / scales_.natural;
             double* lanes = sums_.row(static_cast<std::ptrdiff_t>(i));
             std::fill(lanes, lanes + sums_.lanes(), 0.0);
             lanes[0] = running_lse_[i] == -infinity ? 0.0 : 1.0;
         }
+        TileAt after = where;  // the tile's second maximum
+        after.part = 1;
+        stage_.pass(Site::row_max, after, column(maximum_));
     }
 
     /// x <- x / sum, as the kernel divides; rows without a visible key stay 0.
@@ -298,12 +299,21 @@ class ForwardHead {
 
     void store_merged(const TileRange& rows, SplitMerge& merge) {
         const TileAt where{0, head_, rows.first, 0, rows.index, 0};
-        const auto rounded = [&](double x) { return stage_.round_intermediate(Site::merge, x); };
-        std::vector<double> lse = merge.merged_lse(rounded);
+        const auto same = [](double x) { return x; };
+        const auto rounded = [&](Site site) {
+            return [this, site](double x) { return stage_.round_intermediate(site, x); };
+        };
+        const int all = schedule_.key_splits;  // after those of the splits
+        std::vector<double> lse(static_cast<std::size_t>(rows.count));
+        stage_.pass(
+            Site::lse, TileAt{0, head_, rows.first, 0, rows.index, all, all}, column(lse),
+            [&](MatrixView<double> t) { merge.merged_lse(rounded(Site::lse), t); },
+            [&](MatrixView<double> t) { merge.merged_lse(same, t); });
         o_ = Matrix(rows.count, v_.cols);
         stage_.pass(
-            Site::merge, where, o_.view(), [&](MatrixView<double> t) { merge.merged_output(lse, rounded, t); },
-            [&](MatrixView<double> t) { merge.exact_output(t); });
+            Site::merge, where, o_.view(),
+            [&](MatrixView<double> t) { merge.merged_output(lse, rounded(Site::merge), t); },
+            [&](MatrixView<double> t) { merge.merged_output(lse, same, t); });
         for (std::size_t i = 0; i < lse.size(); ++i)
             out_.lse[static_cast<std::size_t>(rows.first) + i] = lse[i] == -infinity ? infinity : lse[i];
         copy(o_.view(), out_.o_unrounded.view(rows.first, rows.count));

@@ -19,26 +19,23 @@ struct SplitMerge {
         : o(static_cast<std::size_t>(splits), Matrix(rows, cols)),
           lse(static_cast<std::size_t>(splits), std::vector<double>(static_cast<std::size_t>(rows))) {}
 
-    /// log sum_i exp(lse_i), every operation rounded; the sum as a tree over i xor half, …, 1 as the combine kernel's
-    /// allreduce does it.
+    /// out[row] <- log sum_i exp(lse_i), every operation rounded; the sum as a tree over i xor half, …, 1 as the combine
+    /// kernel's allreduce does it. out: [rows, 1].
     template <class Round>
-    [[nodiscard]] std::vector<double> merged_lse(Round&& rounded) const {
-        std::vector<double> merged(lse.front().size());
+    void merged_lse(Round&& rounded, MatrixView<double> out) const {
         std::size_t lanes = 1;
         while (lanes < lse.size()) lanes *= 2;
-        for (std::size_t row = 0; row < merged.size(); ++row) {
+        for (std::ptrdiff_t r = 0; r < out.rows; ++r) {
+            const auto row = static_cast<std::size_t>(r);
             const double top = largest(row);
-            if (std::isinf(top)) {
-                merged[row] = top;
-                continue;
-            }
+            out(r, 0) = top;
+            if (std::isinf(top)) continue;
             std::vector<double> part(lanes, 0.0);
             for (std::size_t i = 0; i < lse.size(); ++i) part[i] = rounded(std::exp(rounded(lse[i][row] - top)));
             for (std::size_t half = lanes / 2; half > 0; half /= 2)
                 for (std::size_t i = 0; i < half; ++i) part[i] = rounded(part[i] + part[i + half]);
-            merged[row] = rounded(rounded(std::log(part[0])) + top);
+            out(r, 0) = rounded(rounded(std::log(part[0])) + top);
         }
-        return merged;
     }
 
     /// out <- sum_i exp(lse_i - lse) o_i, in the order of i, product and sum in one rounding.
@@ -54,12 +51,6 @@ struct SplitMerge {
                     out(r, c) = rounded(std::fma(weight, o[i](r, c), out(r, c)));
             }
         }
-    }
-
-    /// The same in binary64 from the same parts.
-    void exact_output(MatrixView<double> out) const {
-        const auto same = [](double x) { return x; };
-        merged_output(merged_lse(same), same, out);
     }
 
   private:

@@ -34,7 +34,7 @@ constexpr std::array<SiteInfo, site_count> table{{
      "the output accumulator times the rescale factor"},
     {Site::pv_accumulate, "pv_accumulate", forward, query_tile, true, "value", "P V, added to the output accumulator"},
     {Site::o_normalize, "o_normalize", forward, query_tile, false, "value", "the output accumulator over the row sum"},
-    {Site::lse, "lse", forward, row, false, "logit", "log-sum-exp of the row as stored"},
+    {Site::lse, "lse", forward, row, false, "logit", "log-sum-exp of the row, or of one split of its keys, as stored"},
     {Site::partial_o_cast, "partial_o_cast", forward, query_tile, false, "value",
      "the output of one split of the keys, as stored until the splits are merged"},
     {Site::merge, "merge", forward, query_tile, false, "value",

@@ -2,9 +2,12 @@
 // The recorder's sums against the tiles themselves, and that watching changes nothing.
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include <faultline/cpu/recorder.hpp>
 
 #include "heads.hpp"
+#include "log.hpp"
 
 namespace faultline::testing {
 namespace {
@@ -58,6 +61,46 @@ TEST(Recorder, CountsWhatIsVisible) {
     EXPECT_EQ(s.count[1], 0.0);
     EXPECT_EQ(s.count[2], 128.0 * 128);
     EXPECT_EQ(s.count[3], 128.0 * 129 / 2);
+}
+
+// What the mask hides is no sample at any site, from q k^T on, and a visible probability of 0 is one.
+TEST(Recorder, HiddenElementsCountAtNoSite) {
+    Head head(60, 60, 64, 26, 2, 40.0);  // logits of hundreds: many probabilities underflow to 0
+    for (int h = 0; h < 2; ++h) {
+        Matrix& bias = head.bias.emplace_back(60, 60);
+        for (std::ptrdiff_t i = 10; i < 60; ++i) bias(i, 3 + h) = -std::numeric_limits<double>::infinity();
+    }
+    const double visible = 60 * 61 / 2 - 50;
+    for (const char* plan : {"fa2", "standard-bf16"}) {
+        TileRecorder recorder(head.group(), preset(plan));
+        run(head, preset(plan), &recorder);
+        for (const Site site : preset(plan).rounding_sites()) {
+            if (info(site).shape != SiteShape::score_tile) continue;
+            const TileStatistics s = recorder.statistics(site);
+            if (s.count.empty()) continue;  // the schedule does not reach it
+            ASSERT_EQ(s.count.size(), 2U);
+            EXPECT_EQ(s.count[0], visible) << plan << " " << name(site);
+            EXPECT_EQ(s.count[1], visible) << plan << " " << name(site);
+        }
+    }
+}
+
+// The rows' sums are those of the tile that the products receive: after the second rounding, where there is one.
+TEST(Recorder, RowsSumTheLastScoreGradient) {
+    const Head head(60, 60, 128, 27);
+    const RoundingPlan plan = preset("standard-bf16", 128);
+    TileRecorder recorder(head.group(), plan);
+    Log log;
+    Instruments both({&recorder, &log});
+    run(head, plan, &both);
+    for (const Event& e : log.events) {
+        if (e.site != Site::ds_scaled) continue;
+        for (std::size_t i = 0; i < 60; ++i) {
+            double sum = 0;
+            for (std::size_t j = 0; j < 60; ++j) sum += e.value[60 * i + j];
+            EXPECT_EQ(recorder.rows()[0].ds_sum[i], sum);
+        }
+    }
 }
 
 TEST(Recorder, TStatisticIsUndefinedWithoutScatter) {

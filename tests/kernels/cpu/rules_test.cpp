@@ -1,40 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every rule changes what it says and nothing else: for each rounding site of each preset, the plan with that site exact
-// differs from the plan at the site, has no local error there, and has the same bits at every tile computed before it.
+// Every rule changes what it says and nothing else. For each rounding site of each preset, `repaired` (the site exact) and
+// `alone` (every other site exact) are held against runs in which nothing is exact that was not, or nothing rounds, but the
+// site's tiles are replaced by those of the run in question: they must then agree in every bit of every tile of every other
+// site. A tile's own record of its exact value proves nothing, since an exact site is shown a copy of itself.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <map>
-#include <tuple>
 
 #include "heads.hpp"
+#include "log.hpp"
 
 namespace faultline::testing {
 namespace {
 
-struct Event {
-    Site site;
-    int q_tile, k_tile;
-    std::vector<double> value, exact;
-};
-
-/// Every tile at every site, in the order in which the kernel passes them.
-class Log final : public Instrument {
-  public:
-    [[nodiscard]] bool watches(Site) const override { return true; }
-    void at(Site site, const TileAt& where, MatrixView<double> value, MatrixView<const double> exact) override {
-        Event e{site, where.q_tile, where.k_tile, {}, {}};
-        for (std::ptrdiff_t i = 0; i < value.rows; ++i)
-            for (std::ptrdiff_t j = 0; j < value.cols; ++j) {
-                e.value.push_back(value(i, j));
-                e.exact.push_back(exact(i, j));
-            }
-        events.push_back(std::move(e));
-    }
-    std::vector<Event> events;
-};
-
 /// Small enough to be quick, large enough for several tiles, tails, and a rounding that shows at every site.
-Head probe(int query_heads) { return Head(150, 150, 72, 11, query_heads, 3.0); }
+Head probe(int query_heads) { return Head(70, 150, 72, 11, query_heads, 3.0); }
 
 bool rounds_at(const Log& log, Site site) {
     for (const Event& e : log.events) {
@@ -70,10 +52,29 @@ const std::map<Site, const char*>& idle() {
 
 class Rules : public ::testing::TestWithParam<const char*> {};
 
-TEST_P(Rules, RepairChangesItsSiteAndNothingBeforeIt) {
+/// Where a replaced tile does not go the way of the kernel's own.
+bool replaceable(Site site, const RoundingPlan& plan) {
+    if (site == Site::scale) return false;    // shown as a copy: the constant is used in many places
+    if (site == Site::row_sum) return false;  // a change goes into the first of the row's partial sums
+    // Seen in the sweep that makes dq, dk and dv, not in the one before it that makes delta.
+    constexpr std::array twice{Site::bwd_s_accumulate, Site::bwd_s_cast,    Site::bwd_s_scale, Site::bwd_exp_argument,
+                               Site::bwd_exp,          Site::dp_accumulate, Site::dp_cast,     Site::bwd_p_cast};
+    return !needs_dp(plan.schedule.delta_from) || std::find(twice.begin(), twice.end(), site) == twice.end();
+}
+
+/// Tiles of all sites but one are the same in every bit.
+void expect_same_but(const Log& a, const Log& b, Site site, const char* what) {
+    ASSERT_EQ(a.events.size(), b.events.size()) << name(site);
+    for (std::size_t e = 0; e < a.events.size(); ++e) {
+        ASSERT_EQ(a.events[e].site, b.events[e].site);
+        if (a.events[e].site != site) {
+            ASSERT_EQ(a.events[e].value, b.events[e].value) << name(a.events[e].site) << " " << what << name(site);
+        }
+    }
+}
+
+TEST_P(Rules, RepairMakesItsSiteExactAndChangesNothingElse) {
     const RoundingPlan whole = preset(GetParam(), 72);
-    // Made of P and dP, delta is shown before the sweep that shows them.
-    const bool delta_last = needs_dp(whole.schedule.delta_from);
     const Head head = probe(2);  // two query heads, so that the group's reduction is passed
     Log before;
     run(head, whole, &before);
@@ -81,27 +82,25 @@ TEST_P(Rules, RepairChangesItsSiteAndNothingBeforeIt) {
         Log after;
         run(head, whole.repaired(site), &after);
         ASSERT_EQ(before.events.size(), after.events.size()) << name(site);
-        bool reached = false, changed = false;
+        std::size_t first = before.events.size();
+        bool changed = false;
         for (std::size_t e = 0; e < before.events.size(); ++e) {
-            const Event& a = before.events[e];
-            const Event& b = after.events[e];
-            ASSERT_EQ(a.site, b.site);
-            if (b.site == site) {
-                reached = true;
-                changed = changed || a.value != b.value;
-                for (std::size_t i = 0; i < b.value.size(); ++i)
-                    if (std::isfinite(b.exact[i])) {
-                        ASSERT_EQ(b.value[i], b.exact[i]) << name(site) << " still rounds when exact";
-                    }
-            } else if (!reached && !(delta_last && a.site == Site::delta)) {
-                ASSERT_EQ(a.value, b.value) << name(site) << " changed " << name(a.site) << ", which comes before it";
-            }
+            if (after.events[e].site != site) continue;
+            first = std::min(first, e);
+            changed = changed || before.events[e].value != after.events[e].value;
         }
-        if (reached && rounds_at(before, site)) {
+        if (first == before.events.size()) continue;  // the schedule does not reach it
+        // At its first tile the operands are those of the whole plan, whose record says what is exact there.
+        EXPECT_EQ(after.events[first].value, before.events[first].exact) << name(site) << " still rounds when exact";
+        if (rounds_at(before, site)) {
             EXPECT_TRUE(changed) << name(site) << " rounds, and its repair changes nothing";
-        } else if (reached) {
+        } else {
             EXPECT_TRUE(idle().count(site) > 0) << name(site) << " has a rule that never rounds";
         }
+        if (!replaceable(site, whole)) continue;
+        Replay replayed(after, site);
+        run(head, whole, &replayed);
+        expect_same_but(after, replayed, site, "changed with the repair of ");
     }
 }
 
@@ -120,20 +119,19 @@ TEST_P(Rules, ValuesAreInTheFormatOfTheirSite) {
     }
 }
 
-// exact_except(site): the only local errors are at the site.
-TEST_P(Rules, AloneErrsOnlyAtItsSite) {
+// exact_except(site) is the exact plan (which is the truth: shapes_test) but for that site's tiles.
+TEST_P(Rules, AloneDiffersFromTheExactPlanAtItsSiteOnly) {
     const RoundingPlan whole = preset(GetParam(), 72);
+    RoundingPlan nothing = whole;
+    for (const Site site : whole.rounding_sites()) nothing.set(site, Rule{});
+    const Head head = probe(2);
     for (const Site site : whole.rounding_sites()) {
-        Log log;
-        run(probe(1), whole.exact_except(site), &log);
-        for (const Event& e : log.events) {
-            if (e.site == site) continue;
-            for (std::size_t i = 0; i < e.value.size(); ++i)
-                if (std::isfinite(e.exact[i])) {
-                    ASSERT_EQ(e.value[i], e.exact[i])
-                        << name(e.site) << " rounds with only " << name(site) << " in the plan";
-                }
-        }
+        if (!replaceable(site, whole)) continue;
+        Log alone;
+        run(head, whole.exact_except(site), &alone);
+        Replay replayed(alone, site);
+        run(head, nothing, &replayed);
+        expect_same_but(alone, replayed, site, "rounds with only ");
     }
 }
 
