@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <optional>
 
 #include <fcntl.h>
@@ -12,15 +11,17 @@
 #include <unistd.h>
 
 #include <faultline/base/error.hpp>
+#include <faultline/record/column.hpp>
+#include <faultline/record/past_run.hpp>
 #include <faultline/record/writer.hpp>
 #include <faultline/tensor/partial_file.hpp>
-#include <faultline/tensor/tensor.hpp>
 #include <faultline/tensor/text.hpp>
 
 namespace faultline {
 namespace {
 
-constexpr std::int64_t chunk_bytes = 8 << 10;  // a flush writes a whole chunk of every series, so they are small
+using h5::Column;
+
 constexpr const char* step_path = "steps/step";
 
 /// A descriptor that holds a shared lock while the run lives: readers, which lock shared too, may come; a second writer
@@ -44,85 +45,18 @@ class SharedLock {
     int descriptor_ = -1;
 };
 
-struct Column {
-    std::string path;
-    Dtype dtype;
-    std::vector<std::int64_t> row_shape;
-    std::vector<std::byte> row;  // this step's values
-    h5::Handle dataset, type;
-};
-
-/// What a step that is not set has: NaN where there is one.
-void clear(Column& column) {
-    std::fill(column.row.begin(), column.row.end(), std::byte{0});
-    const auto fill = [&](auto nan) {
-        for (std::size_t at = 0; at < column.row.size(); at += sizeof nan)
-            std::memcpy(column.row.data() + at, &nan, sizeof nan);
-    };
-    if (column.dtype == Dtype::f64)
-        fill(std::numeric_limits<double>::quiet_NaN());
-    else if (column.dtype == Dtype::f32)
-        fill(std::numeric_limits<float>::quiet_NaN());
-    else if (column.dtype == Dtype::f16)
-        fill(std::uint16_t{0x7E00});  // the quiet NaNs of these encodings
-    else if (column.dtype == Dtype::bf16)
-        fill(std::uint16_t{0x7FC0});
-    else if (column.dtype == Dtype::e5m2)
-        fill(std::uint8_t{0x7E});
-    else if (column.dtype == Dtype::e4m3)
-        fill(std::uint8_t{0x7F});
+/// Whether nobody writes or reads the file: its exclusive lock can be had. True of one that cannot be opened: whoever opens
+/// it next has a better sentence for that.
+bool nobody_has(const std::string& path) {
+    const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    const bool free = descriptor < 0 || ::flock(descriptor, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+    if (descriptor >= 0) ::close(descriptor);
+    return free;
 }
 
-/// An empty dataset over (step, row_shape…), chunked along the steps.
-Column create_column(const h5::Writer& out, const std::string& path, Dtype dtype, std::vector<std::int64_t> row_shape) {
-    const auto row_bytes = byte_count(dtype, row_shape);
-    if (!row_bytes || *row_bytes == 0) {
-        throw WorkError(fmt::format("{}: series {}: shape {}: expected at least one value per step", out.name,
-                                    in_quotes(path), shape_text(row_shape)));
-    }
-    std::vector<hsize_t> now{0}, most{H5S_UNLIMITED};
-    std::vector<hsize_t> chunk{
-        static_cast<hsize_t>(std::max<std::int64_t>(chunk_bytes / static_cast<std::int64_t>(*row_bytes), 1))};
-    for (const std::int64_t extent : row_shape) {
-        now.push_back(static_cast<hsize_t>(extent));
-        most.push_back(static_cast<hsize_t>(extent));
-        chunk.push_back(static_cast<hsize_t>(extent));
-    }
-    const h5::Handle space(H5Screate_simple(static_cast<int>(now.size()), now.data(), most.data()), H5Sclose);
-    const h5::Handle properties(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
-    H5Pset_chunk(properties, static_cast<int>(chunk.size()), chunk.data());
-    Column column{path,
-                  dtype,
-                  std::move(row_shape),
-                  std::vector<std::byte>(static_cast<std::size_t>(*row_bytes)),
-                  {},
-                  h5::type_of(dtype)};
-    clear(column);
-    // A reader that pads a series which is a step behind the others pads with what "not set" is.
-    if (dtype == Dtype::f64 || dtype == Dtype::f32) H5Pset_fill_value(properties, column.type, column.row.data());
-    column.dataset = out.create_dataset(path, column.type, space, properties);
-    if (!h5::encoding_of(dtype).empty()) {
-        h5::write_attribute(column.dataset, "encoding", std::string(h5::encoding_of(dtype)), out.name);
-    }
-    return column;
-}
-
-void append(const h5::Writer& out, Column& column, std::int64_t step_index) {
-    std::vector<hsize_t> extent{static_cast<hsize_t>(step_index) + 1}, start{static_cast<hsize_t>(step_index)},
-        count{1};
-    for (const std::int64_t size : column.row_shape) {
-        extent.push_back(static_cast<hsize_t>(size));
-        start.push_back(0);
-        count.push_back(static_cast<hsize_t>(size));
-    }
-    const std::string what = fmt::format("step {} of {}", step_index, in_quotes(column.path));
-    if (H5Dset_extent(column.dataset, extent.data()) < 0) h5::fail_write(out.name, what);
-    const h5::Handle file_space(H5Dget_space(column.dataset), H5Sclose);
-    const h5::Handle row_space(H5Screate_simple(static_cast<int>(count.size()), count.data(), nullptr), H5Sclose);
-    if (H5Sselect_hyperslab(file_space, H5S_SELECT_SET, start.data(), nullptr, count.data(), nullptr) < 0 ||
-        H5Dwrite(column.dataset, column.type, row_space, file_space, H5P_DEFAULT, column.row.data()) < 0) {
-        h5::fail_write(out.name, what);
-    }
+void expect_nobody(const std::string& path, const std::string& name) {
+    if (nobody_has(path)) return;
+    throw WorkError(fmt::format("{}: is being written or read: expected nobody to have it open", name));
 }
 
 }  // namespace
@@ -134,7 +68,9 @@ struct RunFile::State {
     h5::Writer out;
     std::vector<Column> columns;
     std::optional<Column> step;
+    std::optional<PastRun> past;  // until start(), of a run that goes on
     std::int64_t steps = 0;
+    std::optional<std::int64_t> last_step;
     bool writing = false;  // within end_step(); still set afterwards if it threw
 
     ~State() {
@@ -146,6 +82,8 @@ struct RunFile::State {
         if (step) step->dataset.release();
         out.file.release();
     }
+
+    static std::unique_ptr<State> make(const std::string& path, const Manifest& manifest);
 
     void expect_not_started(const std::string& what) const {
         if (!path)
@@ -160,32 +98,48 @@ RunFile::~RunFile() = default;
 
 RunFile RunFile::create(const std::string& path, const Manifest& manifest) {
     h5::silence();
+    return RunFile(State::make(path, manifest));
+}
+
+RunFile RunFile::resume(const std::string& path, std::int64_t last_step) {
+    h5::silence();
+    expect_nobody(path, escaped(path, path.size()));
+    PastRun past(path, last_step);
+    auto state = State::make(path, past.manifest());
+    state->past = std::move(past);
+    return RunFile(std::move(state));
+}
+
+std::unique_ptr<RunFile::State> RunFile::State::make(const std::string& path, const Manifest& manifest) {
     PartialName names(path);
     auto state = std::make_unique<State>();
     state->out = h5::Writer::create(names.partial(), names.given(), manifest, {});
     state->final_name = names.final_name();
     state->path = std::move(names);
-    state->step = create_column(state->out, step_path, Dtype::i64, {});
+    state->step = h5::create_column(state->out, step_path, Dtype::i64, {});
     h5::make_scale(state->step->dataset, "step", state->out.name);
     h5::describe(state->step->dataset, {"optimizer step", "1"}, state->out.name);
-    return RunFile(std::move(state));
+    return state;
 }
 
 void RunFile::coordinate(const std::string& path, std::span<const std::string> labels, const About& about) {
     h5::silence();
     state_->expect_not_started(in_quotes(path));
+    if (state_->past) state_->past->expect_labels(path, labels);
     state_->out.coordinate(path, labels, about);
 }
 
 void RunFile::coordinate(const std::string& path, std::span<const std::int64_t> values, const About& about) {
     h5::silence();
     state_->expect_not_started(in_quotes(path));
+    if (state_->past) state_->past->expect_values(path, Dtype::i64, std::as_bytes(values));
     state_->out.coordinate(path, Dtype::i64, std::as_bytes(values), about);
 }
 
 void RunFile::coordinate(const std::string& path, std::span<const double> values, const About& about) {
     h5::silence();
     state_->expect_not_started(in_quotes(path));
+    if (state_->past) state_->past->expect_values(path, Dtype::f64, std::as_bytes(values));
     state_->out.coordinate(path, Dtype::f64, std::as_bytes(values), about);
 }
 
@@ -205,7 +159,7 @@ RunFile::Series RunFile::series(const std::string& name, Dtype dtype, std::span<
         all.push_back(axis);
     }
     const std::string path = "steps/" + name;
-    Column column = create_column(state_->out, path, dtype, std::move(shape));
+    Column column = h5::create_column(state_->out, path, dtype, std::move(shape));
     h5::attach_axes(state_->out.file, column.dataset, path, all, state_->out.name);
     h5::describe(column.dataset, about, state_->out.name);
     state_->columns.push_back(std::move(column));
@@ -216,6 +170,14 @@ void RunFile::start() {
     h5::silence();
     state_->expect_not_started("start()");
     const std::string what = "the file";
+    if (state_->past) {
+        for (const Column& column : state_->columns) state_->past->copy_to(state_->out, column);
+        state_->past->copy_to(state_->out, *state_->step);
+        state_->past->expect_all_declared();
+        state_->steps = state_->past->steps();
+        state_->last_step = state_->past->last_step();
+        state_->past.reset();
+    }
     if (H5Fflush(state_->out.file, H5F_SCOPE_GLOBAL) < 0) h5::fail_write(state_->out.name, what);
     if (H5Fstart_swmr_write(state_->out.file) < 0) h5::fail_write(state_->out.name, what);
     state_->alive = SharedLock(state_->path->partial());
@@ -243,18 +205,20 @@ void RunFile::end_step(std::int64_t step) {
         throw WorkError(fmt::format("{}: step {}: expected no step after one that failed", state_->out.name, step));
     state_->writing = true;
     for (Column& column : state_->columns) {
-        append(state_->out, column, state_->steps);
+        h5::append(state_->out, column, state_->steps);
         if (H5Dflush(column.dataset) < 0) h5::fail_write(state_->out.name, in_quotes(column.path));
-        clear(column);
+        h5::clear(column);
     }
     std::memcpy(state_->step->row.data(), &step, sizeof step);
-    append(state_->out, *state_->step, state_->steps);
+    h5::append(state_->out, *state_->step, state_->steps);
     if (H5Dflush(state_->step->dataset) < 0) h5::fail_write(state_->out.name, in_quotes(step_path));
     ++state_->steps;
+    state_->last_step = step;
     state_->writing = false;
 }
 
 std::int64_t RunFile::steps() const { return state_->steps; }
+std::optional<std::int64_t> RunFile::last_step() const { return state_->last_step; }
 
 void RunFile::close() {
     h5::silence();
@@ -274,10 +238,7 @@ void mend_run(const std::string& path) {
     h5::silence();
     const std::string name = escaped(path, path.size());
     if (H5Fis_hdf5(path.c_str()) <= 0) h5::fail_read(name, "the file", "an HDF5 file");
-    const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    const bool free = descriptor >= 0 && (::flock(descriptor, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK);
-    if (descriptor >= 0) ::close(descriptor);
-    if (!free) throw WorkError(fmt::format("{}: is being written or read: expected nobody to have it open", name));
+    expect_nobody(path, name);
     // What HDF5's own h5clear does with --status and --increment=0: the properties have no functions of their own. While
     // SWMR lasts, the end of the allocated space in the superblock is stale, and readers without SWMR believe it.
     const h5::Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -28,6 +29,15 @@ class RunFile {
 
     /// RequestError when the path cannot name a file, WorkError when the disk refuses. Until start() it is PATH.partial.
     static RunFile create(const std::string& path, const Manifest& manifest);
+    /// Goes on with a run that ended, or was killed at any moment, after the step numbered `last_step` (a checkpoint's);
+    /// later steps are dropped. What follows is what follows create(): the same coordinates, attributes and series, then
+    /// start(); afterwards the file has the manifest that it had, and holds what it would hold had it never stopped. The
+    /// steps kept go into a new file, PATH.partial, and start() gives it the name, so that a run killed while it resumes
+    /// has lost nothing (a reader that watched the old file has to open the new one). A step is kept when it and all
+    /// before it have numbers up to `last_step`: see last_step() for the last of them.
+    /// RequestError when the file is missing or no run, or (at the declaration, or at start()) when what is declared is
+    /// not what the run has; WorkError when somebody has it open or the disk refuses.
+    static RunFile resume(const std::string& path, std::int64_t last_step);
     RunFile(RunFile&&) noexcept;
     RunFile& operator=(RunFile&&) noexcept;
     ~RunFile();  ///< closes; completed steps stay
@@ -57,8 +67,10 @@ class RunFile {
     /// Appends the step to every series and flushes; the step number goes last, so a step that has one is complete.
     /// WorkError when the disk refuses; the file then stays as it is, as after a kill, and takes no further step.
     void end_step(std::int64_t step);
-    /// Steps completed.
+    /// Steps completed, those of before resume() included (from start() on).
     [[nodiscard]] std::int64_t steps() const;
+    /// The number of the last of them; nothing when there is none.
+    [[nodiscard]] std::optional<std::int64_t> last_step() const;
     /// Leaves SWMR mode and closes: any reader opens the file then. WorkError when the disk refuses.
     void close();
 

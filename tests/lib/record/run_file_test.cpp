@@ -26,7 +26,8 @@ constexpr std::int64_t layers = 3;
 /// A run of one scalar and one vector series; step i has loss i/2 and sigma (i, i+1, i+2).
 struct Example {
     explicit Example(const std::string& path)
-        : run(RunFile::create(path, make_manifest("run", "faultline train", "", 1))) {
+        : Example(RunFile::create(path, make_manifest("run", "faultline train", "", 1))) {}
+    explicit Example(RunFile begun) : run(std::move(begun)) {
         const std::vector<std::string> names{"layer0", "layer1", "layer2"};
         run.coordinate("steps/layer", names);
         loss = run.series("loss", Dtype::f64, {}, {"training loss", "nat"});
