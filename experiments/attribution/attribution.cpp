@@ -57,19 +57,27 @@ struct Work {
     std::vector<Site> sites;
     bool all_sites = true;  ///< that round and are reached: only then do their effects add up to anything
     const std::vector<Correction>& corrections;
+    Faults faults;
 
     Work(const LayerCapture& the_layer, const RoundingPlan& the_plan, const AttributionOptions& options)
         : layer(the_layer),
           plan(for_head_dim(the_plan, static_cast<int>(the_layer.head_dim()), the_layer.causal)),
           groups(groups_of(the_layer, options.heads, options.seed)),
-          corrections(options.corrections) {
+          corrections(options.corrections),
+          faults{options.faults, static_cast<int>(the_layer.heads())} {
+        for (const Fault& fault : faults.list)
+            (void)AttentionInjector(fault, plan, faults.heads);  // says now what cannot stand in this plan
         for (const Output o : options.outputs)
             if (o == Output::o || !layer.dout.empty()) outputs.push_back(o);
         if (outputs.empty())
             throw RequestError(
                 fmt::format("{}: the layer has no \"{}.do\": expected it for dq, dk, dv; only o can be attributed",
                             layer.name, layer.name));
-        const std::vector<Site> rounding = plan.rounding_sites();
+        std::vector<Site> rounding = plan.rounding_sites();
+        for (const Fault& fault : faults.list)  // a site at fault is one to attribute, though its rule be exact
+            if (std::count(rounding.begin(), rounding.end(), std::get<Site>(fault.site)) == 0)
+                rounding.push_back(std::get<Site>(fault.site));
+        std::sort(rounding.begin(), rounding.end());
         for (const Site site : rounding) {
             const bool reached = !layer.dout.empty() || info(site).pass != Pass::backward;
             if (!reached) continue;
@@ -115,7 +123,7 @@ struct FirstStage {
                 progress.step(work.layer.name + ": truth");
             } else {
                 recorders[g] = std::make_unique<TileRecorder>(group.inputs, work.plan);
-                bases[g].plan = run_plan(group, work.plan, recorders[g].get());
+                bases[g].plan = run_plan(group, work.plan, work.faults, recorders[g].get(), &bases[g].realised);
                 exact[g] = run_plan(group, exact_of(work.plan));
                 progress.step(work.layer.name + ": plan");
             }
@@ -184,8 +192,8 @@ struct SecondStage {
             const std::size_t item = task % per_group;
             if (item < work.sites.size()) {
                 const Site site = work.sites[item];
-                sites[item][g] = site_counterfactuals(work.groups[g], first.bases[g], work.plan, site, work.outputs,
-                                                      item, *alone_sums[g]);
+                sites[item][g] = site_counterfactuals(work.groups[g], first.bases[g], work.plan, work.faults, site,
+                                                      work.outputs, item, *alone_sums[g]);
                 progress.step(fmt::format("{}: site {}", work.layer.name, faultline::name(site)));
             } else {
                 const std::size_t c = item - work.sites.size();
@@ -204,13 +212,13 @@ struct SecondStage {
                 sums.errors[static_cast<std::size_t>(output)] = errors_of(run[output], truth, output, direction);
         };
         if (!correction.changes_function()) {
-            measure(run_plan(group, plan), base.truth, base.direction);
+            measure(run_plan(group, plan, work.faults), base.truth, base.direction);
             return sums;
         }
         const TransformedGroup transformed(group, correction, format_of(work.layer.q.dtype),
                                            format_of(work.layer.k.dtype));
         const GroupTruth truth = attention_truth(transformed.group.problem, certified);
-        const RunOutputs run = run_plan(transformed.group, plan);
+        const RunOutputs run = run_plan(transformed.group, plan, work.faults);
         // dq is then made of the transformed keys, and their mean is what a broken zero-sum law leaks.
         measure(run, truth, mean_key_direction(transformed.group));
         for (const Output output : work.outputs)
@@ -354,6 +362,9 @@ LayerAttribution attribute(const LayerCapture& layer, const RoundingPlan& plan, 
     a.head_dim_v = layer.v.cols;
     a.causal = layer.causal;
     a.sites = work.sites;
+    a.faults.resize(work.faults.list.size());
+    for (const GroupBase& base : first.bases)
+        for (std::size_t f = 0; f < base.realised.size(); ++f) a.faults[f].join(base.realised[f]);
     for (const Site site : work.sites) {
         TileStatistics all;
         for (const auto& recorder : first.recorders) all = joined(all, recorder->statistics(site));
@@ -380,6 +391,7 @@ Attribution attribute(const Capture& capture, const RoundingPlan& plan, const At
     Attribution a;
     a.input = capture.path;
     a.plan = plan;
+    a.faults = options.faults;
     for (const LayerCapture& layer : capture.layers) {
         try {
             a.layers.push_back(attribute(layer, plan, options));

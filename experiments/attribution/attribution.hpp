@@ -13,6 +13,8 @@
 #include <faultline/attribution/error_sums.hpp>
 #include <faultline/corrections/correction.hpp>
 #include <faultline/cpu/recorder.hpp>
+#include <faultline/injectors/fault.hpp>
+#include <faultline/injectors/realised.hpp>
 #include <faultline/plan/plan.hpp>
 #include <faultline/truth/truth.hpp>
 
@@ -78,6 +80,7 @@ struct LayerAttribution {
     std::ptrdiff_t batch = 1, heads = 0, kv_heads = 0, seq_q = 0, seq_k = 0, head_dim = 0, head_dim_v = 0;
     bool causal = true;
     std::vector<Site> sites;            ///< the plan's rounding sites, schedule order
+    std::vector<Realised> faults;       ///< parallel to AttributionOptions::faults: what each did in the plan's run
     std::vector<TileStatistics> local;  ///< local error by site (all rounding sites), per head and tile
     std::vector<OutputAttribution> outputs;
     RowStatistics rows;
@@ -89,13 +92,15 @@ struct Attribution {
     std::string input;
     RoundingPlan plan;
     std::vector<LayerAttribution> layers;
-    bool complete = true;  ///< false: interrupted; the layers present are whole
+    std::vector<Fault> faults;  ///< that stood in the plan's kernel
+    bool complete = true;       ///< false: interrupted; the layers present are whole
 };
 
 struct AttributionOptions {
     std::vector<Output> outputs{all_outputs.begin(), all_outputs.end()};
     std::vector<Site> sites;              ///< counterfactuals for these; empty: all rounding sites
     std::vector<Correction> corrections;  ///< compared on every output
+    std::vector<Fault> faults;            ///< planted in the plan's kernel: kernel sites, every layer, step 0
     std::vector<int> heads;               ///< empty: all query heads (a kv head's group is computed whole)
     int threads = 0;                      ///< 0: one per hardware thread; results do not depend on it
     std::size_t verify_truth = 0;         ///< elements per output to recompute in MPFR

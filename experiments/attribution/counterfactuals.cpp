@@ -17,12 +17,12 @@ void OrderedSum::add(std::size_t number, std::array<std::vector<double>, 4> erro
 }
 
 std::array<SiteSums, 4> site_counterfactuals(const Group& group, const GroupBase& base, const RoundingPlan& plan,
-                                             Site site, const std::vector<Output>& outputs, std::size_t number,
-                                             OrderedSum& sum) {
+                                             const Faults& faults, Site site, const std::vector<Output>& outputs,
+                                             std::size_t number, OrderedSum& sum) {
     std::array<SiteSums, 4> found;
     std::array<std::vector<double>, 4> alone_errors;
-    const RunOutputs alone = run_plan(group, plan.exact_except(site));
-    const RunOutputs repaired = run_plan(group, plan.repaired(site));
+    const RunOutputs alone = run_plan(group, plan.exact_except(site), faults.only(site));
+    const RunOutputs repaired = run_plan(group, plan.repaired(site), faults.without(site));
     for (const Output output : outputs) {
         const auto o = static_cast<std::size_t>(output);
         found[o].alone = errors_of(alone[output], base.truth, output, base.direction);

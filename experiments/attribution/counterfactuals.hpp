@@ -34,6 +34,7 @@ struct GroupBase {
     std::array<std::vector<double>, 4> plan_error;    ///< by Output
     std::array<long double, 4> plan_error_squared{};  ///< finite elements
     std::vector<double> direction;                    ///< mean key
+    std::vector<Realised> realised;                   ///< what each fault did in the plan's run
 };
 
 /// Adds up sum over sites of E_alone in site order, whatever order the sites are computed in, so that the result does not
@@ -53,8 +54,8 @@ class OrderedSum {
 
 /// Runs both counterfactuals of `site`; E_alone goes to `sum` under `number`.
 std::array<SiteSums, 4> site_counterfactuals(const Group& group, const GroupBase& base, const RoundingPlan& plan,
-                                             Site site, const std::vector<Output>& outputs, std::size_t number,
-                                             OrderedSum& sum);
+                                             const Faults& faults, Site site, const std::vector<Output>& outputs,
+                                             std::size_t number, OrderedSum& sum);
 
 /// |E - total|^2 over finite elements.
 long double unexplained_squared(const std::vector<double>& plan_error, const std::vector<double>& total);

@@ -92,6 +92,37 @@ RunOutputs run_plan(const Group& group, const RoundingPlan& plan, Instrument* in
     return out;
 }
 
+Faults Faults::only(Site site) const {
+    Faults kept{{}, heads};
+    for (const Fault& fault : list)
+        if (std::get<Site>(fault.site) == site) kept.list.push_back(fault);
+    return kept;
+}
+
+Faults Faults::without(Site site) const {
+    Faults kept{{}, heads};
+    for (const Fault& fault : list)
+        if (std::get<Site>(fault.site) != site) kept.list.push_back(fault);
+    return kept;
+}
+
+RunOutputs run_plan(const Group& group, const RoundingPlan& plan, const Faults& faults, Instrument* instrument,
+                    std::vector<Realised>* realised) {
+    if (faults.list.empty()) return run_plan(group, plan, instrument);
+    std::vector<std::unique_ptr<AttentionInjector>> injectors;
+    std::vector<Instrument*> parts;
+    for (const Fault& fault : faults.list) {
+        injectors.push_back(std::make_unique<AttentionInjector>(fault, plan, faults.heads));
+        parts.push_back(injectors.back().get());
+    }
+    if (instrument != nullptr) parts.push_back(instrument);
+    Instruments all(parts);
+    RunOutputs out = run_plan(group, plan, &all);
+    if (realised != nullptr)
+        for (const auto& injector : injectors) realised->push_back(injector->total());
+    return out;
+}
+
 const CertifiedMatrix& truth_of(const GroupTruth& truth, Output output, std::size_t i) {
     switch (output) {
         case Output::o:

@@ -9,6 +9,7 @@
 
 #include <faultline/attribution/attribution.hpp>
 #include <faultline/cpu/attention.hpp>
+#include <faultline/injectors/attention_injector.hpp>
 #include <faultline/truth/truth.hpp>
 
 namespace faultline::attribution {
@@ -35,6 +36,18 @@ struct RunOutputs {
 
 /// Runs forward, and backward where the group has dout.
 RunOutputs run_plan(const Group& group, const RoundingPlan& plan, Instrument* instrument = nullptr);
+
+/// Faults that stand in the kernel. A counterfactual treats a fault as part of its site: alone, the site rounds and is at
+/// fault; repaired, it does neither.
+struct Faults {
+    std::vector<Fault> list;  ///< of kernel sites
+    int heads = 1;            ///< query heads of the layer
+    [[nodiscard]] Faults only(Site site) const;
+    [[nodiscard]] Faults without(Site site) const;
+};
+/// The same with faults; the instrument sees what they leave. `realised`, where given, gets what each fault did.
+RunOutputs run_plan(const Group& group, const RoundingPlan& plan, const Faults& faults,
+                    Instrument* instrument = nullptr, std::vector<Realised>* realised = nullptr);
 
 /// The truth of matrix `i` of an output (i < query heads for o and dq; i = 0 for dk and dv).
 const CertifiedMatrix& truth_of(const GroupTruth& truth, Output output, std::size_t i);

@@ -116,6 +116,17 @@ ordered_json layer_json(const LayerAttribution& layer, const RoundingPlan& plan)
                    {"zero_sum_rms", number(layer.rows.zero_sum_rms)},
                    {"zero_sum_coherence", number(layer.rows.zero_sum_coherence)},
                    {"repeated_max_fraction", number(layer.rows.repeated_max_fraction)}};
+    if (!layer.faults.empty()) {
+        out["faults"] = ordered_json::array();
+        for (const Realised& fault : layer.faults)
+            out["faults"].push_back({{"count", fault.count},
+                                     {"rms", number(fault.rms())},
+                                     {"asked_rms", number(fault.asked_rms())},
+                                     {"relative_rms", number(fault.relative_rms())},
+                                     {"mean", number(fault.mean())},
+                                     {"asked_mean", number(fault.asked_mean())},
+                                     {"sign_coherence", number(fault.sign_coherence())}});
+    }
     out["truth_slow_elements"] = layer.truth_slow_elements;
     if (layer.verified) {
         out["truth_verified"] = {{"checked", layer.verified->checked},
@@ -131,11 +142,12 @@ ordered_json layer_json(const LayerAttribution& layer, const RoundingPlan& plan)
 std::string to_json(const Attribution& attribution) {
     ordered_json layers = ordered_json::array();
     for (const LayerAttribution& layer : attribution.layers) layers.push_back(layer_json(layer, attribution.plan));
-    const ordered_json object{{"schema", "faultline.attribution/1"},
-                              {"input", attribution.input},
-                              {"plan", attribution.plan.name},
-                              {"complete", attribution.complete},
-                              {"layers", std::move(layers)}};
+    ordered_json object{{"schema", "faultline.attribution/1"},
+                        {"input", attribution.input},
+                        {"plan", attribution.plan.name},
+                        {"complete", attribution.complete},
+                        {"layers", std::move(layers)}};
+    for (const Fault& fault : attribution.faults) object["faults"].push_back(to_string(fault));
     // Names come out of files and need not be UTF-8.
     return object.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
 }

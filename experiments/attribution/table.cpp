@@ -124,6 +124,7 @@ std::string head(const Attribution& a, const Pen& pen) {
     const std::optional<Format> format = stored_format(a.plan, Output::dq);
     std::string out = pen(Color::bold, fmt::format("{}   plan {}", escaped(a.input), a.plan.name)) +
                       (a.complete ? "\n" : "   (interrupted: not all layers)\n");
+    for (const Fault& fault : a.faults) out += fmt::format("with the fault {}\n", to_string(fault));
     if (!a.plan.description.empty() && a.plan.description.size() < line_width) out += a.plan.description + "\n";
     out += "\nerror  |value - truth| / |truth|, Frobenius over all heads; truth is certified, element by element\n";
     if (format)
@@ -145,6 +146,11 @@ std::string layer_head(const LayerAttribution& layer, const Pen& pen) {
     std::string out = "\n" + pen(Color::bold, escaped(layer.name)) +
                       fmt::format("   {}, {} x {}, head_dim {}{}\n", heads, layer.seq_q, layer.seq_k, layer.head_dim,
                                   layer.causal ? ", causal" : "");
+    for (const Realised& fault : layer.faults)
+        out += fmt::format("  fault: {:.3g}% of the values' rms ({:.3g}% asked), sign coherence {:.2f}, {} values\n",
+                           100 * fault.relative_rms(),
+                           fault.rms() > 0 ? 100 * fault.relative_rms() * fault.asked_rms() / fault.rms() : 0.0,
+                           fault.sign_coherence(), fault.count);
     const RowStatistics& rows = layer.rows;
     out += fmt::format("  rows: {} saturated, {} with a repeated maximum", share_text(rows.saturated_fraction),
                        share_text(rows.repeated_max_fraction));

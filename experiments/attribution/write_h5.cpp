@@ -65,6 +65,7 @@ class LayerWriter {
         for (const OutputAttribution& output : layer_.outputs) errors_of(output);
         if (!layer_.sites.empty()) counterfactuals();
         if (!correction_names_.empty()) corrections();
+        if (!layer_.faults.empty()) faults();
         attributes();  // of the group, which the datasets have made
     }
 
@@ -87,6 +88,23 @@ class LayerWriter {
         file_.attribute(object, "zero_sum_rms", layer_.rows.zero_sum_rms);
         file_.attribute(object, "zero_sum_coherence", layer_.rows.zero_sum_coherence);
         file_.attribute(object, "repeated_max_fraction", layer_.rows.repeated_max_fraction);
+    }
+
+    void faults() {
+        std::vector<double> rms, asked, mean, coherence;
+        for (const Realised& fault : layer_.faults) {
+            rms.push_back(fault.rms());
+            asked.push_back(fault.asked_rms());
+            mean.push_back(fault.mean());
+            coherence.push_back(fault.sign_coherence());
+        }
+        const std::vector<Axis> axes{{"fault", static_cast<std::int64_t>(rms.size())}};
+        file_.write(below("faults") + "rms", rms, axes,
+                    {"rms of what the fault changed, in the unit of its site", "1"});
+        file_.write(below("faults") + "asked_rms", asked, axes, {"rms of what was asked for", "1"});
+        file_.write(below("faults") + "mean", mean, axes, {"mean of what the fault changed", "1"});
+        file_.write(below("faults") + "sign_coherence", coherence, axes,
+                    {"size of the sum over sum of the sizes", "1"});
     }
 
     void tiles() {
@@ -233,6 +251,11 @@ void write(const Attribution& attribution, RecordFile& file) {
     file.attribute("", "input", attribution.input);
     file.attribute("", "plan", attribution.plan.name);
     file.attribute("", "plan_toml", to_toml(attribution.plan));
+    if (!attribution.faults.empty()) {
+        std::vector<std::string> faults;
+        for (const Fault& fault : attribution.faults) faults.push_back(to_string(fault));
+        file.attribute("", "faults", std::span<const std::string>(faults));
+    }
     file.attribute("", "complete", std::int64_t{attribution.complete ? 1 : 0});
     for (const LayerAttribution& layer : attribution.layers) LayerWriter(layer, file).write();
 }

@@ -16,6 +16,7 @@
 #include <faultline/cli/command.hpp>
 #include <faultline/cli/terminal.hpp>
 #include <faultline/corrections/correction.hpp>
+#include <faultline/injectors/attention_injector.hpp>
 #include <faultline/plan/nearest_name.hpp>
 #include <faultline/plan/presets.hpp>
 #include <faultline/tensor/text.hpp>
@@ -28,6 +29,7 @@ struct AttributeSettings {
     std::string plan = "fa2";
     std::vector<std::string> layers, outputs, sites, allow;
     std::vector<std::string> corrections{"all"};
+    std::vector<std::string> injections;
     std::vector<int> heads;
     std::optional<bool> causal;
     std::optional<double> scale;
@@ -89,6 +91,25 @@ RoundingPlan chosen_plan(const AttributeSettings& own, const Settings& settings)
         if (own.plan.ends_with(".toml")) throw;  // names the file
         throw RequestError(fmt::format("{}: {}", settings.where("plan"), error.what()));
     }
+}
+
+std::vector<Fault> chosen_faults(const AttributeSettings& own, const RoundingPlan& plan, const Settings& settings) {
+    std::vector<Fault> faults;
+    for (const std::string& word : own.injections) {
+        try {
+            const Fault fault = parse_fault(word);
+            (void)AttentionInjector(fault, plan, 1);  // says now what cannot stand in this plan
+            if (!fault.layers.empty() || !fault.active(0, 0))
+                throw RequestError(
+                    fmt::format("fault {}: a capture is one step: expected neither layers (--layers "
+                                "chooses them), from nor until",
+                                in_quotes(word)));
+            faults.push_back(fault);
+        } catch (const RequestError& error) {
+            throw RequestError(fmt::format("{}: {}", settings.where("inject"), error.what()));
+        }
+    }
+    return faults;
 }
 
 /// `all`: what suits the plan, and what changes the function, each by itself.
@@ -183,6 +204,7 @@ Status run(const AttributeSettings& own, const Invocation& call) {
     options.seed = static_cast<std::uint64_t>(own.seed);
     const RoundingPlan plan = chosen_plan(own, call.settings);
     options.corrections = chosen_corrections(own, plan, call.settings);
+    options.faults = chosen_faults(own, plan, call.settings);
     CaptureOptions capture_options;
     capture_options.layers = own.layers;
     capture_options.causal = own.causal;
@@ -236,6 +258,8 @@ Command attribute_command() {
             settings.list("sites", own->sites, "A,B", "Counterfactuals for these sites alone (faultline sites)");
             settings.items("correction", own->corrections, "NAME",
                            "Correction to compare, NAME or NAME:ARGUMENTS, again for more; all (the default) or none");
+            settings.items("inject", own->injections, "SITE:LAW:MAGNITUDE",
+                           "Plant a fault in the plan's kernel (docs/injectors.md), again for more");
             settings.choice("causal", own->causal,
                             "The mask; default: what the capture says, else causal unless there is a mask tensor");
             settings.number("scale", own->scale, "X",

@@ -124,8 +124,8 @@ GroupBackward backward_group(const HeadGroup& in, const GroupForward& fwd, const
     Stage<I> stage(plan, instrument, in.seed, in.layer);
     const Scales scales(plan, in.scale);
     // The casts of q, k, v were shown in the forward.
-    NoInstrument none;
-    Stage<NoInstrument> unseen(plan, &none, in.seed, in.layer);
+    Unseen<I> repeated(instrument);
+    Stage<I> unseen(plan, repeated.get(), in.seed, in.layer);
     const Matrix k = cast_input(unseen, Site::k_cast, in.first_head, in.k, scales.inputs);
     const Matrix k_t = transposed(k.view());
     const Matrix k_for_dq = centered_keys(plan, in, k);

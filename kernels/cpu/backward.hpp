@@ -58,8 +58,7 @@ class BackwardHead {
                 const std::ptrdiff_t last =
                     visible_keys(row_range.first + row_range.count - 1, mask_.n_q, mask_.n_k, mask_.causal);
                 if (last <= key_range.first) continue;
-                visit(TileAt{0, head_, row_range.first, key_range.first, row_range.index, key_range.index}, row_range,
-                      key_range);
+                visit(score_place(mask_, head_, row_range, key_range), row_range, key_range);
             }
         }
     }
@@ -168,16 +167,15 @@ class BackwardHead {
         return delta;
     }
 
-    /// p_ and dp_ of a tile. Sweeps that only prepare a correction pass every site again, but unseen.
+    /// p_ and dp_ of a tile. Sweeps that only prepare delta or a correction pass every site again, unseen.
     void recompute(const TileAt& where, const TileRange& rows, const TileRange& keys, bool shown) {
         if (shown) return recompute_with(stage_, where, rows, keys);
-        NoInstrument none;
-        Stage<NoInstrument> unseen(plan_, &none, stage_.seed(), stage_.layer());
+        Unseen<I> repeated(stage_.instrument());
+        Stage<I> unseen(plan_, repeated.get(), stage_.seed(), stage_.layer());
         recompute_with(unseen, where, rows, keys);
     }
 
-    template <class J>
-    void recompute_with(Stage<J>& stage, const TileAt& where, const TileRange& rows, const TileRange& keys) {
+    void recompute_with(Stage<I>& stage, const TileAt& where, const TileRange& rows, const TileRange& keys) {
         p_ = p_storage_.shaped(rows.count, keys.count);
         if (schedule_.p_saved) {
             copy(columns(forward_.p.view(rows.first, rows.count), keys), p_);
@@ -198,8 +196,7 @@ class BackwardHead {
     }
 
     /// dp_ becomes ds, cast, as the products receive it.
-    template <class J>
-    void form_score_gradient(Stage<J>& stage, const TileAt& where, const TileRange& rows) {
+    void form_score_gradient(Stage<I>& stage, const TileAt& where, const TileRange& rows) {
         const double scale = schedule_.ds_scale == DsScale::before ? scales_.natural : 1.0;
         const double* delta = delta_.data() + rows.first;
         const bool subtracted = schedule_.delta_in == DeltaIn::accumulator;  // dp_ already holds dp - delta
@@ -231,8 +228,8 @@ class BackwardHead {
         if (shown) {
             form_score_gradient(stage_, where, rows);
         } else {
-            NoInstrument none;
-            Stage<NoInstrument> unseen(plan_, &none, stage_.seed(), stage_.layer());
+            Unseen<I> repeated(stage_.instrument());
+            Stage<I> unseen(plan_, repeated.get(), stage_.seed(), stage_.layer());
             form_score_gradient(unseen, where, rows);
         }
         if (shown && projection_.active()) projection_.adjust_tile(where, p_, dp_);

@@ -65,7 +65,7 @@ class ForwardHead {
     }
 
     void key_tile(const TileRange& rows, const TileRange& keys, bool first) {
-        const TileAt where{0, head_, rows.first, keys.first, rows.index, keys.index};
+        const TileAt where = score_place(mask_, head_, rows, keys);
         const MatrixView<double> p = s_.shaped(rows.count, keys.count);
         scores(stage_, forward_sites, where, q_.middle_rows(rows.first, rows.count), columns(k_t_, keys), scales_,
                plan_, mask_, p);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <limits>
 #include <vector>
 
 #include <faultline/plan/site.hpp>
@@ -23,6 +24,9 @@ struct TileAt {
     int part =
         0;  ///< among tiles of one site at one place: the split of the keys, the query head of a group whose dk or
             ///< dv is cast, dk (0) and dv (1) of kv_group_reduce
+    /// Score tiles: row i of the tile sees its columns j < visible0 + i; the others are behind the causal mask.
+    std::ptrdiff_t visible0 = std::numeric_limits<std::ptrdiff_t>::max() / 2;
+    bool biased = false;  ///< a bias is added to the scores, and may mask elements that the causal mask does not
 };
 
 class Instrument {
@@ -34,6 +38,25 @@ class Instrument {
     /// on the operands it really got, the same shape. value - exact is the site's local error. Masked scores are -inf in
     /// both; masked probabilities are 0 in both.
     virtual void at(Site site, const TileAt& where, MatrixView<double> value, MatrixView<const double> exact) = 0;
+
+    /// Whether at() changes values of this site. Such a site is shown again, by at_again(), wherever the kernel computes a
+    /// tile once more that was or will be shown: a cast that the backward repeats, a sweep that prepares delta or a
+    /// projection. The change must be the same both times, or the kernel would subtract a delta of another fault.
+    [[nodiscard]] virtual bool alters(Site) const { return false; }
+    virtual void at_again(Site, const TileAt&, MatrixView<double>, MatrixView<const double>) {}
+};
+
+/// An instrument as a sweep sees it that repeats what is shown elsewhere: it changes what it changes, and records nothing.
+class Repeated final : public Instrument {
+  public:
+    explicit Repeated(Instrument* inner) : inner_(inner) {}
+    [[nodiscard]] bool watches(Site site) const override { return inner_->alters(site); }
+    void at(Site site, const TileAt& where, MatrixView<double> value, MatrixView<const double> exact) override {
+        inner_->at_again(site, where, value, exact);
+    }
+
+  private:
+    Instrument* inner_;
 };
 
 /// Several instruments, called in order: an injector before a recorder is recorded.
@@ -48,6 +71,15 @@ class Instruments final : public Instrument {
     void at(Site site, const TileAt& where, MatrixView<double> value, MatrixView<const double> exact) override {
         for (Instrument* part : parts_)
             if (part->watches(site)) part->at(site, where, value, exact);
+    }
+    [[nodiscard]] bool alters(Site site) const override {
+        for (const Instrument* part : parts_)
+            if (part->alters(site)) return true;
+        return false;
+    }
+    void at_again(Site site, const TileAt& where, MatrixView<double> value, MatrixView<const double> exact) override {
+        for (Instrument* part : parts_)
+            if (part->alters(site)) part->at_again(site, where, value, exact);
     }
 
   private:

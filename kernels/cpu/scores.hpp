@@ -82,6 +82,13 @@ struct Mask {
     MatrixView<const double> bias;  ///< data == nullptr: none
 };
 
+inline TileAt score_place(const Mask& mask, int head, const TileRange& rows, const TileRange& keys) {
+    TileAt where{0, head, rows.first, keys.first, rows.index, keys.index};
+    if (mask.causal) where.visible0 = rows.first + mask.n_k - mask.n_q + 1 - keys.first;
+    where.biased = mask.bias.data != nullptr;
+    return where;
+}
+
 /// s_tile <- q k^T, cast, and where the plan scales scores: scaled, biased. Masked elements become -inf.
 template <class I>
 void scores(Stage<I>& stage, const ScoreSites& at, const TileAt& where, MatrixView<const double> q,

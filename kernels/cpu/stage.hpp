@@ -28,6 +28,26 @@ inline RandomStream stochastic_stream(std::uint64_t seed, int layer, Site site, 
                         static_cast<std::uint64_t>(where.part));
 }
 
+/// The instrument of a sweep that repeats what is shown elsewhere.
+template <class I>
+class Unseen {
+  public:
+    explicit Unseen(I* instrument) : repeated_(instrument) {}
+    I* get() { return &repeated_; }
+
+  private:
+    Repeated repeated_;
+};
+template <>
+class Unseen<NoInstrument> {
+  public:
+    explicit Unseen(NoInstrument* instrument) : none_(instrument) {}
+    NoInstrument* get() { return none_; }
+
+  private:
+    NoInstrument* none_;
+};
+
 /// A tile's storage that is reused from tile to tile.
 class Scratch {
   public:
@@ -136,6 +156,7 @@ class Stage {
         return faultline::round(x, r.format, r.rounding == Rounding::stochastic ? Rounding::nearest_even : r.rounding);
     }
 
+    [[nodiscard]] I* instrument() const { return instrument_; }
     [[nodiscard]] std::uint64_t seed() const { return seed_; }
     [[nodiscard]] int layer() const { return layer_; }
 

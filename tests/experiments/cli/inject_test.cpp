@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// attribute --inject: a fault planted in a kernel is found by attribution, at its site and with its sign.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <faultline/record/record_reader.hpp>
+
+#include "support.hpp"
+
+namespace faultline::test {
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+
+json attributed(const std::string& file, const std::vector<std::string>& more) {
+    std::vector<std::string> arguments{"attribute",    file,   "--layers", "layer0",
+                                       "--correction", "none", "--json",   "--quiet"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const Outcome run = run_program(arguments);
+    EXPECT_EQ(run.status, 0) << run.err;
+    return json::parse(run.out);
+}
+
+struct Planted {
+    const char* fault;
+    const char* output;
+};
+
+// Each fault is some ten times the roundings of fa2, so its site must have nearly all of the error.
+class Injected : public ::testing::TestWithParam<Planted> {};
+
+TEST_P(Injected, IsFoundAtItsSite) {
+    const Folder folder;
+    const std::string file = small_capture(folder), fault = GetParam().fault;
+    const json result = attributed(file, {"--inject", fault, "--plan", "fa2"});
+    EXPECT_EQ(result["faults"][0], fault);
+    const json& layer = result["layers"][0];
+    EXPECT_GT(layer["faults"][0]["rms"], 0.0);
+    const std::string wanted = fault.substr(0, fault.find(':'));
+    const json& sites = layer["outputs"][GetParam().output]["sites"];
+    std::string largest;
+    for (const auto& [site, effect] : sites.items())
+        if (largest.empty() || effect["share"] > sites[largest]["share"]) largest = site;
+    EXPECT_EQ(largest, wanted);
+    // What its repair leaves are fa2's own roundings: a tenth of the error or less.
+    EXPECT_GT(sites[wanted]["share"], 0.9);
+    EXPECT_LT(sites[wanted]["repaired"], 0.1 * sites[wanted]["alone"].get<double>());
+}
+
+INSTANTIATE_TEST_SUITE_P(Sites, Injected,
+                         ::testing::Values(Planted{"row_sum:multiplicative:0.05", "o"},
+                                           Planted{"p_cast:operand:0.1", "o"}, Planted{"pv_accumulate:fixed:0.1", "o"},
+                                           Planted{"o_cast:operand:0.3", "dq"}, Planted{"lse:fixed:0.1", "dv"},
+                                           Planted{"delta:multiplicative:0.3", "dq"},
+                                           Planted{"dp_accumulate:fixed:0.2", "dq"}, Planted{"ds:random:0.2", "dk"},
+                                           Planted{"ds_cast:fixed:0.2", "dq"}, Planted{"dv_cast:per_column:0.1", "dv"},
+                                           Planted{"dk_accumulate:flip@2:0.1", "dk"}));
+
+// A site that the plan leaves exact is attributed all the same when a fault stands there.
+TEST(Inject, AnExactSiteCanBeAtFault) {
+    const Folder folder;
+    const json result = attributed(small_capture(folder), {"--inject", "delta:multiplicative:0.1", "--plan", "exact"});
+    const json& dq = result["layers"][0]["outputs"]["dq"];
+    EXPECT_NEAR(dq["sites"]["delta"]["share"].get<double>(), 1.0, 1e-9);
+    EXPECT_LT(dq["sites"]["delta"]["repaired"], 1e-12);
+    EXPECT_GT(dq["sites"]["delta"]["mean_key_share"], 0.0);
+    EXPECT_NEAR(result["layers"][0]["faults"][0]["relative_rms"].get<double>(), 0.1, 1e-15);
+}
+
+TEST(Inject, NothingIsNothing) {
+    const Folder folder;
+    const std::string file = small_capture(folder);
+    const json with = attributed(file, {"--inject", "delta:fixed:0"}), without = attributed(file, {});
+    EXPECT_EQ(with["layers"][0]["outputs"], without["layers"][0]["outputs"]);
+    EXPECT_EQ(with["layers"][0]["rows"], without["layers"][0]["rows"]);
+}
+
+TEST(Inject, DoesNotDependOnThreads) {
+    const Folder folder;
+    const std::string file = small_capture(folder);
+    const std::vector<std::string> fault{"--inject", "ds_cast:random:0.1"};
+    auto one = fault, three = fault;
+    one.insert(one.end(), {"--threads", "1"});
+    three.insert(three.end(), {"--threads", "3"});
+    EXPECT_EQ(attributed(file, one), attributed(file, three));
+}
+
+TEST(Inject, IsOnRecord) {
+    const Folder folder;
+    (void)attributed(small_capture(folder), {"--inject", "delta:multiplicative:0.1", "-o", folder / "out.h5"});
+    const RecordReader reader(folder / "out.h5");
+    EXPECT_EQ(reader.read("layer0/faults/rms").shape, (std::vector<std::int64_t>{1}));
+    EXPECT_THAT(reader.manifest().config_toml, HasSubstr("delta:multiplicative:0.1"));
+}
+
+TEST(Inject, RefusesWhatCannotStandThere) {
+    const Folder folder;
+    const std::string file = small_capture(folder);
+    const auto said = [&](const std::string& fault, const std::string& plan) {
+        const Outcome run = run_program({"attribute", file, "--inject", fault, "--plan", plan});
+        EXPECT_EQ(run.status, 2);
+        EXPECT_EQ(lines(run.err).size(), 1U);
+        return run.err;
+    };
+    EXPECT_THAT(said("detla:fixed:0.1", "fa2"), HasSubstr("--inject: fault \"detla:fixed:0.1\": site \"detla\""));
+    EXPECT_THAT(said("ffn_output:fixed:0.1", "fa2"), HasSubstr("expected a kernel site"));
+    EXPECT_THAT(said("o_cast:fixed:1ulp", "exact"), HasSubstr("there is no ulp"));
+    EXPECT_THAT(said("o_cast:fixed:0.1:layers=1", "fa2"), HasSubstr("--layers"));
+}
+
+}  // namespace
+}  // namespace faultline::test
