@@ -51,6 +51,7 @@ struct Command {
 
 Command attribute_command();
 Command bisect_command();
+Command check_command();
 Command identify_command();
 Command inspect_command();
 Command plans_command();

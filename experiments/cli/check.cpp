@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// faultline check: a verdict on what a kernel returned, for a kernel's CI.
+#include <algorithm>
+#include <memory>
+#include <optional>
+
+#include <fmt/format.h>
+
+#include <faultline/base/error.hpp>
+#include <faultline/cli/capture_request.hpp>
+#include <faultline/cli/command.hpp>
+#include <faultline/cli/terminal.hpp>
+#include <faultline/plan/nearest_name.hpp>
+#include <faultline/tensor/partial_file.hpp>
+#include <faultline/tensor/text.hpp>
+#include <faultline/verdict/check.hpp>
+#include <faultline/verdict/report.hpp>
+
+namespace faultline::cli {
+namespace {
+
+struct CheckSettings {
+    CaptureRequest request;
+    std::string plan = "fa2", kernel, junit;
+    std::vector<std::string> outputs;
+    std::optional<double> alpha, slack;
+    std::int64_t runs = 32, seed = 0;
+    bool full = false;
+};
+
+/// Fewer runs than this make thresholds that no fault reaches: t with 8 degrees of freedom at p = 1e-7 is 18.
+constexpr std::int64_t least_runs = 8;
+
+CheckOptions options_of(const CheckSettings& own, const Invocation& call) {
+    CheckOptions options;
+    options.kernel = own.kernel;
+    if (!own.outputs.empty()) options.outputs.clear();
+    for (const std::string& given : own.outputs) {
+        const auto output = find_output(given);
+        if (!output) {
+            constexpr std::array<std::string_view, 4> known{"o", "dq", "dk", "dv"};
+            throw RequestError(fmt::format("{}: {}: {}", call.settings.where("outputs"), in_quotes(given),
+                                           expected_one_of(given, known)));
+        }
+        if (std::count(options.outputs.begin(), options.outputs.end(), *output) == 0)
+            options.outputs.push_back(*output);
+    }
+    std::sort(options.outputs.begin(), options.outputs.end());
+    options.alpha = own.alpha.value_or(options.alpha);
+    if (!(options.alpha > 0 && options.alpha < 1))
+        throw RequestError(fmt::format("{}: {}: expected a probability above 0 and below 1",
+                                       call.settings.where("alpha"), options.alpha));
+    options.slack = own.slack.value_or(options.slack);
+    if (!(options.slack >= 1))
+        throw RequestError(
+            fmt::format("{}: {}: expected a factor of 1 or more", call.settings.where("slack"), options.slack));
+    options.runs = static_cast<int>(std::min<std::int64_t>(own.runs, 100000));
+    options.heads = own.request.heads;
+    options.threads = static_cast<int>(std::min<std::int64_t>(call.common.threads, 4096));
+    options.seed = static_cast<std::uint64_t>(own.seed);
+    return options;
+}
+
+Status run(const CheckSettings& own, const Invocation& call) {
+    CheckOptions options = options_of(own, call);
+    const RoundingPlan plan = plan_named(own.plan, call.settings, "plan");
+    const Capture capture = own.request.read(call.settings);
+
+    std::optional<RecordFile> file;
+    if (!call.common.output.empty()) {
+        Manifest manifest = call.manifest("check", options.seed);
+        manifest.inputs = hash_inputs(own.request.capture);
+        file = RecordFile::create(call.common.output, manifest);
+    }
+    std::optional<PartialFile> junit;
+    if (!own.junit.empty()) junit.emplace(own.junit);
+
+    watch_for_interrupts();
+    Progress line(call.talks());
+    options.progress = [&](std::size_t done, std::size_t total, const std::string& what) {
+        line.update(done, total, what);
+    };
+    options.cancelled = interrupted;
+    const Check result = check(capture, plan, options);
+    line.clear();
+    if (!result.complete) {
+        remark(fmt::format("faultline check: interrupted after {} of {} layers: no verdict, nothing written",
+                           result.layers.size(), capture.layers.size()));
+        return Status::failed;
+    }
+    print(call.common.json ? to_json(result) : table(result, own.full));
+    if (junit) {
+        const std::string text = to_junit(result);
+        junit->write(std::as_bytes(std::span(text)));
+        junit->commit();
+    }
+    if (file) {
+        write(result, *file);
+        file->commit();
+    }
+    return result.verdict() == Verdict::within_rounding ? Status::done : Status::failed;
+}
+
+}  // namespace
+
+Command check_command() {
+    return {"check", "Judge what a kernel returned: within its rounding (exit 0), biased or wrong (exit 1)",
+            "  faultline check run7.safetensors --plan fa2 --kernel flash\n"
+            "  faultline check run7.safetensors --plan mine.toml --kernel mine --junit check.xml --quiet",
+            [](Settings& settings) -> Run {
+                const auto own = std::make_shared<CheckSettings>();
+                own->request.declare(settings);
+                settings.text("plan", own->plan, "NAME|FILE.toml",
+                              "What the kernel is to compute: a preset (faultline plans) or a file; default fa2");
+                settings.text("kernel", own->kernel, "NAME", "The kernel to judge; default: the only one there is");
+                settings.list("outputs", own->outputs, "o,dq,dk,dv", "Only these outputs");
+                settings.number("alpha", own->alpha, "P",
+                                "Chance that a right kernel fails, all tests together; default 0.001");
+                settings.number("slack", own->slack, "X",
+                                "How many times larger than the plan's rounding an error may be; default 1.5");
+                settings.integer("runs", own->runs, least_runs, "N",
+                                 "Runs of the plan with random signs that the verdict rests on; default 32");
+                settings.integer("seed", own->seed, 0, "N", "Of those signs");
+                settings.text("junit", own->junit, "FILE.xml", "Write the verdict as JUnit XML");
+                settings.flag("full", own->full, "Every finding in the table");
+                return [own](const Invocation& call) { return run(*own, call); };
+            }};
+}
+
+}  // namespace faultline::cli

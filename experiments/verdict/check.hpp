@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// A verdict on what a kernel returned: are its errors those that its plan's rounding explains? Three answers:
+//   within_rounding  as large as the plan's rounding makes them, and without a sign beyond what rounding of random sign has
+//   biased           a signed error that independent rounding does not explain, or one that agreeing signs make larger, as
+//                    they do in the plan's own run; in training it adds up
+//   wrong            larger than the plan's rounding explains and than the plan's own run has it, or not finite
+// The null hypothesis is the plan with its low-precision roundings given random signs (null_model.hpp), run some dozens of
+// times. docs/checking.md has the statistics, docs/results/check.md what they detect and how often they are wrong.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <faultline/attribution/attribution.hpp>
+#include <faultline/verdict/cells.hpp>
+
+namespace faultline {
+
+enum class Verdict : unsigned char { within_rounding, biased, wrong };
+[[nodiscard]] const char* name(Verdict verdict);
+
+/// One test that failed.
+struct Finding {
+    Verdict kind = Verdict::biased;
+    int head = 0;  ///< of o and dq the query head, of dk and dv the key head; batch-major: batch * heads + head
+    verdict::Cell cell;
+    bool nonfinite = false;  ///< elements that are not finite where the truth is; the cell then says nothing
+    double t = 0;        ///< Student's statistic, with as many degrees of freedom as there are runs of the null model
+                         ///< (one fewer for sizes)
+    double log10_p = 0;  ///< two-sided, before the correction for the number of tests
+    double effect = 0;  ///< signed tests: mean error over the cell in rms errors of the plan's rounding; size, scatter,
+                        ///< element: the ratio to what the plan's rounding makes, in rms
+    double plan_t = 0;  ///< the same statistic of the plan's own run
+    bool of_plan = false;  ///< the plan's own run fails the same test with the same sign: its numerics do it
+};
+
+struct OutputCheck {
+    Output output = Output::o;
+    Verdict verdict = Verdict::within_rounding;
+    ErrorMeasure observed, plan;   ///< against truth
+    WideReal expected;             ///< rms over the null model's runs of the error norm, over the truth's norm
+    double size_ratio = 0;         ///< error of the kernel over that of the null model, in units of its rows, rms
+    double bit_equal_to_plan = 0;  ///< share of elements
+    std::size_t tests = 0;
+    std::vector<Finding> findings;  ///< most significant first
+    /// Every statistic, over (head, cell): for files.
+    std::vector<verdict::Cell> cells;
+    std::vector<std::vector<double>> t;
+};
+
+struct LayerCheck {
+    std::string name;
+    Verdict verdict = Verdict::within_rounding;
+    std::vector<OutputCheck> outputs;  ///< those observed
+};
+
+struct Check {
+    std::string input, kernel;
+    RoundingPlan plan;
+    double alpha = 0;
+    std::size_t tests = 0;       ///< all layers together
+    double log10_threshold = 0;  ///< a test fails below this: log10(alpha / tests)
+    std::vector<LayerCheck> layers;
+    [[nodiscard]] Verdict verdict() const;
+    bool complete = true;  ///< false: interrupted; the layers present are whole, and judged for all that were asked for
+};
+
+struct CheckOptions {
+    std::string kernel;  ///< empty: the only one there is
+    std::vector<Output> outputs{all_outputs.begin(), all_outputs.end()};
+    double alpha = 1e-3;     ///< chance that a right kernel fails, all tests of a call together (Bonferroni)
+    double slack = 1.5;      ///< a size is wrong beyond this many times what the plan's rounding makes
+    int runs = 32;           ///< of the null model
+    std::vector<int> heads;  ///< empty: all query heads (a kv head's group is computed whole)
+    int threads = 0;         ///< 0: one per hardware thread; results do not depend on it
+    std::uint64_t seed = 0;  ///< of the null model, and of stochastic rounding
+    std::function<void(std::size_t done, std::size_t total, const std::string& what)> progress;
+    std::function<bool()> cancelled;  ///< polled between runs
+};
+
+/// RequestError where the kernel is unknown or left no output, naming those there are.
+[[nodiscard]] Check check(const Capture& capture, const RoundingPlan& plan, const CheckOptions& options);
+
+}  // namespace faultline

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cmath>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <faultline/plan/plan_toml.hpp>
+#include <faultline/tensor/text.hpp>
+#include <faultline/verdict/report.hpp>
+
+namespace faultline {
+namespace {
+
+using nlohmann::ordered_json;
+
+ordered_json number(double x) {
+    if (std::isfinite(x)) return x;
+    return std::isnan(x) ? "nan" : x > 0 ? "inf" : "-inf";
+}
+
+/// A number where a double holds it, else text in scientific notation.
+ordered_json number(const WideReal& x) {
+    const double value = x.to_double();
+    if (std::isfinite(value) && (value != 0 || x.mantissa == 0)) return value;
+    return x.to_string(17);
+}
+
+const char* key_of(Verdict verdict) {
+    return verdict == Verdict::within_rounding ? "within_rounding" : verdict == Verdict::biased ? "biased" : "wrong";
+}
+
+ordered_json finding_json(const Finding& f) {
+    ordered_json out{{"verdict", key_of(f.kind)}, {"head", f.head}, {"text", text(f)}};
+    if (f.nonfinite) {
+        out["test"] = "nonfinite";
+        out["elements"] = f.effect;
+        return out;
+    }
+    out["test"] = verdict::name(f.cell.direction);
+    if (f.cell.extent == verdict::Extent::feature) out["feature"] = f.cell.index;
+    if (f.cell.extent == verdict::Extent::rows) out["rows"] = {f.cell.index, f.cell.index + f.cell.rows - 1};
+    out["t"] = number(f.t);
+    out["log10_p"] = number(f.log10_p);
+    out["effect"] = number(f.effect);
+    out["plan_t"] = number(f.plan_t);
+    out["of_plan"] = f.of_plan;
+    return out;
+}
+
+ordered_json error_json(const ErrorMeasure& e) {
+    return {{"rel_error", number(e.rel_error)}, {"signed_bias", number(e.signed_bias)}, {"nonfinite", e.nonfinite}};
+}
+
+std::string xml(std::string_view text) {
+    std::string out;
+    for (const char c : escaped(text, text.size())) {
+        if (c == '&')
+            out += "&amp;";
+        else if (c == '<')
+            out += "&lt;";
+        else if (c == '>')
+            out += "&gt;";
+        else if (c == '"')
+            out += "&quot;";
+        else
+            out += c;
+    }
+    return out;
+}
+
+}  // namespace
+
+std::string to_json(const Check& c) {
+    ordered_json layers = ordered_json::array();
+    for (const LayerCheck& layer : c.layers) {
+        ordered_json outputs = ordered_json::object();
+        for (const OutputCheck& o : layer.outputs) {
+            ordered_json findings = ordered_json::array();
+            for (const Finding& f : o.findings) findings.push_back(finding_json(f));
+            outputs[std::string(name(o.output))] = {{"verdict", key_of(o.verdict)},
+                                                    {"observed", error_json(o.observed)},
+                                                    {"plan", error_json(o.plan)},
+                                                    {"expected_rel_error", number(o.expected)},
+                                                    {"size_ratio", number(o.size_ratio)},
+                                                    {"bit_equal_to_plan", o.bit_equal_to_plan},
+                                                    {"tests", o.tests},
+                                                    {"findings", std::move(findings)}};
+        }
+        layers.push_back({{"name", layer.name}, {"verdict", key_of(layer.verdict)}, {"outputs", std::move(outputs)}});
+    }
+    const ordered_json out{{"schema", "faultline.check/1"},
+                           {"input", c.input},
+                           {"kernel", c.kernel},
+                           {"plan", c.plan.name},
+                           {"verdict", key_of(c.verdict())},
+                           {"complete", c.complete},
+                           {"alpha", c.alpha},
+                           {"tests", c.tests},
+                           {"log10_threshold", number(c.log10_threshold)},
+                           {"layers", std::move(layers)}};
+    return out.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
+}
+
+std::string to_junit(const Check& c) {
+    std::size_t cases = 0, failed = 0;
+    for (const LayerCheck& layer : c.layers)
+        for (const OutputCheck& o : layer.outputs) ++cases, failed += o.verdict != Verdict::within_rounding;
+    std::string out = fmt::format(
+        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites name=\"faultline check\" tests=\"{}\" failures=\"{}\">\n",
+        cases, failed);
+    for (const LayerCheck& layer : c.layers) {
+        std::size_t bad = 0;
+        for (const OutputCheck& o : layer.outputs) bad += o.verdict != Verdict::within_rounding;
+        out += fmt::format("  <testsuite name=\"{}\" tests=\"{}\" failures=\"{}\">\n", xml(layer.name),
+                           layer.outputs.size(), bad);
+        for (const OutputCheck& o : layer.outputs) {
+            out += fmt::format("    <testcase classname=\"{}.{}\" name=\"{} against {}\"", xml(layer.name),
+                               xml(c.kernel), name(o.output), xml(c.plan.name));
+            if (o.verdict == Verdict::within_rounding) {
+                out += "/>\n";
+                continue;
+            }
+            out += fmt::format(">\n      <failure type=\"{}\" message=\"{}\">", key_of(o.verdict),
+                               xml(fmt::format("{}: {}", name(o.verdict), text(o.findings.front()))));
+            for (const Finding& f : o.findings) out += xml(text(f)) + "\n";
+            out += "</failure>\n    </testcase>\n";
+        }
+        out += "  </testsuite>\n";
+    }
+    return out + "</testsuites>\n";
+}
+
+void write(const Check& c, RecordFile& file) {
+    file.attribute("", "input", c.input);
+    file.attribute("", "kernel", c.kernel);
+    file.attribute("", "plan", c.plan.name);
+    file.attribute("", "plan_toml", to_toml(c.plan));
+    file.attribute("", "verdict", key_of(c.verdict()));
+    file.attribute("", "log10_threshold", c.log10_threshold);
+    file.attribute("", "complete", std::int64_t{c.complete ? 1 : 0});
+    for (const LayerCheck& layer : c.layers)
+        for (const OutputCheck& o : layer.outputs) {
+            const std::string group = layer.name + "/" + std::string(name(o.output)) + "/";
+            std::vector<std::string> cells;
+            for (const verdict::Cell& cell : o.cells)
+                cells.push_back(fmt::format("{} {}", verdict::name(cell.direction), cell.where()));
+            file.coordinate(group + "cell", cells, {"what is summed, and over what", "1"});
+            std::vector<double> t;
+            for (const std::vector<double>& head : o.t) t.insert(t.end(), head.begin(), head.end());
+            file.write(
+                group + "t", t,
+                {{"head", static_cast<std::int64_t>(o.t.size())}, {"cell", static_cast<std::int64_t>(cells.size())}},
+                {"statistic of the kernel's error against the plan's rounding with random signs", "1"});
+        }
+}
+
+}  // namespace faultline

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/verdict/null_model.hpp>
+
+#include <cmath>
+
+#include <faultline/random/random_stream.hpp>
+
+namespace faultline::verdict {
+
+SignFlip::SignFlip(const std::vector<Site>& sites, std::uint64_t seed, std::uint64_t number)
+    : seed_(seed), number_(number) {
+    for (const Site site : sites) flipped_[index(site)] = true;
+}
+
+void SignFlip::at(Site site, const TileAt& where, MatrixView<double> value, MatrixView<const double> exact) {
+    const RandomStream stream(
+        seed_, number_, static_cast<std::uint64_t>(index(site)), static_cast<std::uint64_t>(where.head),
+        (static_cast<std::uint64_t>(where.q_tile) << 32) | static_cast<std::uint64_t>(where.k_tile));
+    std::uint64_t counter = 0, bits = 0;
+    int left = 0;
+    for (std::ptrdiff_t i = 0; i < value.rows; ++i)
+        for (std::ptrdiff_t j = 0; j < value.cols; ++j) {
+            if (left == 0) {
+                bits = stream.bits(counter++);
+                left = 64;
+            }
+            const bool flip = (bits & 1) != 0;
+            bits >>= 1;
+            --left;
+            if (!flip) continue;
+            const double error = value(i, j) - exact(i, j);
+            if (error != 0 && std::isfinite(error)) value(i, j) = exact(i, j) - error;
+        }
+}
+
+std::vector<Site> low_precision_sites(const RoundingPlan& plan) {
+    std::vector<Site> low, all;
+    for (const Site site : plan.rounding_sites()) {
+        if (info(site).shape == SiteShape::constant) continue;
+        all.push_back(site);
+        const Format& format = plan[site].format;
+        if (!is_exact(format) && format.precision < fp32.precision) low.push_back(site);
+    }
+    return low.empty() ? all : low;
+}
+
+}  // namespace faultline::verdict

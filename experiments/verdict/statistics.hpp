@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// From a cell's sums under the null model to the statistic of the observed one.
+#pragma once
+
+#include <vector>
+
+#include <faultline/verdict/cells.hpp>
+
+namespace faultline::verdict {
+
+/// What the runs of the null model say of one cell.
+struct CellNull {
+    Direction direction = Direction::shift;
+    double runs = 0;
+    double spread =
+        0;  ///< signed: rms of the sums, whose mean is 0 by construction, with the floor in it; else the standard
+            ///< deviation of their logarithms
+    double center = 0;  ///< mean of the logarithms; 0 for signed sums
+    double slack = 0;   ///< logarithm that a size may be larger by
+
+    /// Student's statistic of an observed sum: with `runs` degrees of freedom for a signed sum, runs - 1 for a size.
+    [[nodiscard]] double t(double observed) const;
+    [[nodiscard]] double degrees() const { return is_signed(direction) ? runs : runs - 1; }
+    /// log10 of the chance of a statistic as far out: two-sided for signed sums, above for sizes.
+    [[nodiscard]] double log10_p(double t) const;
+};
+
+/// `sums`: one of each run. `floor_variance`: of a signed sum, from what the null model leaves out. `slack`: as in CheckOptions.
+[[nodiscard]] CellNull null_of(const Cell& cell, const std::vector<double>& sums, double floor_variance, double slack);
+
+}  // namespace faultline::verdict

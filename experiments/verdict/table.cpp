@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include <faultline/attribution/table.hpp>
+#include <faultline/tensor/text.hpp>
+#include <faultline/verdict/report.hpp>
+
+namespace faultline {
+namespace {
+
+using verdict::Direction;
+
+constexpr std::size_t findings_shown = 5;  // of an output, without --full
+
+std::string p_text(double log10_p) {
+    if (std::isinf(log10_p)) return "0";
+    const double whole = std::floor(log10_p);
+    return fmt::format("{:.0f}e{:.0f}", std::pow(10.0, log10_p - whole), whole);
+}
+
+std::string share_text(double share) {
+    if (share == 1) return "all";
+    return share > 0.999 ? ">99.9%" : fmt::format("{:.1f}%", 100 * share);
+}
+
+}  // namespace
+
+std::string text(const Finding& f) {
+    if (f.nonfinite) return fmt::format("head {}: {:.0f} elements are not finite where the truth is", f.head, f.effect);
+    const std::string place = fmt::format("head {}, {}", f.head, f.cell.where());
+    std::string what;
+    switch (f.cell.direction) {
+        case Direction::shift:
+            what = fmt::format("shifted by {:+.3f} of its rounding", f.effect);
+            break;
+        case Direction::growth:
+            what = fmt::format("{} zero by {:.3f} of its rounding", f.effect > 0 ? "away from" : "towards",
+                               std::abs(f.effect));
+            break;
+        case Direction::mean_key:
+            what = fmt::format("{:+.3f} of its rounding along the mean key", f.effect);
+            break;
+        case Direction::size:
+            what = fmt::format("{:.2f} times as large as its rounding", f.effect);
+            break;
+        case Direction::scatter:
+            what = fmt::format("features shifted {:.2f} times as far as rounding shifts them", f.effect);
+            break;
+        case Direction::element:
+            what = fmt::format("an element {:.2f} times as far off as rounding takes any", f.effect);
+            break;
+    }
+    return fmt::format("{}: {}, t {:+.1f} (p {}){}", place, what, f.t, p_text(f.log10_p),
+                       f.of_plan ? ", as the plan's own run is" : "");
+}
+
+std::string table(const Check& c, bool full) {
+    std::string out =
+        fmt::format("{}   kernel {}   plan {}\n", escaped(c.input, c.input.size()), escaped(c.kernel), c.plan.name);
+    out += fmt::format("verdict: {}   ({} tests, each at p < {}: {:.2g} for all together)\n", name(c.verdict()),
+                       c.tests, p_text(c.log10_threshold), c.alpha);
+    for (const LayerCheck& layer : c.layers) {
+        out += fmt::format("\n{}: {}\n", escaped(layer.name), name(layer.verdict));
+        out += "          error      plan   expected   ratio   =plan   verdict\n";
+        for (const OutputCheck& o : layer.outputs) {
+            out += fmt::format("  {:<4}{:>9} {:>9}  {:>9}  {:>6.3f}  {:>6}   {}\n", name(o.output),
+                               error_text(o.observed.rel_error), error_text(o.plan.rel_error), error_text(o.expected),
+                               o.size_ratio, share_text(o.bit_equal_to_plan), name(o.verdict));
+            const std::size_t shown = full ? o.findings.size() : std::min(o.findings.size(), findings_shown);
+            for (std::size_t i = 0; i < shown; ++i) out += fmt::format("      {}\n", text(o.findings[i]));
+            if (shown < o.findings.size())
+                out += fmt::format("      and {} more (--full)\n", o.findings.size() - shown);
+        }
+    }
+    out +=
+        "\nerror, plan: |value - truth| / |truth| of the kernel and of the plan's own run; expected: of the plan with its\n"
+        "roundings given random signs; ratio: size of the kernel's error to that, row by row; =plan: equal elements\n";
+    return out;
+}
+
+}  // namespace faultline

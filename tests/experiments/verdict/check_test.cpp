@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// Verdicts on kernels whose fault is known: none, a bias, a mistake. docs/results/check.md measures the rates; here are the
+// ends of the range.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <faultline/base/error.hpp>
+#include <faultline/plan/presets.hpp>
+#include <faultline/verdict/report.hpp>
+
+#include "made_captures.hpp"
+
+namespace faultline {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::made_capture;
+
+constexpr testing::MadeShape shape{.heads = 2, .kv_heads = 1, .n = 96, .d = 32};
+
+CheckOptions quick() {
+    CheckOptions options;
+    options.runs = 16;
+    return options;
+}
+
+HeadArray& output_of(Capture& capture, Output output) {
+    return *capture.layers[0].observed[0].outputs[static_cast<std::size_t>(output)];
+}
+
+const OutputCheck& output_of(const Check& check, Output output) {
+    for (const OutputCheck& o : check.layers.at(0).outputs)
+        if (o.output == output) return o;
+    throw std::logic_error("not checked");
+}
+
+TEST(Check, AKernelThatIsItsPlanIsWithinItsRounding) {
+    const Check found = check(made_capture({{"mine", plan("fa2")}}, shape), plan("fa2"), quick());
+    EXPECT_EQ(found.verdict(), Verdict::within_rounding) << table(found, true);
+    for (const OutputCheck& o : found.layers[0].outputs) {
+        EXPECT_EQ(o.bit_equal_to_plan, 1);
+        EXPECT_NEAR(o.size_ratio, 1, 0.2);
+    }
+    EXPECT_GT(found.tests, 300u);
+    EXPECT_DOUBLE_EQ(found.log10_threshold, std::log10(1e-3 / static_cast<double>(found.tests)));
+}
+
+TEST(Check, TruncatingTheOutputIsABiasTowardsZeroAndNoMistake) {
+    Rule truncating{bf16};
+    truncating.rounding = Rounding::toward_zero;
+    const Check found =
+        check(made_capture({{"mine", plan("fa2").with(Site::o_cast, truncating)}}, shape), plan("fa2"), quick());
+    const OutputCheck& o = output_of(found, Output::o);
+    ASSERT_FALSE(o.findings.empty());
+    EXPECT_NE(o.verdict, Verdict::within_rounding);
+    bool growth = false;
+    for (const Finding& f : o.findings)
+        growth = growth || (f.cell.direction == verdict::Direction::growth && f.cell.extent == verdict::Extent::head &&
+                            f.effect < 0);
+    EXPECT_TRUE(growth) << table(found, true);
+    EXPECT_EQ(output_of(found, Output::dv).verdict, Verdict::within_rounding);
+}
+
+TEST(Check, AShiftedFeatureIsFoundInItsPlace) {
+    Capture capture = made_capture({{"mine", plan("fa2")}}, shape);
+    HeadArray& dq = output_of(capture, Output::dq);
+    double squares = 0;
+    for (const double x : dq.values) squares += x * x;
+    const double rms = std::sqrt(squares / static_cast<double>(dq.values.size()));
+    for (std::ptrdiff_t i = 0; i < dq.rows; ++i)  // head 1, feature 5, by about four of its rounding errors
+        dq.values[static_cast<std::size_t>((dq.rows + i) * dq.cols + 5)] += 0.02 * rms;
+    const Check found = check(capture, plan("fa2"), quick());
+    const OutputCheck& o = output_of(found, Output::dq);
+    ASSERT_FALSE(o.findings.empty()) << table(found, true);
+    EXPECT_NE(o.verdict, Verdict::within_rounding);
+    bool there = false;
+    for (const Finding& f : o.findings) {
+        EXPECT_EQ(f.head, 1);
+        EXPECT_FALSE(f.of_plan);
+        there = there || (f.cell.extent == verdict::Extent::feature && f.cell.index == 5 && f.effect > 0);
+    }
+    EXPECT_TRUE(there) << table(found, true);
+}
+
+TEST(Check, AMistakeAndANaNAreWrong) {
+    Capture capture = made_capture({{"mine", plan("fa2")}}, shape);
+    HeadArray& o = output_of(capture, Output::o);
+    for (std::ptrdiff_t j = 0; j < o.cols; ++j) o.values[static_cast<std::size_t>(40 * o.cols + j)] *= 1.5;
+    Check found = check(capture, plan("fa2"), quick());
+    EXPECT_EQ(output_of(found, Output::o).verdict, Verdict::wrong) << table(found, true);
+    EXPECT_EQ(output_of(found, Output::dq).verdict, Verdict::within_rounding);
+
+    output_of(capture, Output::dk).values[7] = NAN;
+    found = check(capture, plan("fa2"), quick());
+    ASSERT_FALSE(output_of(found, Output::dk).findings.empty());
+    EXPECT_TRUE(output_of(found, Output::dk).findings[0].nonfinite);
+    EXPECT_THAT(to_junit(found), HasSubstr("1 elements are not finite"));
+}
+
+TEST(Check, ThePlansOwnBiasIsSaidToBeThePlans) {
+    Rule truncating{bf16};
+    truncating.rounding = Rounding::toward_zero;
+    const RoundingPlan biased = plan("fa2").with(Site::o_cast, truncating);
+    const Check found = check(made_capture({{"mine", biased}}, shape), biased, quick());
+    const OutputCheck& o = output_of(found, Output::o);
+    EXPECT_EQ(o.verdict, Verdict::biased) << table(found, true);
+    for (const Finding& f : o.findings) {
+        EXPECT_TRUE(f.of_plan);
+        EXPECT_EQ(f.t, f.plan_t);
+    }
+}
+
+TEST(Check, DoesNotDependOnThreads) {
+    const Capture capture = made_capture({{"mine", plan("fa3")}}, shape);
+    CheckOptions options = quick();
+    options.threads = 1;
+    const std::string one = to_json(check(capture, plan("fa2"), options));
+    options.threads = 5;
+    EXPECT_EQ(one, to_json(check(capture, plan("fa2"), options)));
+}
+
+TEST(Check, NamesTheKernelsThatThereAre) {
+    const Capture two = made_capture({{"mine", plan("fa2")}, {"yours", plan("fa2")}}, {.n = 8, .d = 8});
+    for (const char* kernel : {"", "mein"}) {
+        CheckOptions options = quick();
+        options.kernel = kernel;
+        try {
+            (void)check(two, plan("fa2"), options);
+            FAIL() << kernel;
+        } catch (const RequestError& error) {
+            EXPECT_THAT(error.what(), ::testing::AllOf(HasSubstr("mine"), HasSubstr("yours")));
+        }
+    }
+}
+
+TEST(Check, OnTheHealthyCapturesEveryKernelIsWithinItsRounding) {
+    const std::filesystem::path file = testing::captures_folder() / "healthy64-3000.safetensors";
+    if (!std::filesystem::exists(file)) GTEST_SKIP() << file << " is not here (FAULTLINE_CAPTURES names its folder)";
+    const Capture capture = read_capture(file.string());
+    const std::vector<std::pair<std::string, std::string>> kernels{
+        {"flash", "fa2-unfused-splitkv"}, {"cudnn", "cudnn-like"}, {"efficient", "efficient"}, {"math", "math"}};
+    for (const auto& [kernel, name] : kernels) {
+        CheckOptions options = quick();
+        options.kernel = kernel;
+        options.heads = {0, 1};
+        const Check found = check(capture, plan(name), options);
+        EXPECT_EQ(found.verdict(), Verdict::within_rounding) << table(found, true);
+    }
+}
+
+}  // namespace
+}  // namespace faultline

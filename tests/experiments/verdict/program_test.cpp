@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// faultline check as a user and a CI system meet it.
+#include <fstream>
+#include <sstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <faultline/tensor/safetensors.hpp>
+
+#include "support.hpp"
+
+namespace faultline::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::StartsWith;
+
+std::string refusal(const Folder& folder, const std::vector<std::string>& options) {
+    const std::vector<std::string> before = folder.files();
+    std::vector<std::string> words{"check"};
+    words.insert(words.end(), options.begin(), options.end());
+    const Outcome run = run_program(words);
+    EXPECT_EQ(run.status, 2) << run.err;
+    EXPECT_THAT(run.out, IsEmpty());
+    EXPECT_EQ(lines(run.err).size(), 1u) << run.err;
+    EXPECT_THAT(run.err, StartsWith("faultline check: "));
+    EXPECT_EQ(folder.files(), before) << "a file was left behind";
+    return run.err;
+}
+
+std::string content(const std::string& path) {
+    std::ostringstream text;
+    text << std::ifstream(path).rdbuf();
+    return text.str();
+}
+
+// The toy kernel of the small capture returns deviates that have nothing to do with attention.
+TEST(CheckProgram, AWrongKernelIsExitOneWithEveryReport) {
+    const Folder folder;
+    const std::string file = small_capture(folder);
+    const Outcome text = run_program({"check", file, "--quiet", "--junit", folder / "check.xml"});
+    EXPECT_EQ(text.status, 1) << text.err;
+    EXPECT_THAT(text.out, AllOf(HasSubstr("verdict: wrong"), HasSubstr("kernel toy")));
+    EXPECT_THAT(content(folder / "check.xml"),
+                AllOf(StartsWith("<?xml version=\"1.0\""), HasSubstr("<testsuite name=\"layer0\""),
+                      HasSubstr("<failure type=\"wrong\""), HasSubstr("name=\"dq against fa2\"")));
+    const Outcome json =
+        run_program({"check", file, "--quiet", "--json", "-o", folder / "check.h5", "--kernel", "toy"});
+    EXPECT_EQ(json.status, 1);
+    const auto object = nlohmann::json::parse(json.out);
+    EXPECT_EQ(object["schema"], "faultline.check/1");
+    EXPECT_EQ(object["verdict"], "wrong");
+    EXPECT_EQ(object["layers"][0]["outputs"].size(), 2u);
+    EXPECT_THAT(folder.files(), ElementsAre("capture.safetensors", "check.h5", "check.xml"));
+    const Outcome inspected = run_program({"inspect", folder / "check.h5"});
+    EXPECT_EQ(inspected.status, 0) << inspected.err;
+}
+
+TEST(CheckProgram, RefusesInASentence) {
+    const Folder folder;
+    const std::string file = small_capture(folder);
+    EXPECT_THAT(refusal(folder, {}), HasSubstr("CAPTURE: is missing"));
+    EXPECT_THAT(refusal(folder, {file, "--kernel", "tay"}),
+                AllOf(HasSubstr("\"tay\""), HasSubstr("did you mean \"toy\"?")));
+    EXPECT_THAT(refusal(folder, {file, "--plan", "fa22"}), HasSubstr("did you mean \"fa2\"?"));
+    EXPECT_THAT(refusal(folder, {file, "--alpha", "0"}), HasSubstr("--alpha"));
+    EXPECT_THAT(refusal(folder, {file, "--slack", "0.5"}), HasSubstr("--slack"));
+    EXPECT_THAT(refusal(folder, {file, "--runs", "2"}), HasSubstr("--runs"));
+    EXPECT_THAT(refusal(folder, {file, "--outputs", "dp"}), HasSubstr("--outputs"));
+    EXPECT_THAT(refusal(folder, {file, "--outputs", "dk"}), HasSubstr("left none of the outputs asked for"));
+    EXPECT_THAT(refusal(folder, {file, "--junit", folder / "no/check.xml"}), HasSubstr("no/check.xml"));
+    TensorSet set;
+    add_layer(set, "layer0");
+    for (const char* name : {"layer0.toy.o", "layer0.toy.dq"}) set.tensors.erase(name);
+    const Folder other;
+    write_safetensors(other / "inputs.safetensors", set);
+    EXPECT_THAT(refusal(other, {other / "inputs.safetensors"}), HasSubstr("no layer has an output of a kernel"));
+}
+
+}  // namespace
+}  // namespace faultline::test
