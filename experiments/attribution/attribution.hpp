@@ -88,12 +88,22 @@ struct LayerAttribution {
     std::optional<TruthVerification> verified;
 };
 
+/// A preset that reproduces a kernel better than the plan that was attributed (identification/nearer_plans.hpp).
+struct NearerPlan {
+    std::string kernel, plan;
+    double bit_equal = 0;             ///< share of the kernel's elements that this plan has, all outputs
+    double bit_equal_to_asked = 0;    ///< … that the plan asked for has
+    int head = 0;                     ///< query head that they were compared on, with those that share its keys
+    std::vector<std::string> layers;  ///< … and in which layers
+};
+
 struct Attribution {
     std::string input;
     RoundingPlan plan;
     std::vector<LayerAttribution> layers;
-    std::vector<Fault> faults;  ///< that stood in the plan's kernel
-    bool complete = true;       ///< false: interrupted; the layers present are whole
+    std::vector<NearerPlan> nearer;  ///< filled by who asks for it; empty: none known
+    std::vector<Fault> faults;       ///< that stood in the plan's kernel
+    bool complete = true;            ///< false: interrupted; the layers present are whole
 };
 
 struct AttributionOptions {

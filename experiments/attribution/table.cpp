@@ -139,6 +139,18 @@ std::string head(const Attribution& a, const Pen& pen) {
     return out;
 }
 
+/// What to ask for where a kernel is not the plan.
+std::string nearer(const Attribution& a, const Pen& pen) {
+    std::string out;
+    for (const NearerPlan& n : a.nearer)
+        out +=
+            sentence(fmt::format("{} is reproduced better by --plan {}: {} of its elements, where {} has {} (head {})",
+                                 escaped(n.kernel), n.plan, share_text(n.bit_equal), a.plan.name,
+                                 share_text(n.bit_equal_to_asked), n.head),
+                     pen);
+    return out.empty() ? out : "\n" + out;
+}
+
 std::string layer_head(const LayerAttribution& layer, const Pen& pen) {
     std::string heads = layer.heads == 1 ? "1 head" : fmt::format("{} heads", layer.heads);
     if (layer.kv_heads != layer.heads) heads += fmt::format(" on {} of keys", layer.kv_heads);
@@ -381,7 +393,7 @@ std::string error_text(const WideReal& relative) {
 
 std::string table(const Attribution& attribution, const TableOptions& options) {
     const Pen pen(options.color);
-    std::string out = head(attribution, pen);
+    std::string out = head(attribution, pen) + nearer(attribution, pen);
     for (const LayerAttribution& layer : attribution.layers) {
         out += layer_head(layer, pen) + errors(layer, attribution.plan, pen);
         for (const OutputAttribution& output : layer.outputs) {

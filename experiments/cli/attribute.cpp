@@ -16,6 +16,7 @@
 #include <faultline/cli/command.hpp>
 #include <faultline/cli/terminal.hpp>
 #include <faultline/corrections/correction.hpp>
+#include <faultline/identification/nearer_plans.hpp>
 #include <faultline/injectors/attention_injector.hpp>
 #include <faultline/plan/nearest_name.hpp>
 #include <faultline/plan/presets.hpp>
@@ -222,7 +223,10 @@ Status run(const AttributeSettings& own, const Invocation& call) {
     Progress line(call.talks());
     options.progress = LayerProgress(line, capture.layers.size());
     options.cancelled = interrupted;
-    const Attribution result = attribute(capture, plan, options);
+    Attribution result = attribute(capture, plan, options);
+    if (result.complete)
+        result.nearer =
+            nearer_plans(capture, plan, own.heads.empty() ? 0 : own.heads.front(), options.threads, options.cancelled);
     line.clear();
 
     print(call.common.json ? to_json(result) : table(result, {.full = own.full, .color = colors()}));

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/identification/nearer_plans.hpp>
+
+#include <algorithm>
+
+#include <faultline/identification/identify.hpp>
+#include <faultline/plan/presets.hpp>
+
+namespace faultline {
+
+std::vector<NearerPlan> nearer_plans(const Capture& capture, const RoundingPlan& plan, int head, int threads,
+                                     const std::function<bool()>& cancelled) {
+    if (observed_kernels(capture).empty()) return {};
+    IdentifyOptions options;
+    options.candidates = {plan};  // first: of equals it is the one
+    for (const RoundingPlan& preset : presets())
+        if (!preset.same_numerics(plan)) options.candidates.push_back(preset);
+    options.heads = {head};
+    options.search = false;
+    options.threads = threads;
+    options.cancelled = cancelled;
+    const Identification found = identify(capture, options);
+    std::vector<NearerPlan> nearer;
+    for (const KernelIdentification& kernel : found.kernels) {
+        const RankedPlan& best = kernel.ranking.front();
+        const auto own = std::find_if(kernel.ranking.begin(), kernel.ranking.end(),
+                                      [&](const RankedPlan& ranked) { return ranked.plan == plan.name; });
+        const Match theirs = best.match.all(), ours = own->match.all();
+        if (2 * theirs.differing() > ours.differing() || ours.differing() == 0) continue;
+        nearer.push_back({kernel.kernel, best.plan, theirs.share(), ours.share(), head, kernel.layers});
+    }
+    return nearer;
+}
+
+}  // namespace faultline
