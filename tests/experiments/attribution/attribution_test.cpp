@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attribution of layers in memory: streams of random numbers, the mean key, corrections that change the inputs, and what is
+// given where only some sites, heads or passes are there.
+#include <cmath>
+#include <limits>
+#include <set>
+
+#include <gtest/gtest.h>
+
+#include <faultline/attribution/attribution.hpp>
+#include <faultline/attribution/group_run.hpp>
+#include <faultline/attribution/level.hpp>
+#include <faultline/attribution/rows.hpp>
+#include <faultline/plan/presets.hpp>
+#include <faultline/random/random_stream.hpp>
+
+namespace faultline {
+namespace {
+
+using attribution::Group;
+using attribution::groups_of;
+
+HeadArray normals(std::ptrdiff_t heads, std::ptrdiff_t rows, std::ptrdiff_t cols, std::uint64_t seed,
+                  const Format& format = bf16, Dtype dtype = Dtype::bf16) {
+    HeadArray a{1, heads, rows, cols, std::vector<double>(static_cast<std::size_t>(heads * rows * cols)), dtype};
+    const RandomStream stream(seed, 3);
+    for (std::size_t i = 0; i < a.values.size(); ++i)
+        a.values[i] = round(stream.normal(i), format, Rounding::nearest_even);
+    return a;
+}
+
+/// Four query heads on two of keys.
+LayerCapture grouped_layer(std::ptrdiff_t n = 20, std::ptrdiff_t d = 16) {
+    LayerCapture layer;
+    layer.name = "layer3";
+    layer.q = normals(4, n, d, 1);
+    layer.k = normals(2, n, d, 2);
+    layer.v = normals(2, n, d, 3);
+    layer.dout = normals(4, n, d, 4);
+    return layer;
+}
+
+TEST(Groups, DrawDifferentNumbersInEveryLayer) {
+    LayerCapture layer = grouped_layer();
+    std::set<std::uint64_t> seeds;
+    for (const char* name : {"layer0", "layer1", "layer10", "layer01", "l", ""})
+        for (const std::uint64_t seed : {0, 1}) {
+            layer.name = name;
+            const std::vector<Group> groups = groups_of(layer, {}, seed);
+            EXPECT_EQ(groups[0].inputs.seed, groups[1].inputs.seed);
+            EXPECT_EQ(groups[0].inputs.seed, groups_of(layer, {}, seed)[0].inputs.seed);
+            EXPECT_TRUE(seeds.insert(groups[0].inputs.seed).second) << name << " " << seed;
+        }
+}
+
+TEST(MeanKey, OfKeysThatSomeQuerySees) {
+    LayerCapture layer = grouped_layer();
+    layer.causal = false;
+    HeadArray mask{1, 1, 20, 20, std::vector<double>(400, 0.0), Dtype::f32};
+    for (std::size_t i = 0; i < 20; ++i)
+        for (std::size_t j = 15; j < 20; ++j) mask.values[20 * i + j] = -std::numeric_limits<double>::infinity();
+    layer.bias = mask;
+    const std::vector<double> before = attribution::mean_key_direction(groups_of(layer, {}, 0)[0]);
+    for (std::size_t j = 15; j < 20; ++j) layer.k.values[16 * j] = 1e6;  // padding of the first key head
+    EXPECT_EQ(attribution::mean_key_direction(groups_of(layer, {}, 0)[0]), before);
+}
+
+// qk_norm rounds as the capture stores q and k, and its dq is measured along the mean of the keys that made it.
+TEST(QkNorm, KeepsTheFormatOfTheCapture) {
+    const Correction correction = parse_correction("qk_norm");
+    LayerCapture layer = grouped_layer();
+    layer.q = normals(4, 20, 16, 1, fp32, Dtype::f32);
+    const Group group = groups_of(layer, {}, 0)[0];
+    const attribution::TransformedGroup transformed(group, correction, attribution::format_of(layer.q.dtype),
+                                                    attribution::format_of(layer.k.dtype));
+    std::size_t beyond_bf16 = 0;
+    for (const double x : transformed.q[0].values) beyond_bf16 += round(x, bf16, Rounding::nearest_even) != x;
+    EXPECT_GT(beyond_bf16, transformed.q[0].values.size() / 2);
+    for (const double x : transformed.k.values) ASSERT_EQ(round(x, bf16, Rounding::nearest_even), x);
+}
+
+TEST(QkNorm, MeasuresDqAlongTheTransformedKeys) {
+    LayerCapture layer = grouped_layer();
+    for (std::size_t i = 0; i < layer.k.values.size(); ++i)  // rows of very different sizes: the means point elsewhere
+        layer.k.values[i] *= std::ldexp(1.0, static_cast<int>((i / 16) % 7));
+    AttributionOptions options;
+    options.outputs = {Output::dq};
+    options.sites = {Site::o_cast};
+    options.corrections = {parse_correction("qk_norm")};
+    options.heads = {0};
+    const RoundingPlan fa2 = for_head_dim(plan("fa2"), 16);
+    const OutputAttribution dq = attribute(layer, fa2, options).outputs[0];
+
+    const Group group = groups_of(layer, {0}, 0)[0];
+    const attribution::TransformedGroup transformed(group, options.corrections[0], bf16, bf16);
+    const GroupTruth truth = attention_truth(transformed.group.problem);
+    const auto run = attribution::run_plan(transformed.group, fa2);
+    const auto share = [&](const Group& keys) {
+        return attribution::errors_of(run[Output::dq], truth, Output::dq, attribution::mean_key_direction(keys))
+            .measure()
+            .mean_key_share;
+    };
+    constexpr double last_bits = 1e-6;  // the truth here is correctly rounded, in attribution within its bound
+    EXPECT_NEAR(dq.corrections[0].error.mean_key_share, share(transformed.group), last_bits);
+    EXPECT_GT(std::abs(share(transformed.group) - share(group)), 1000 * last_bits) << "the two means differ";
+}
+
+TEST(Attribution, EffectsAddUpOnlyWhenAllSitesRan) {
+    const LayerCapture layer = grouped_layer();
+    AttributionOptions options;
+    options.outputs = {Output::o, Output::dq};
+    const LayerAttribution all = attribute(layer, plan("fa2"), options);
+    EXPECT_TRUE(all.outputs[1].unexplained.has_value());
+    options.sites = {Site::o_cast, Site::dq_cast};
+    const LayerAttribution some = attribute(layer, plan("fa2"), options);
+    EXPECT_FALSE(some.outputs[0].unexplained.has_value());
+    EXPECT_FALSE(some.outputs[1].unexplained.has_value());
+    options.sites = all.sites;
+    EXPECT_EQ(attribute(layer, plan("fa2"), options).outputs[1].unexplained, all.outputs[1].unexplained);
+}
+
+// Without dO every site that is reached is of the forward, and they are all there is.
+TEST(Attribution, ForwardAloneIsWhole) {
+    LayerCapture layer = grouped_layer();
+    AttributionOptions options;
+    options.outputs = {Output::o};
+    options.corrections = {parse_correction("qk_norm"), parse_correction("two_sum")};
+    const LayerAttribution with = attribute(layer, plan("fa2"), options);
+    layer.dout = {};
+    const LayerAttribution without = attribute(layer, plan("fa2"), options);
+    const OutputAttribution &a = with.outputs[0], &b = without.outputs[0];
+    ASSERT_TRUE(b.unexplained && a.unexplained && a.level && b.level);
+    EXPECT_EQ(*b.level, *a.level);
+    EXPECT_EQ(b.plan.rel_error, a.plan.rel_error);
+    EXPECT_EQ(b.corrections[0].error.rel_error, a.corrections[0].error.rel_error);
+    EXPECT_EQ(*b.corrections[0].level, *a.corrections[0].level);
+    EXPECT_NE(*b.corrections[0].level, *b.level) << "another function has another truth";
+    // A site of the backward does nothing to o, up to the order in which binary64 sums are added.
+    EXPECT_NEAR(*b.unexplained, *a.unexplained, 1e-9);
+}
+
+// The level is that of all heads together, by dk and dv of the groups and by o and dq of the query heads.
+TEST(Attribution, LevelIsThatOfTheTruthOfAllHeads) {
+    const LayerCapture layer = grouped_layer();
+    AttributionOptions options;
+    options.sites = {Site::o_cast};
+    const LayerAttribution found = attribute(layer, plan("fa2"), options);
+    for (const OutputAttribution& output : found.outputs) {
+        WideReal rounding, size;
+        for (const Group& group : groups_of(layer, {}, 0)) {
+            const GroupTruth truth = attention_truth(group.problem);
+            const bool per_query = output.output == Output::o || output.output == Output::dq;
+            for (std::size_t i = 0; i < (per_query ? 2U : 1U); ++i) {
+                const CertifiedMatrix& matrix = attribution::truth_of(truth, output.output, i);
+                const WideReal error = rounding_error(matrix, bf16), norm = frobenius_norm(matrix);
+                rounding = rounding + error * error;
+                size = size + norm * norm;
+            }
+        }
+        constexpr double last_bits = 1e-9;  // of truths that are correctly rounded here and within their bounds there
+        EXPECT_NEAR((*output.level / (sqrt(rounding) / sqrt(size))).to_double(), 1, last_bits) << name(output.output);
+    }
+}
+
+}  // namespace
+}  // namespace faultline
