@@ -25,7 +25,8 @@ struct HeadAt {
     int micro_step = 0;  ///< of gradient accumulation
     int layer = 0;
     int head = 0;
-    int sequence = 0;  ///< of the micro-batch
+    int sequence = 0;       ///< of the micro-batch
+    bool backward = false;  ///< which pass
 };
 
 /// Instruments the attention kernels: an Instrument for every head of every sequence.
@@ -35,7 +36,7 @@ class AttentionHook {
     /// Whether any head of this layer is instrumented at this step, and at which sites. Decides which kernel runs: the
     /// fast one shows the sites of fast_sites() (fast_attention.hpp), the emulated one every site.
     [[nodiscard]] virtual bool watches(std::int64_t step, int layer, Site site) const = 0;
-    /// The instrument of this head, for its forward and (in a second call) its backward; null: none. Called from several
+    /// The instrument of this head for its forward, and in another call for its backward; null: none. Called from several
     /// threads, as are the instruments it returns, never two threads for one head.
     [[nodiscard]] virtual std::unique_ptr<Instrument> instrument(const HeadAt& where) = 0;
 };
@@ -78,7 +79,7 @@ struct StepReport {
     double learning_rate = 0;  ///< as applied
     int layers = 0;
     int heads = 0;
-    std::vector<double> max_logit;        ///< [layer, head]: largest |scaled score| (softcapped, if there is a cap)
+    std::vector<double> max_logit;        ///< [layer, head]: largest scaled score (softcapped, if there is a cap)
     std::vector<double> qk_rms;           ///< [layer, head]: mean_i rms(q_i) times mean_j rms(k_j), before any QK norm
     std::vector<double> sigma_q;          ///< [layer]: largest singular value of W_Q, after the step; NaN where not due
     std::vector<double> sigma_k;          ///< [layer]

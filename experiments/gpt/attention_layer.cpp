@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/gpt/attention_layer.hpp>
+
+#include <cmath>
+
+#include <faultline/random/random_stream.hpp>
+
+namespace faultline::gpt {
+namespace {
+
+/// Rows of one sequence, columns of one head.
+template <class T>
+MatrixView<T> head_of(MatrixView<T> x, const LayerAt& at, int sequence, int head, int head_dim) {
+    return {x.data + static_cast<std::ptrdiff_t>(sequence) * at.length * x.stride + head * head_dim, at.length,
+            head_dim, x.stride};
+}
+
+template <class T>
+Matrix doubles(MatrixView<const T> x) {
+    Matrix m(x.rows, x.cols);
+    for (std::ptrdiff_t i = 0; i < x.rows; ++i)
+        for (std::ptrdiff_t j = 0; j < x.cols; ++j) m(i, j) = static_cast<double>(x(i, j));
+    return m;
+}
+
+template <class T>
+void assign(const Matrix& from, MatrixView<T> to) {
+    for (std::ptrdiff_t i = 0; i < to.rows; ++i)
+        for (std::ptrdiff_t j = 0; j < to.cols; ++j) to(i, j) = static_cast<T>(from(i, j));
+}
+
+/// Sums the score gradient of the emulated kernel, after whatever changes it.
+class ZeroSumWatch final : public Instrument {
+  public:
+    explicit ZeroSumWatch(HeadStatistics& statistics) : statistics_(statistics) {}
+    [[nodiscard]] bool watches(Site site) const override { return site == Site::ds_cast; }
+    void at(Site, const TileAt&, MatrixView<double> value, MatrixView<const double>) override {
+        for (std::ptrdiff_t i = 0; i < value.rows; ++i)
+            for (std::ptrdiff_t j = 0; j < value.cols; ++j) {
+                statistics_.zero_sum += value(i, j);
+                statistics_.zero_sum_abs += std::fabs(value(i, j));
+            }
+    }
+
+  private:
+    HeadStatistics& statistics_;
+};
+
+/// One head of one sequence on its way through the layer.
+template <class T>
+class HeadPass {
+  public:
+    HeadPass(const ModelConfig& config, const StepContext& context, const LayerAt& at, int sequence, int head,
+             double scale, bool backward)
+        : config_(config),
+          context_(context),
+          at_(at),
+          head_(head),
+          where_{.layer = at.layer, .head = head},
+          options_{.scale = scale, .softcap = config.softcap, .bf16 = config.bf16},
+          emulated_(is_emulated(config, context, at.layer, head)) {
+        if (context.attention != nullptr)
+            instrument_ = context.attention->instrument(
+                {context.step, context.micro_step, at.layer, head, at.first_sequence + sequence, backward});
+    }
+    [[nodiscard]] bool emulated() const { return emulated_; }
+    [[nodiscard]] const FastOptions& options() const { return options_; }
+    [[nodiscard]] Instrument* instrument() const { return instrument_.get(); }
+    [[nodiscard]] const TileAt& where() const { return where_; }
+
+    /// The plan, settled for this head size: the head's own, or the fast kernel's.
+    [[nodiscard]] RoundingPlan plan() const {
+        const RoundingPlan* own = config_.plan(at_.layer, head_);
+        return own != nullptr ? for_head_dim(*own, config_.head_dim()) : fast_plan(config_.bf16);
+    }
+    [[nodiscard]] HeadGroup group(const Matrix& q, const Matrix& k, const Matrix& v, int sequence) const {
+        HeadGroup g;
+        g.q = {q.view()};
+        g.k = k.view();
+        g.v = v.view();
+        g.scale = options_.scale;
+        g.first_head = head_;
+        g.layer = at_.layer;
+        // Stochastic rounding draws anew in every sequence of every step.
+        g.seed = RandomStream(0, context_.step, context_.micro_step, at_.first_sequence + sequence).key;
+        return g;
+    }
+
+  private:
+    const ModelConfig& config_;
+    const StepContext& context_;
+    const LayerAt& at_;
+    int head_;
+    TileAt where_;
+    FastOptions options_;
+    bool emulated_;
+    std::unique_ptr<Instrument> instrument_;
+};
+
+}  // namespace
+
+bool is_emulated(const ModelConfig& config, const StepContext& context, int layer, int head) {
+    if (config.plan(layer, head) != nullptr) return true;
+    if (context.attention == nullptr) return false;
+    for (const SiteInfo& site : sites())
+        if (!is_fast_site(site.site) && context.attention->watches(context.step, layer, site.site)) return true;
+    return false;
+}
+
+template <class T>
+void attention_layer_forward(const ModelConfig& config, const StepContext& context, const LayerAt& at,
+                             MatrixView<const T> q, MatrixView<const T> k, MatrixView<const T> v,
+                             const std::vector<double>& scale, MatrixView<T> o, AttentionState<T>& state,
+                             FastScratch<T>& scratch) {
+    const auto count = static_cast<std::size_t>(at.sequences * config.heads);
+    const auto length = static_cast<std::size_t>(at.length);
+    state.lse.resize(count * length);
+    state.emulated.resize(count);
+    state.heads.assign(count, HeadStatistics{.detailed = context.detailed});
+    for (int b = 0; b < at.sequences; ++b)
+        for (int h = 0; h < config.heads; ++h) {
+            const auto slot = static_cast<std::size_t>(b * config.heads + h);
+            const HeadPass<T> pass(config, context, at, b, h, scale[static_cast<std::size_t>(h)], false);
+            const auto head = [&](auto x) { return head_of(x, at, b, h, config.head_dim()); };
+            HeadStatistics& statistics = state.heads[slot];
+            if (!pass.emulated()) {
+                fast_forward(head(q), head(k), head(v), pass.options(), head(o),
+                             std::span(state.lse).subspan(slot * length, length), statistics, scratch,
+                             pass.instrument(), pass.where());
+                continue;
+            }
+            const Matrix dq = doubles(head(q)), dk = doubles(head(k)), dv = doubles(head(v));
+            state.emulated[slot] = attention_forward(pass.group(dq, dk, dv, b), pass.plan(), pass.instrument());
+            assign(state.emulated[slot].heads[0].o, head(o));
+            head_statistics(head(q), head(k), pass.options(), statistics, scratch);
+        }
+}
+
+template <class T>
+void attention_layer_backward(const ModelConfig& config, const StepContext& context, const LayerAt& at,
+                              MatrixView<const T> q, MatrixView<const T> k, MatrixView<const T> v,
+                              MatrixView<const T> o, MatrixView<const T> dout, const std::vector<double>& scale,
+                              MatrixView<T> dq, MatrixView<T> dk, MatrixView<T> dv, AttentionState<T>& state,
+                              FastScratch<T>& scratch) {
+    const auto length = static_cast<std::size_t>(at.length);
+    for (int b = 0; b < at.sequences; ++b)
+        for (int h = 0; h < config.heads; ++h) {
+            const auto slot = static_cast<std::size_t>(b * config.heads + h);
+            const HeadPass<T> pass(config, context, at, b, h, scale[static_cast<std::size_t>(h)], true);
+            const auto head = [&](auto x) { return head_of(x, at, b, h, config.head_dim()); };
+            HeadStatistics& statistics = state.heads[slot];
+            if (!pass.emulated()) {
+                fast_backward(head(q), head(k), head(v), head(o),
+                              std::span<const T>(state.lse).subspan(slot * length, length), head(dout), pass.options(),
+                              head(dq), head(dk), head(dv), statistics, scratch, pass.instrument(), pass.where());
+                continue;
+            }
+            const Matrix mq = doubles(head(q)), mk = doubles(head(k)), mv = doubles(head(v)), md = doubles(head(dout));
+            HeadGroup group = pass.group(mq, mk, mv, b);
+            group.dout = {md.view()};
+            ZeroSumWatch watch(statistics);
+            std::vector<Instrument*> parts;
+            if (pass.instrument() != nullptr) parts.push_back(pass.instrument());
+            parts.push_back(&watch);
+            Instruments instruments(parts);
+            const GroupBackward gradient = attention_backward(group, state.emulated[slot], pass.plan(), &instruments);
+            assign(gradient.dq[0], head(dq));
+            assign(gradient.dk, head(dk));
+            assign(gradient.dv, head(dv));
+            state.emulated[slot] = {};
+        }
+}
+
+#define FAULTLINE_INSTANTIATE(T)                                                                                       \
+    template void attention_layer_forward(const ModelConfig&, const StepContext&, const LayerAt&, MatrixView<const T>, \
+                                          MatrixView<const T>, MatrixView<const T>, const std::vector<double>&,        \
+                                          MatrixView<T>, AttentionState<T>&, FastScratch<T>&);                         \
+    template void attention_layer_backward(                                                                            \
+        const ModelConfig&, const StepContext&, const LayerAt&, MatrixView<const T>, MatrixView<const T>,              \
+        MatrixView<const T>, MatrixView<const T>, MatrixView<const T>, const std::vector<double>&, MatrixView<T>,      \
+        MatrixView<T>, MatrixView<T>, AttentionState<T>&, FastScratch<T>&);
+FAULTLINE_INSTANTIATE(float)
+FAULTLINE_INSTANTIATE(double)
+#undef FAULTLINE_INSTANTIATE
+
+}  // namespace faultline::gpt

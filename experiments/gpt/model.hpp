@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// A GPT-2 with its weights: loss and gradient of a batch.
+//
+// Order of summation, the same for any number of threads: a batch is cut into chunks of some 256 tokens (whole sequences),
+// the chunks into at most 8 groups of neighbours (2 for models above 4 million parameters, whose gradients would take too
+// much room). Within a group products add up over tokens in ascending order; groups are added in ascending order. So the
+// bits depend on how many sequences a batch has, and not on who computed them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include <faultline/gpt/chunk.hpp>
+#include <faultline/gpt/model_config.hpp>
+#include <faultline/gpt/parameters.hpp>
+#include <faultline/gpt/reparametrisation.hpp>
+#include <faultline/gpt/step_context.hpp>
+
+namespace faultline::gpt {
+
+/// Token ids [sequences, length] and the ids that follow them.
+struct Batch {
+    std::span<const std::int32_t> tokens;
+    std::span<const std::int32_t> targets;
+    int sequences = 0;
+    int length = 0;  ///< at most the context
+};
+
+/// Chunk workspaces, as many as there are threads at work.
+template <class T>
+class WorkspacePool {
+  public:
+    std::unique_ptr<Chunk<T>> take(const ModelConfig& config, const ParameterLayout& layout) {
+        {
+            const std::lock_guard lock(mutex_);
+            if (!free_.empty()) {
+                std::unique_ptr<Chunk<T>> chunk = std::move(free_.back());
+                free_.pop_back();
+                return chunk;
+            }
+        }
+        return std::make_unique<Chunk<T>>(config, layout);
+    }
+    void give_back(std::unique_ptr<Chunk<T>> chunk) {
+        const std::lock_guard lock(mutex_);
+        free_.push_back(std::move(chunk));
+    }
+
+  private:
+    std::mutex mutex_;
+    std::vector<std::unique_ptr<Chunk<T>>> free_;
+};
+
+template <class T>
+class Gpt {
+  public:
+    /// Weights as ParameterLayout::initialize. RequestError where the configuration makes no model.
+    Gpt(const ModelConfig& config, std::uint64_t seed);
+    Gpt(const Gpt&) = delete;
+    Gpt& operator=(const Gpt&) = delete;
+
+    [[nodiscard]] const ModelConfig& config() const { return config_; }
+    [[nodiscard]] const ParameterLayout& layout() const { return layout_; }
+    /// The flat weights; after a change, prepare() before the next pass.
+    [[nodiscard]] std::span<T> weights() { return weights_; }
+    [[nodiscard]] std::span<const T> weights() const { return weights_; }
+    void prepare();
+
+    /// Adds the gradient of context.loss_weight (sum of losses, and the z-loss) to gradient(). Returns the sum of the
+    /// losses in nats; `statistics` gets what the layers saw, added to what it has. Token ids must be in the vocabulary.
+    double accumulate(const StepContext& context, const Batch& batch, BatchStatistics& statistics);
+    void clear_gradient();
+    /// After the last accumulate of a step: the gradient of the parameters themselves, through the reparametrisation.
+    void finish_gradient();
+    [[nodiscard]] std::span<T> gradient() { return gradient_; }
+
+    /// Sum of the losses over the batch, no hooks.
+    [[nodiscard]] double loss(const Batch& batch, int threads);
+
+    /// What the last accumulate with find_non_finite came upon first; found_at < 0: nothing.
+    [[nodiscard]] FiniteWatch first_non_finite() const;
+    /// What attention worked on in an accumulate: [tokens, width] each, per layer.
+    struct Operands {
+        std::vector<T> q, k, v, dout;
+    };
+    /// The next accumulates leave their operands here; null: nowhere.
+    void keep_operands(std::vector<Operands>* layers) { kept_ = layers; }
+    /// State beside the weights that a checkpoint needs.
+    [[nodiscard]] SigmaReparametrisation<T>& reparametrisation() { return reparametrisation_; }
+
+  private:
+    struct Group {
+        std::vector<T> gradient, head_gradient;
+        double loss = 0;
+        BatchStatistics statistics;
+        FiniteWatch finite;
+    };
+    struct Cut {
+        int sequences_per_chunk, chunks, groups;
+    };
+    [[nodiscard]] Cut cut(const Batch& batch) const;
+    [[nodiscard]] Weights<T> passed_weights() const;
+    void run_chunk(const StepContext& context, const Batch& batch, const Cut& how, int chunk, Group& group);
+    void collect(const Chunk<T>& chunk, BatchStatistics& statistics) const;
+    void keep(const Chunk<T>& chunk, std::size_t first_token);
+    void add_groups(const StepContext& context, int groups);
+
+    ModelConfig config_;
+    ParameterLayout layout_;
+    std::vector<T> weights_, effective_, operands_, gradient_, micro_gradient_;
+    SigmaReparametrisation<T> reparametrisation_;
+    WorkspacePool<T> workspaces_;
+    std::vector<Group> groups_;
+    std::vector<Operands>* kept_ = nullptr;
+};
+
+}  // namespace faultline::gpt
