@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/dissociation/leading.hpp>
+
+#include <algorithm>
+
+#include <Eigen/QR>
+#include <Eigen/SVD>
+
+#include <faultline/random/random_stream.hpp>
+
+namespace faultline {
+namespace {
+
+Eigen::MatrixXd orthonormal(const Eigen::MatrixXd& x) {
+    return Eigen::HouseholderQR<Eigen::MatrixXd>(x).householderQ() * Eigen::MatrixXd::Identity(x.rows(), x.cols());
+}
+
+Eigen::MatrixXd random_block(Eigen::Index rows, Eigen::Index cols) {
+    constexpr std::uint64_t any_seed = 3;  // of no consequence once the iteration has converged
+    const RandomStream stream(any_seed);
+    Eigen::MatrixXd x(rows, cols);
+    for (Eigen::Index i = 0; i < x.size(); ++i) x.data()[i] = stream.normal(static_cast<std::uint64_t>(i));
+    return x;
+}
+
+}  // namespace
+
+Eigen::MatrixXd to_eigen(MatrixView<const float> w) {
+    Eigen::MatrixXd m(w.rows, w.cols);
+    for (std::ptrdiff_t i = 0; i < w.rows; ++i)
+        for (std::ptrdiff_t j = 0; j < w.cols; ++j) m(i, j) = static_cast<double>(w(i, j));
+    return m;
+}
+
+int LeadingDirections::update(const Eigen::MatrixXd& w, double tolerance, int max_iterations) {
+    const Eigen::Index smaller = std::min(w.rows(), w.cols());
+    const Eigen::Index width = std::min<Eigen::Index>(k_ + extra_, smaller);
+    const Eigen::Index k = std::min<Eigen::Index>(k_, smaller);
+    if (block_.rows() != w.cols() || block_.cols() != width || !block_.allFinite())
+        block_ = orthonormal(random_block(w.cols(), width));
+    int iterations = 0;
+    for (;;) {
+        ++iterations;
+        // Rayleigh-Ritz on the right block: W B = U S R^T, so the directions are U and B R.
+        const Eigen::MatrixXd image = w * block_;
+        const Eigen::JacobiSVD<Eigen::MatrixXd> svd(image, Eigen::ComputeThinU | Eigen::ComputeThinV);
+        const Eigen::MatrixXd right = block_ * svd.matrixV();
+        const Eigen::MatrixXd back = w.transpose() * svd.matrixU();
+        sigma_ = svd.singularValues().head(k);
+        left_ = svd.matrixU().leftCols(k);
+        right_ = right.leftCols(k);
+        residual_ = 0;
+        for (Eigen::Index i = 0; i < k && sigma_(0) > 0; ++i)
+            residual_ = std::max(residual_, (back.col(i) - sigma_(i) * right.col(i)).norm() / sigma_(0));
+        block_ = orthonormal(back);
+        // For finite W; a matrix with a NaN has no directions, and iterating finds none.
+        if (!(residual_ > tolerance) || iterations >= max_iterations) return iterations;
+    }
+}
+
+}  // namespace faultline

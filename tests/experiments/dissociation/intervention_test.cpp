@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <faultline/base/error.hpp>
+#include <faultline/dissociation/intervention.hpp>
+
+namespace faultline {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(Intervention, PrintsWhatItReads) {
+    for (const char* word : {"none", "project", "project:sides=either:removal=elsewhere:k=5", "qk_norm",
+                             "qk_clip:tau=30", "repair:from=500", "guard",
+                             "guard:action=lower_rate:monitor=sigma_q:threshold=12:factor=0.2", "guard:scale=unit"}) {
+        EXPECT_EQ(to_string(parse_intervention(word)), word);
+    }
+    const Intervention x = parse_intervention("project:sides=both:k=3");
+    EXPECT_EQ(x.kind, Intervention::Kind::project);
+    EXPECT_EQ(to_string(x), "project");
+    EXPECT_EQ(x.removal, Removal::leading);
+}
+
+TEST(Intervention, SaysWhatWasExpected) {
+    const auto said = [](const char* word) -> std::string {
+        try {
+            (void)parse_intervention(word);
+        } catch (const RequestError& error) {
+            return error.what();
+        }
+        return "";
+    };
+    EXPECT_THAT(said(""), HasSubstr("intervention \"\""));
+    EXPECT_THAT(said("projekt"), HasSubstr("\"project\""));
+    EXPECT_THAT(said("none:k=3"), HasSubstr("takes no options"));
+    EXPECT_THAT(said("project:side=both"), HasSubstr("\"sides\""));
+    EXPECT_THAT(said("project:sides=all"), HasSubstr("sides=\"all\""));
+    EXPECT_THAT(said("project:k=0"), HasSubstr("1 or more"));
+    EXPECT_THAT(said("guard:threshold=-1"), HasSubstr("above 0"));
+    EXPECT_THAT(said("guard:threshold"), HasSubstr("above 0"));
+    EXPECT_THAT(said("guard:action=pray"), HasSubstr("action=\"pray\""));
+}
+
+}  // namespace
+}  // namespace faultline
