@@ -51,7 +51,11 @@ function(faultline_test name)
   add_executable(${name}_test ${ARG_SOURCES})
   target_link_libraries(${name}_test PRIVATE ${ARG_DEPENDS} faultline_flags GTest::gmock GTest::gtest_main)
   target_compile_definitions(${name}_test PRIVATE FAULTLINE_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
-  gtest_discover_tests(${name}_test TEST_PREFIX "${name}." DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 900)
+  set(environment)
+  if(FAULTLINE_SANITIZE)
+    set(environment ENVIRONMENT "LSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/cmake/leaks.supp:print_suppressions=0")
+  endif()
+  gtest_discover_tests(${name}_test TEST_PREFIX "${name}." DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 900 ${environment})
 endfunction()
 
 # faultline_benchmark(NAME SOURCES … DEPENDS …): one Google Benchmark program, target NAME_bench. Never run by the tests.

@@ -9,10 +9,21 @@
 
 namespace faultline::detail {
 
+/// MPFR caches constants (log 2, pi) for each thread and leaves it to the thread to free them: done at the end of every
+/// thread that held a Real.
+struct ThreadCache {
+    ThreadCache() = default;
+    ThreadCache(const ThreadCache&) = delete;
+    ThreadCache& operator=(const ThreadCache&) = delete;
+    ~ThreadCache() { mpfr_free_cache2(MPFR_FREE_LOCAL_CACHE); }
+};
+
 /// An mpfr_t of a fixed precision in bits; 0 at first.
 class Real {
   public:
     explicit Real(mpfr_prec_t bits) {
+        static thread_local ThreadCache freed_at_the_end;
+        (void)freed_at_the_end;
         mpfr_init2(x_, bits);
         mpfr_set_zero(x_, 1);
     }

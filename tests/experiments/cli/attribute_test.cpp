@@ -138,7 +138,8 @@ TEST(Json, ExactPlanIsExact) {
     ASSERT_EQ(run.status, 0) << run.err;
     constexpr double binary64_level =
         0x1p-45;  // 24 keys, 16 columns: a few dozen roundings of 2^-53, amplified by cancellation
-    for (const json& layer : json::parse(run.out)["layers"])
+    const json object = json::parse(run.out);
+    for (const json& layer : object["layers"])
         for (const auto& [name, output] : layer["outputs"].items())
             EXPECT_LT(output["plan"]["rel_error"].get<double>(), binary64_level) << name;
 }

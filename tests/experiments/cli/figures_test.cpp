@@ -32,6 +32,7 @@ struct Figures {
     const char* truth;                          ///< Frobenius norm of dq
     std::map<std::string, std::string> errors;  ///< relative error of dq by kernel
 };
+void PrintTo(const Figures& c, std::ostream* out) { *out << c.file << " " << c.layer; }
 
 class ObservedErrors : public ::testing::TestWithParam<Figures> {};
 

@@ -30,6 +30,7 @@ struct Case {
     const char* plan;
     double o, dq, dk, dv;  ///< least share of equal elements
 };
+void PrintTo(const Case& c, std::ostream* out) { *out << c.file << " " << c.layer << " " << c.plan; }
 
 class FlashAttention2 : public ::testing::TestWithParam<Case> {};
 

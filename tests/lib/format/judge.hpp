@@ -8,6 +8,7 @@
 
 #include <gtest/gtest.h>
 #include <cstdint>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,8 @@ struct Case {
     int bits;         ///< width of a code
     double infinite;  ///< what overflow and infinity become: infinity, max or NaN
     double nan;       ///< what NaN becomes
+
+    friend void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 };
 
 /// The named formats but exact and binary64, both overflow policies of the fp8 formats, and formats built by hand: with
