@@ -52,6 +52,7 @@ struct Command {
 Command attribute_command();
 Command bisect_command();
 Command check_command();
+Command generate_command();
 Command identify_command();
 Command inspect_command();
 Command plans_command();

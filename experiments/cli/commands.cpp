@@ -4,7 +4,7 @@
 namespace faultline::cli {
 
 std::vector<Command> commands() {
-    return {attribute_command(), identify_command(), bisect_command(), check_command(),
+    return {attribute_command(), identify_command(), bisect_command(), check_command(),  generate_command(),
             inspect_command(),   plans_command(),    sites_command(),  formats_command()};
 }
 

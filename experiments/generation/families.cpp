@@ -1,0 +1,362 @@
+// SPDX-License-Identifier: Apache-2.0
+// The families. A code is a vector of signs: the scaled product of a code with itself is sqrt(head_dim), with another one
+// some +-3 at most, so that a query that is a multiple of one key's code has that key for its maximum, by a margin that the
+// multiple sets.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include <fmt/format.h>
+
+#include <faultline/base/error.hpp>
+#include <faultline/generation/family.hpp>
+#include <faultline/random/random_stream.hpp>
+
+namespace faultline {
+namespace {
+
+using generation::on_grid;
+
+constexpr std::array<InputFamily, 17> families{{
+    {"benign", "normal deviates of q, k, v and dO", "nothing: what random tests try, for comparison"},
+    {"saturated", "one key a row, drawn among the visible ones, has all the weight: gap of some 30 in the logit",
+     "gradients that are cancellation alone: delta from a rounded o, p off 1"},
+    {"repeated-max",
+     "four groups of equal keys, so that a row's maximum repeats up to n/4 times, over a tail of e^-10; "
+     "values of one sign",
+     "sticky-bit bias of o's cast (arXiv 2510.04212, section 3.3)"},
+    {"near-repeated",
+     "the same with maxima that differ by some 2^-10 in the logit: different scores, p rounds to 1 alike",
+     "rules that look for equal scores"},
+    {"two-level",
+     "one key at the maximum and all others at one p, swept from 1 - 2^-12 to e^-8 over the rows; values 1",
+     "p cast in the numerator and not in the row sum: o is not 1"},
+    {"deep-negative", "every sixteenth row has all its scores between -200 and -490 (keys near 2u, those queries -mu)",
+     "padding scored 0 against lse; a bias along u (rank one)"},
+    {"large-key-mean", "keys u (8 to 14): a mean ten times the spread",
+     "a broken zero-sum law leaks the mean key into dq"},
+    {"coherent-values", "values of one sign a feature, within a factor of two, and dO of one sign",
+     "delta from a rounded o, with its sign kept"},
+    {"power-sweep", "one saturated key a row, the largest logit swept by powers of two from 2^5 to 2^19 and beyond",
+     "exp2 of a fused argument: p_max - 1 grows with every power"},
+    {"ring", "eight runs of keys whose values have turns of sign, so that o is small beside the parts' o",
+     "partial outputs in a low format, merged by lse"},
+    {"sink", "the first key draws nearly all weight of every row and has the smallest value there is",
+     "row sums and lse carried by a term that adds nothing to o"},
+    {"cancelling-gradient", "values whose products with dO are equal for all keys but a few: dp - delta is 0 or tiny",
+     "delta's rounding as the whole of dq"},
+    {"padding", "the last third of the keys masked by -inf, with +-448 in them", "masked keys that are read", true},
+    {"left-padding", "the first keys masked, more of them from batch to batch and up to a third, with +-448 in them",
+     "tiles that hold no visible key, the first maximum", true},
+    {"random-mask", "half of the keys masked at random", "row maxima and sums over few keys, rows that differ", true},
+    {"window", "a causal window of an eighth of the keys", "tiles that are masked in part on both sides", true},
+    {"alibi", "causal, with a bias of slope (j - i), slopes 2^-1 to 2^-8 over the heads",
+     "bias added in a low format, a maximum that runs with the row", true},
+}};
+
+/// One layer in the making.
+struct Maker {
+    LayerCapture layer;
+    InputShape shape;
+    RandomStream stream;
+
+    Maker(const InputFamily& family, const InputShape& the_shape, std::uint64_t seed)
+        : shape(the_shape), stream(seed, static_cast<std::uint64_t>(&family - families.data())) {
+        const InputShape& s = shape;
+        layer.name = std::string(family.name);
+        layer.causal = s.causal && !family.masked;
+        layer.q = array(s.heads, s.queries), layer.dout = array(s.heads, s.queries);
+        layer.k = array(s.kv_heads, s.keys), layer.v = array(s.kv_heads, s.keys);
+    }
+
+    [[nodiscard]] HeadArray array(std::ptrdiff_t heads, std::ptrdiff_t rows) const {
+        return {shape.batch,
+                heads,
+                rows,
+                shape.head_dim,
+                std::vector<double>(static_cast<std::size_t>(shape.batch * heads * rows * shape.head_dim)),
+                Dtype::bf16};
+    }
+
+    /// a(head of all batches, row, column) <- f; heads of k and v are numbered like those.
+    template <class F>
+    static void fill(HeadArray& a, F&& f) {
+        std::size_t at = 0;
+        for (std::ptrdiff_t h = 0; h < a.batch * a.heads; ++h)
+            for (std::ptrdiff_t i = 0; i < a.rows; ++i)
+                for (std::ptrdiff_t c = 0; c < a.cols; ++c) a.values[at++] = on_grid(f(h, i, c));
+    }
+    /// The key head of a query head.
+    [[nodiscard]] std::ptrdiff_t key_head(std::ptrdiff_t head) const {
+        const std::ptrdiff_t b = head / shape.heads, h = head % shape.heads;
+        return b * shape.kv_heads + h / (shape.heads / shape.kv_heads);
+    }
+
+    [[nodiscard]] double uniform(std::uint64_t tensor, std::ptrdiff_t h, std::ptrdiff_t i, std::ptrdiff_t c) const {
+        return stream.child(tensor).uniform(place(h, i, c));
+    }
+    [[nodiscard]] double normal(std::uint64_t tensor, std::ptrdiff_t h, std::ptrdiff_t i, std::ptrdiff_t c) const {
+        return stream.child(tensor).normal(place(h, i, c));
+    }
+    [[nodiscard]] double sign(std::uint64_t tensor, std::ptrdiff_t h, std::ptrdiff_t i, std::ptrdiff_t c) const {
+        return uniform(tensor, h, i, c) < 0.5 ? -1 : 1;
+    }
+    /// 1, 1.25, 1.5 or 1.75
+    [[nodiscard]] double quarter(std::uint64_t tensor, std::ptrdiff_t h, std::ptrdiff_t i, std::ptrdiff_t c) const {
+        return 1 + 0.25 * std::floor(4 * uniform(tensor, h, i, c));
+    }
+    static std::uint64_t place(std::ptrdiff_t h, std::ptrdiff_t i, std::ptrdiff_t c) {
+        return (static_cast<std::uint64_t>(h) << 48) | (static_cast<std::uint64_t>(i) << 20) |
+               static_cast<std::uint64_t>(c);
+    }
+
+    [[nodiscard]] std::ptrdiff_t visible(std::ptrdiff_t query) const {
+        return layer.causal ? std::min(shape.keys, query + 1 + shape.keys - shape.queries) : shape.keys;
+    }
+    /// A key that the row sees.
+    [[nodiscard]] std::ptrdiff_t chosen(std::uint64_t tensor, std::ptrdiff_t h, std::ptrdiff_t i) const {
+        const std::ptrdiff_t n = visible(i);
+        return std::min(n - 1, static_cast<std::ptrdiff_t>(uniform(tensor, h, i, 0) * static_cast<double>(n)));
+    }
+    [[nodiscard]] double root() const { return std::sqrt(static_cast<double>(shape.head_dim)); }
+    /// The power of two nearest to x.
+    static double power_near(double x) { return std::exp2(std::round(std::log2(x))); }
+};
+
+enum Stream : std::uint64_t { for_q, for_k, for_v, for_do, for_codes, for_choice, for_direction, for_mask };
+
+void benign(Maker& m) {
+    m.fill(m.layer.q, [&](auto h, auto i, auto c) { return m.normal(for_q, h, i, c); });
+    m.fill(m.layer.k, [&](auto h, auto i, auto c) { return m.normal(for_k, h, i, c); });
+    m.fill(m.layer.v, [&](auto h, auto i, auto c) { return m.normal(for_v, h, i, c); });
+    m.fill(m.layer.dout, [&](auto h, auto i, auto c) { return m.normal(for_do, h, i, c); });
+}
+
+void saturated(Maker& m) {
+    const double size = m.power_near(64 / m.root());  // logit 64 of the chosen key
+    m.fill(m.layer.k, [&](auto h, auto j, auto c) { return m.sign(for_codes, h, j, c); });
+    m.fill(m.layer.q, [&](auto h, auto i, auto c) {
+        const auto kv = m.key_head(h);
+        return size * m.sign(for_codes, kv, m.chosen(for_choice, h, i), c);
+    });
+}
+
+constexpr std::ptrdiff_t groups = 4;
+
+/// Keys in four groups; `spread`: the first coordinate of a group's keys differs.
+void repeated(Maker& m, bool spread) {
+    const double size = m.power_near(16 / m.root());  // logit 16 of a group's keys, the others' within some 4 of 0
+    m.fill(m.layer.k, [&](auto h, auto j, auto c) {
+        if (spread && c == 0) return m.quarter(for_k, h, j, 0);
+        return m.sign(for_codes, h, j % groups, c);
+    });
+    m.fill(m.layer.q, [&](auto h, auto i, auto c) {
+        if (spread && c == 0) return generation::smallest_value;  // times a quarter and the scale: 2^-11 for 64 columns
+        return size * m.sign(for_codes, m.key_head(h), i % groups, c);
+    });
+    m.fill(m.layer.v,
+           [&](auto h, auto j, auto c) { return m.sign(for_direction, h, 0, c) * m.quarter(for_v, h, j, c); });
+}
+
+void two_level(Maker& m) {
+    // k_0 = e_0, no other key has a first coordinate and q has nothing else: the gap is q_0 / sqrt(d).
+    m.fill(m.layer.k, [&](auto h, auto j, auto c) {
+        if (j == 0) return c == 0 ? 1.0 : 0.0;
+        return c == 0 ? 0.0 : m.normal(for_k, h, j, c);
+    });
+    m.fill(m.layer.q, [&](auto h, auto i, auto c) {
+        if (c != 0) return 0.0;
+        const double exponent = -6 + 12 * m.uniform(for_q, h, i, 0);
+        return std::exp2(std::floor(exponent)) * m.quarter(for_choice, h, i, 0);
+    });
+    m.fill(m.layer.v, [](auto, auto, auto) { return 1.0; });
+}
+
+void deep_negative(Maker& m) {
+    const double multiple = m.power_near(320 / (2 * m.root()));
+    const auto u = [&](auto h, auto c) { return m.sign(for_direction, h, 0, c); };
+    m.fill(m.layer.k, [&](auto h, auto j, auto c) {
+        const double random = std::floor(5 * m.uniform(for_k, h, j, c)) - 2;  // -2 … 2
+        return 2 * u(h, c) + random;
+    });
+    m.fill(m.layer.q, [&](auto h, auto i, auto c) {
+        if (i % 16 == 15) return -multiple * u(m.key_head(h), c);
+        return 0.25 * m.normal(for_q, h, i, c);
+    });
+}
+
+void large_key_mean(Maker& m) {
+    m.fill(m.layer.k,
+           [&](auto h, auto j, auto c) { return 8 * m.sign(for_direction, h, 0, c) * m.quarter(for_k, h, j, c); });
+    m.fill(m.layer.q, [&](auto h, auto i, auto c) { return 0.25 * m.normal(for_q, h, i, c); });
+}
+
+void coherent_values(Maker& m) {
+    m.fill(m.layer.v,
+           [&](auto h, auto j, auto c) { return m.sign(for_direction, h, 0, c) * m.quarter(for_v, h, j, c); });
+    m.fill(m.layer.dout, [&](auto h, auto i, auto c) {
+        return 0.5 * m.sign(for_direction, m.key_head(h), 0, c) * m.quarter(for_do, h, i, c);
+    });
+}
+
+void power_sweep(Maker& m) {
+    m.fill(m.layer.k, [&](auto h, auto j, auto c) { return 256 * m.sign(for_codes, h, j, c); });
+    m.fill(m.layer.q, [&](auto h, auto i, auto c) {
+        const double power = std::exp2(static_cast<double>(i % 15 - 6));  // 2^-6 … 2^8
+        return power * m.sign(for_codes, m.key_head(h), m.chosen(for_choice, h, i), c);
+    });
+}
+
+void ring(Maker& m) {
+    const std::ptrdiff_t part = (m.shape.keys + 7) / 8;
+    m.fill(m.layer.v, [&](auto h, auto j, auto c) {
+        return (j / part % 2 == 0 ? 1 : -1) * m.sign(for_direction, h, 0, c) * m.quarter(for_v, h, j, c);
+    });
+    m.fill(m.layer.q, [&](auto h, auto i, auto c) { return 0.25 * m.normal(for_q, h, i, c); });
+}
+
+void sink(Maker& m) {
+    const double size = m.power_near(std::sqrt(24 / m.root()));  // logit 12 to 48 of the first key
+    m.fill(m.layer.k, [&](auto h, auto j, auto c) {
+        return j == 0 ? size * m.sign(for_direction, h, 0, c) : 0.5 * m.normal(for_k, h, j, c);
+    });
+    m.fill(m.layer.q, [&](auto h, auto i, auto c) {
+        return size * m.sign(for_direction, m.key_head(h), 0, c) * m.quarter(for_q, h, i, c);
+    });
+    for (std::ptrdiff_t h = 0; h < m.layer.v.batch * m.layer.v.heads; ++h)
+        for (std::ptrdiff_t c = 0; c < m.layer.v.cols; ++c)
+            m.layer.v.values[static_cast<std::size_t>(h * m.layer.v.rows * m.layer.v.cols + c)] =
+                generation::smallest_value;
+}
+
+void cancelling_gradient(Maker& m) {
+    // dO is +-1/2; a value is the same multiset of quarters with dO's signs in another order, so that dO V^T is one number
+    // for all keys, but for every eighth, which is a quarter off in one coordinate.
+    m.fill(m.layer.dout, [&](auto h, auto, auto c) { return 0.5 * m.sign(for_direction, m.key_head(h), 0, c); });
+    m.fill(m.layer.v, [&](auto h, auto j, auto c) {
+        const double size = 1 + 0.25 * static_cast<double>((c + j) % 4);
+        const bool whole = c < m.shape.head_dim / 4 * 4;
+        const double off = j % 8 == 7 && c == j % 4 ? (size < 1.75 ? 0.25 : -0.25) : 0;
+        return m.sign(for_direction, h, 0, c) * ((whole ? size : 1) + off);
+    });
+}
+
+/// Masks are [batch, 1, queries, keys], or with a head each where `per_head`.
+template <class F>
+void mask(Maker& m, bool per_head, F&& bias) {
+    const InputShape& s = m.shape;
+    HeadArray a{s.batch, per_head ? s.heads : 1, s.queries, s.keys, {}, Dtype::f32};
+    for (std::ptrdiff_t h = 0; h < a.batch * a.heads; ++h)
+        for (std::ptrdiff_t i = 0; i < a.rows; ++i)
+            for (std::ptrdiff_t j = 0; j < a.cols; ++j) a.values.push_back(bias(h, i, j));
+    m.layer.bias = std::move(a);
+}
+constexpr double hidden = -std::numeric_limits<double>::infinity();
+
+/// Keys that no row sees hold the largest value there is, with random signs.
+template <class F>
+void poison(Maker& m, F&& is_hidden) {
+    for (HeadArray* a : {&m.layer.k, &m.layer.v})
+        for (std::ptrdiff_t h = 0; h < a->batch * a->heads; ++h)
+            for (std::ptrdiff_t j = 0; j < a->rows; ++j)
+                for (std::ptrdiff_t c = 0; c < a->cols; ++c)
+                    if (is_hidden(h / a->heads, j))
+                        a->values[static_cast<std::size_t>((h * a->rows + j) * a->cols + c)] =
+                            m.sign(for_mask, h, j, c) * generation::largest_value;
+}
+
+void padding(Maker& m, bool left) {
+    const std::ptrdiff_t n = m.shape.keys;
+    const auto is_hidden = [&](std::ptrdiff_t b, std::ptrdiff_t j) {
+        return left ? j < n / 3 * (b + 1) / m.shape.batch : j >= n - n / 3;
+    };
+    mask(m, false, [&](auto b, auto, auto j) { return is_hidden(b, j) ? hidden : 0.0; });
+    poison(m, is_hidden);
+}
+
+/// The last key that a row sees where queries and keys are aligned at their ends, as a causal mask aligns them.
+std::ptrdiff_t diagonal(const Maker& m, std::ptrdiff_t i) {
+    return std::clamp<std::ptrdiff_t>(i + m.shape.keys - m.shape.queries, 0, m.shape.keys - 1);
+}
+
+void random_mask(Maker& m) {
+    mask(m, true, [&](auto h, auto i, auto j) {
+        return j == diagonal(m, i) || m.uniform(for_mask, h, i, j) < 0.5 ? 0.0 : hidden;
+    });
+}
+
+void window(Maker& m) {
+    const std::ptrdiff_t width = std::max<std::ptrdiff_t>(1, m.shape.keys / 8);
+    mask(m, false,
+         [&](auto, auto i, auto j) { return j <= diagonal(m, i) && j > diagonal(m, i) - width ? 0.0 : hidden; });
+}
+
+void alibi(Maker& m) {
+    mask(m, true, [&](auto h, auto i, auto j) {
+        const double slope = std::exp2(-1 - static_cast<double>(h % m.shape.heads * 8 / m.shape.heads));
+        return j <= diagonal(m, i) ? slope * static_cast<double>(j - diagonal(m, i)) : hidden;
+    });
+}
+
+void check(const InputFamily& family, const InputShape& s) {
+    const auto wrong = [&](const std::string& what) {
+        throw RequestError(fmt::format("family {}: {}", family.name, what));
+    };
+    for (const auto& [name, value] : {std::pair<const char*, std::ptrdiff_t>{"batch", s.batch},
+                                      {"heads", s.heads},
+                                      {"kv_heads", s.kv_heads},
+                                      {"queries", s.queries},
+                                      {"head_dim", s.head_dim}})
+        if (value < 1) wrong(fmt::format("{} is {}: expected 1 or more", name, value));
+    if (s.keys < 8) wrong(fmt::format("keys is {}: expected 8 or more", s.keys));
+    if (s.heads % s.kv_heads != 0)
+        wrong(fmt::format("{} query heads and {} key heads: expected a whole number of query heads for each key head",
+                          s.heads, s.kv_heads));
+    if (s.causal && !family.masked && s.keys < s.queries)
+        wrong(fmt::format(
+            "{} queries and {} keys under a causal mask: expected as many keys at least, or --no-causal, so "
+            "that every row sees one",
+            s.queries, s.keys));
+    const double elements = static_cast<double>(s.batch) * static_cast<double>(s.heads) *
+                            static_cast<double>(std::max(s.queries, s.keys)) * static_cast<double>(s.head_dim);
+    if (elements > 0x1p31 || s.queries >= 1 << 28 || s.keys >= 1 << 28 || s.head_dim >= 1 << 20)
+        wrong("the tensors have more than 2^31 elements: expected a smaller shape");
+}
+
+}  // namespace
+
+std::span<const InputFamily> input_families() { return families; }
+
+const InputFamily* find_family(std::string_view name) {
+    for (const InputFamily& family : families)
+        if (family.name == name) return &family;
+    return nullptr;
+}
+
+LayerCapture make_inputs(const InputFamily& family, const InputShape& shape, std::uint64_t seed) {
+    check(family, shape);
+    const InputFamily* listed = find_family(family.name);
+    Maker m(*listed, shape, seed);
+    benign(m);  // what a family leaves alone
+    const std::string_view name = family.name;
+    if (name == "saturated") saturated(m);
+    if (name == "repeated-max") repeated(m, false);
+    if (name == "near-repeated") repeated(m, true);
+    if (name == "two-level") two_level(m);
+    if (name == "deep-negative") deep_negative(m);
+    if (name == "large-key-mean") large_key_mean(m);
+    if (name == "coherent-values") coherent_values(m);
+    if (name == "power-sweep") power_sweep(m);
+    if (name == "ring") ring(m);
+    if (name == "sink") sink(m);
+    if (name == "cancelling-gradient") cancelling_gradient(m);
+    if (name == "padding") padding(m, false);
+    if (name == "left-padding") padding(m, true);
+    if (name == "random-mask") random_mask(m);
+    if (name == "window") window(m);
+    if (name == "alibi") alibi(m);
+    return std::move(m.layer);
+}
+
+}  // namespace faultline

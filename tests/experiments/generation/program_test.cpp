@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// faultline generate as a user meets it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "support.hpp"
+
+namespace faultline::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::StartsWith;
+
+std::string refusal(const Folder& folder, const std::vector<std::string>& options) {
+    const std::vector<std::string> before = folder.files();
+    std::vector<std::string> words{"generate"};
+    words.insert(words.end(), options.begin(), options.end());
+    const Outcome run = run_program(words);
+    EXPECT_EQ(run.status, 2) << run.err;
+    EXPECT_THAT(run.out, IsEmpty());
+    EXPECT_EQ(lines(run.err).size(), 1u) << run.err;
+    EXPECT_THAT(run.err, StartsWith("faultline generate: "));
+    EXPECT_EQ(folder.files(), before) << "a file was left behind";
+    return run.err;
+}
+
+TEST(GenerateProgram, WritesCapturesThatAttributeAndCheckTake) {
+    const Folder folder;
+    const std::string file = folder / "made.safetensors";
+    const Outcome made = run_program({"generate", "saturated,two-level,padding", "-o", file, "--plan", "fa2", "--seq",
+                                      "32", "--head-dim", "16", "--heads", "2", "--kv-heads", "1", "--quiet"});
+    ASSERT_EQ(made.status, 0) << made.err;
+    EXPECT_THAT(made.err, IsEmpty());
+    const Outcome attributed =
+        run_program({"attribute", file, "--correction", "none", "--sites", "o_cast", "--quiet", "--json"});
+    ASSERT_EQ(attributed.status, 0) << attributed.err;
+    const auto object = nlohmann::json::parse(attributed.out);
+    ASSERT_EQ(object["layers"].size(), 3u);
+    for (const auto& layer : object["layers"])
+        EXPECT_EQ(layer["outputs"]["dq"]["observed"]["fa2"]["bit_equal_to_plan"], 1.0) << layer["name"];
+    const Outcome same = run_program({"generate", "saturated,two-level,padding", "-o", file, "--seq", "32"});
+    EXPECT_EQ(same.status, 2) << "a file was replaced without --force";
+}
+
+TEST(GenerateProgram, ListsAndSearches) {
+    const Folder folder;
+    const Outcome list = run_program({"generate", "--list"});
+    ASSERT_EQ(list.status, 0) << list.err;
+    EXPECT_THAT(list.out, AllOf(HasSubstr("two-level"), HasSubstr("alibi")));
+    for (const std::string& line : lines(list.out)) EXPECT_LE(line.size(), 110u) << line;
+    EXPECT_EQ(nlohmann::json::parse(run_program({"generate", "--list", "--json"}).out)["families"].size(), 17u);
+    const Outcome found = run_program({"generate", "--maximize", "o_cast", "--evaluations", "200", "--seq", "8",
+                                       "--head-dim", "8", "-o", folder / "worst.safetensors", "--quiet"});
+    ASSERT_EQ(found.status, 0) << found.err;
+    EXPECT_THAT(found.out, AllOf(HasSubstr("site o_cast"), HasSubstr("random inputs in the same ranges")));
+    for (const std::string& line : lines(found.out)) EXPECT_LE(line.size(), 110u) << line;
+    EXPECT_THAT(folder.files(), ElementsAre("worst.safetensors"));
+}
+
+TEST(GenerateProgram, RefusesInASentence) {
+    const Folder folder;
+    const std::string out = folder / "x.safetensors";
+    EXPECT_THAT(refusal(folder, {}), HasSubstr("FAMILY: is missing"));
+    EXPECT_THAT(refusal(folder, {"saturatd", "-o", out}), HasSubstr("did you mean \"saturated\"?"));
+    EXPECT_THAT(refusal(folder, {"benign,", "-o", out}), HasSubstr("FAMILY"));
+    EXPECT_THAT(refusal(folder, {"benign"}), HasSubstr("--output: is missing"));
+    EXPECT_THAT(refusal(folder, {"benign", "-o", folder / "x.h5"}),
+                HasSubstr("expected a name that ends in .safetensors"));
+    EXPECT_THAT(refusal(folder, {"benign", "-o", out, "--dtype", "int8"}), HasSubstr("--dtype"));
+    EXPECT_THAT(refusal(folder, {"benign", "-o", out, "--heads", "3", "--kv-heads", "2"}),
+                HasSubstr("expected a whole number"));
+    EXPECT_THAT(refusal(folder, {"benign", "-o", out, "--seq", "64", "--keys", "32"}), HasSubstr("--no-causal"));
+    EXPECT_THAT(refusal(folder, {"alibi", "-o", out, "--causal"}), HasSubstr("mask of its own"));
+    EXPECT_THAT(refusal(folder, {"benign", "-o", out, "--plan", "fa22"}), HasSubstr("did you mean \"fa2\"?"));
+    EXPECT_THAT(refusal(folder, {"--maximize", "o_cats"}), HasSubstr("did you mean \"o_cast\"?"));
+    EXPECT_THAT(refusal(folder, {"benign", "--maximize", "o_cast"}), HasSubstr("expected none with --maximize"));
+    EXPECT_THAT(refusal(folder, {"--maximize", "o_cast", "--largest", "1e9"}), HasSubstr("--largest"));
+    EXPECT_THAT(refusal(folder, {"--maximize", "merge"}), HasSubstr("exact in plan"));
+}
+
+}  // namespace
+}  // namespace faultline::test
