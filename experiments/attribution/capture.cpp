@@ -146,19 +146,47 @@ HeadArray observed_array(const TensorSet& file, const Tensor& tensor, const Laye
     return array;
 }
 
+/// KERNEL and what it returned, of the part of a name behind its layer; nothing where it is no such name. A dot in the
+/// kernel's name would make "a.b" of layer "x" and "b" of layer "x.a" the same tensor.
+struct ObservedName {
+    std::string_view kernel;
+    std::optional<Output> output;  ///< empty: lse
+};
+std::optional<ObservedName> observed_name(std::string_view rest) {
+    const auto [kernel, suffix] = split_last(rest);
+    const std::optional<Output> output = find_output(suffix);
+    if (kernel.empty() || kernel.find('.') != std::string_view::npos || (!output && suffix != "lse"))
+        return std::nullopt;
+    return ObservedName{kernel, output};
+}
+
+std::vector<std::string> unused_tensors(const TensorSet& file) {
+    const std::vector<std::string> layers = layer_names(file);
+    std::vector<std::string> unused;
+    for (const auto& [name, tensor] : file.tensors) {
+        const auto is_used = [&full = name](const std::string& layer) {
+            if (!full.starts_with(layer + ".")) return false;
+            const std::string_view rest = std::string_view(full).substr(layer.size() + 1);
+            return std::find(input_suffixes.begin(), input_suffixes.end(), rest) != input_suffixes.end() ||
+                   observed_name(rest).has_value();
+        };
+        if (std::none_of(layers.begin(), layers.end(), is_used)) unused.push_back(name);
+    }
+    return unused;
+}
+
 std::vector<ObservedKernel> observed_kernels(const TensorSet& file, const LayerCapture& layer) {
     std::map<std::string, ObservedKernel, decltype(&natural_less)> kernels(&natural_less);
     const std::string prefix = layer.name + ".";
     for (const auto& [name, tensor] : file.tensors) {
         if (!name.starts_with(prefix)) continue;
-        const auto [kernel, suffix] = split_last(std::string_view(name).substr(prefix.size()));
-        const std::optional<Output> output = find_output(suffix);
-        // A dot in the kernel's name would make "a.b" of layer "x" and "b" of layer "x.a" the same tensor.
-        if (kernel.empty() || kernel.find('.') != std::string_view::npos || (!output && suffix != "lse")) continue;
-        ObservedKernel& observed = kernels[std::string(kernel)];
-        observed.name = kernel;
-        if (output)
-            observed.outputs[static_cast<std::size_t>(*output)] = observed_array(file, tensor, layer, *output);
+        const auto found = observed_name(std::string_view(name).substr(prefix.size()));
+        if (!found) continue;
+        ObservedKernel& observed = kernels[std::string(found->kernel)];
+        observed.name = found->kernel;
+        if (found->output)
+            observed.outputs[static_cast<std::size_t>(*found->output)] =
+                observed_array(file, tensor, layer, *found->output);
         else
             observed.lse = lse_array(file, tensor, layer);
     }
@@ -241,6 +269,7 @@ Capture capture_of(const TensorSet& file, const CaptureOptions& options) {
     Capture capture;
     capture.path = file.source;
     capture.metadata = {file.metadata.begin(), file.metadata.end()};
+    capture.unused = unused_tensors(file);
     for (const std::string& name : chosen_layers(file, options.layers))
         capture.layers.push_back(read_layer(file, name, options));
     return capture;

@@ -64,6 +64,7 @@ struct Capture {
     std::string path;
     std::vector<LayerCapture> layers;             ///< in natural order of their names: layer2 before layer10
     std::map<std::string, std::string> metadata;  ///< as the file has it
+    std::vector<std::string> unused;              ///< tensors whose names say nothing to us, of any layer or of none
     const LayerCapture& operator[](std::string_view layer) const;  ///< RequestError if missing
 };
 

@@ -105,6 +105,12 @@ HeadArray mask_array(const TensorSet& file, const Tensor& tensor, const LayerCap
             fmt::format("dtype {}: expected a floating-point format (added to the scaled score) or bool (true: attend)",
                         print_name(tensor.dtype)));
     }
+    if (tensor.shape.size() < 2 || tensor.shape.size() > 4) {
+        refuse(
+            file, tensor.name,
+            fmt::format("shape {}: expected [batch, heads, queries, keys], [heads, queries, keys] or [queries, keys]",
+                        faultline::shape_text(tensor.shape)));
+    }
     HeadArray mask = reshaped(file, tensor);
     const bool broadcasts =
         (mask.batch == 1 || mask.batch == layer.q.batch) && (mask.heads == 1 || mask.heads == layer.q.heads);

@@ -13,6 +13,7 @@
 #include <faultline/attribution/table.hpp>
 #include <faultline/attribution/write_h5.hpp>
 #include <faultline/base/error.hpp>
+#include <faultline/cli/capture_request.hpp>
 #include <faultline/cli/command.hpp>
 #include <faultline/cli/terminal.hpp>
 #include <faultline/corrections/correction.hpp>
@@ -26,14 +27,11 @@ namespace faultline::cli {
 namespace {
 
 struct AttributeSettings {
-    std::string capture;
+    CaptureRequest request;
     std::string plan = "fa2";
-    std::vector<std::string> layers, outputs, sites, allow;
+    std::vector<std::string> outputs, sites;
     std::vector<std::string> corrections{"all"};
     std::vector<std::string> injections;
-    std::vector<int> heads;
-    std::optional<bool> causal;
-    std::optional<double> scale;
     std::int64_t verify_truth = 0, seed = 0;
     bool full = false;
 };
@@ -68,32 +66,6 @@ std::vector<Site> chosen_sites(const AttributeSettings& own, const Settings& set
     return chosen;
 }
 
-Allowances allowances(const AttributeSettings& own, const Settings& settings) {
-    Allowances allow;
-    for (const std::string& name : own.allow) {
-        constexpr std::array<std::string_view, 3> known{"single-key", "masked-rows", "mask-min"};
-        if (name == known[0])
-            allow.single_key = true;
-        else if (name == known[1])
-            allow.masked_rows = true;
-        else if (name == known[2])
-            allow.mask_min = true;
-        else
-            throw RequestError(
-                fmt::format("{}: {}: {}", settings.where("allow"), in_quotes(name), expected_one_of(name, known)));
-    }
-    return allow;
-}
-
-RoundingPlan chosen_plan(const AttributeSettings& own, const Settings& settings) {
-    try {
-        return plan(own.plan);
-    } catch (const RequestError& error) {
-        if (own.plan.ends_with(".toml")) throw;  // names the file
-        throw RequestError(fmt::format("{}: {}", settings.where("plan"), error.what()));
-    }
-}
-
 std::vector<Fault> chosen_faults(const AttributeSettings& own, const RoundingPlan& plan, const Settings& settings) {
     std::vector<Fault> faults;
     for (const std::string& word : own.injections) {
@@ -123,6 +95,9 @@ std::vector<Correction> chosen_corrections(const AttributeSettings& own, const R
     };
     for (const std::string& name : own.corrections) {
         if (name == "none" && own.corrections.size() == 1) break;
+        if (name == "none")
+            throw RequestError(
+                fmt::format("{}: \"none\": expected no other correction beside it", settings.where("correction")));
         if (name == "all") {
             for (Correction& correction : standard_corrections(plan)) add(std::move(correction));
             for (const CorrectionInfo& info : corrections())
@@ -181,7 +156,7 @@ class LayerProgress {
 
 Manifest manifest_of(const AttributeSettings& own, const Invocation& call) {
     Manifest manifest = call.manifest("attribution", static_cast<std::uint64_t>(own.seed));
-    manifest.inputs = hash_inputs(own.capture);
+    manifest.inputs = hash_inputs(own.request.capture);
     return manifest;
 }
 
@@ -193,25 +168,17 @@ std::string missing_layers(const Capture& capture, const Attribution& result) {
 }
 
 Status run(const AttributeSettings& own, const Invocation& call) {
-    if (own.capture.empty())
-        throw RequestError(
-            "CAPTURE: is missing: expected a safetensors file, a folder of .npy files, or an HDF5 capture");
     AttributionOptions options;
     options.outputs = chosen_outputs(own, call.settings);
     options.sites = chosen_sites(own, call.settings);
-    options.heads = own.heads;
-    options.threads = static_cast<int>(std::min<std::int64_t>(call.common.threads, 4096));
+    options.heads = own.request.heads;
+    options.threads = static_cast<int>(call.common.threads);
     options.verify_truth = static_cast<std::size_t>(own.verify_truth);
     options.seed = static_cast<std::uint64_t>(own.seed);
-    const RoundingPlan plan = chosen_plan(own, call.settings);
+    const RoundingPlan plan = plan_named(own.plan, call.settings, "plan");
     options.corrections = chosen_corrections(own, plan, call.settings);
     options.faults = chosen_faults(own, plan, call.settings);
-    CaptureOptions capture_options;
-    capture_options.layers = own.layers;
-    capture_options.causal = own.causal;
-    capture_options.scale = own.scale;
-    capture_options.allow = allowances(own, call.settings);
-    const Capture capture = read_capture(own.capture, capture_options);
+    const Capture capture = own.request.read(call);
     expect_gradients(capture, options);
     expect_layers(capture, options.corrections, call.settings);
 
@@ -229,11 +196,12 @@ Status run(const AttributeSettings& own, const Invocation& call) {
             nearer_plans(capture, plan, own.heads.empty() ? 0 : own.heads.front(), options.threads, options.cancelled);
     line.clear();
 
-    print(call.common.json ? to_json(result) : table(result, {.full = own.full, .color = colors()}));
-    if (file) {
+    const auto write_file = [&] {
+        if (!file) return;
         write(result, *file);
         file->commit();
-    }
+    };
+    print_after(write_file, call.common.json ? to_json(result) : table(result, {.full = own.full, .color = colors()}));
     if (result.complete) return Status::done;
     remark(fmt::format("faultline attribute: interrupted after {} of {} layers{}; the rest: --layers {}",
                        result.layers.size(), capture.layers.size(),
@@ -251,27 +219,18 @@ Command attribute_command() {
         "  faultline attribute run7.safetensors --layers layer1 --outputs dq --correction none --full",
         [](Settings& settings) -> Run {
             const auto own = std::make_shared<AttributeSettings>();
-            settings.positional(
-                "capture", own->capture,
-                "Tensors LAYER.{q,k,v,do} and LAYER.KERNEL.{o,dq,dk,dv}: safetensors, a folder of .npy, or HDF5");
+            own->request.declare(settings);
             settings.text("plan", own->plan, "NAME|FILE.toml",
                           "The kernel's numerics: a preset (faultline plans) or a file; default fa2");
-            settings.list("layers", own->layers, "A,B", "Only these layers");
-            settings.list("heads", own->heads, "0,1", "Only these query heads, with those that share their keys");
             settings.list("outputs", own->outputs, "o,dq,dk,dv", "Only these outputs");
             settings.list("sites", own->sites, "A,B", "Counterfactuals for these sites alone (faultline sites)");
             settings.items("correction", own->corrections, "NAME",
                            "Correction to compare, NAME or NAME:ARGUMENTS, again for more; all (the default) or none");
             settings.items("inject", own->injections, "SITE:LAW:MAGNITUDE",
                            "Plant a fault in the plan's kernel (docs/injectors.md), again for more");
-            settings.choice("causal", own->causal,
-                            "The mask; default: what the capture says, else causal unless there is a mask tensor");
-            settings.number("scale", own->scale, "X",
-                            "Factor on q k^T; default: what the capture says, else 1/sqrt(head_dim)");
             settings.integer("verify-truth", own->verify_truth, 0, "N",
                              "Recompute N elements of every output (at most all of them) in MPFR and compare");
             settings.integer("seed", own->seed, 0, "N", "Of stochastic rounding, and of what --verify-truth samples");
-            settings.list("allow", own->allow, "WHAT", "Take degenerate inputs: single-key, masked-rows, mask-min");
             settings.flag("full", own->full, "Every site of every output in the table");
             return [own](const Invocation& call) { return run(*own, call); };
         }};

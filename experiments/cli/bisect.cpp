@@ -48,23 +48,23 @@ Status run(const BisectSettings& own, const Invocation& call) {
         throw RequestError(fmt::format("{}: {}: expected 0 or more, as 0.1 for within 10% of the plan's value",
                                        call.settings.where("within"), *own.within));
     const RoundingPlan plan = plan_named(own.plan, call.settings, "plan");
-    const Capture capture = own.request.read(call.settings);
+    const Capture capture = own.request.read(call);
     BisectionOptions options;
     options.until = targets(own.until, capture, call.settings, "until", std::nullopt);
     options.reproduce = targets(own.reproduce, capture, call.settings, "reproduce", own.within.value_or(0.1));
     options.search.budget = static_cast<std::size_t>(own.runs);
     options.search.largest_size = static_cast<int>(std::min<std::int64_t>(own.size, 42));
     options.heads = own.request.heads;
-    options.threads = static_cast<int>(std::min<std::int64_t>(call.common.threads, 4096));
+    options.threads = static_cast<int>(call.common.threads);
     options.seed = static_cast<std::uint64_t>(own.seed);
 
+    watch_for_interrupts();
     std::optional<RecordFile> file;
     if (!call.common.output.empty()) {
         Manifest manifest = call.manifest("bisection", options.seed);
         manifest.inputs = hash_inputs(own.request.capture);
         file = RecordFile::create(call.common.output, manifest);
     }
-    watch_for_interrupts();
     Progress line(call.talks());
     options.progress = [&](std::size_t done, std::size_t total, const std::string& what) {
         line.update(done, total, what);
@@ -78,11 +78,12 @@ Status run(const BisectSettings& own, const Invocation& call) {
                            file ? ", nothing written" : ""));
         return Status::failed;
     }
-    print(call.common.json ? to_json(result) : table(result));
-    if (file) {
+    const auto write_file = [&] {
+        if (!file) return;
         write(result, *file);
         file->commit();
-    }
+    };
+    print_after(write_file, call.common.json ? to_json(result) : table(result));
     if (all_met(result)) return Status::done;
     remark(fmt::format("faultline bisect: {}", unmet(result)));
     return Status::failed;

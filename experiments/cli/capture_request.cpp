@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <faultline/cli/capture_request.hpp>
 
+#include <algorithm>
 #include <array>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <faultline/base/error.hpp>
+#include <faultline/cli/terminal.hpp>
 #include <faultline/plan/nearest_name.hpp>
 #include <faultline/plan/presets.hpp>
 #include <faultline/tensor/text.hpp>
@@ -17,14 +20,33 @@ void CaptureRequest::declare(Settings& settings) {
         "capture", capture,
         "Tensors LAYER.{q,k,v,do} and LAYER.KERNEL.{o,dq,dk,dv}: safetensors, a folder of .npy, or HDF5");
     settings.list("layers", layers, "A,B", "Only these layers");
-    settings.list("heads", heads, "0,1", "Only these query heads, with those that share their keys");
+    settings.list("heads", heads, "0,1", "Only these query heads, and those that share their keys");
     settings.choice("causal", causal,
                     "The mask; default: what the capture says, else causal unless there is a mask tensor");
-    settings.number("scale", scale, "X", "Factor on q k^T; default: what the capture says, else 1/sqrt(head_dim)");
+    settings.positive_number("scale", scale, "X",
+                             "Factor on q k^T; default: what the capture says, else 1/sqrt(head_dim)");
     settings.list("allow", allow, "WHAT", "Take degenerate inputs: single-key, masked-rows, mask-min");
 }
 
-Capture CaptureRequest::read(const Settings& settings) const {
+namespace {
+
+/// A misspelt kernel or output would otherwise be missing from the table without a word.
+void remark_unused(const Capture& capture) {
+    constexpr std::size_t shown = 3;
+    std::vector<std::string> names;
+    for (std::size_t i = 0; i < std::min(capture.unused.size(), shown); ++i)
+        names.push_back(in_quotes(capture.unused[i]));
+    if (names.empty()) return;
+    remark(fmt::format(
+        "{}: not used: {} tensor{} ({}{}): no name of theirs is LAYER.{{q,k,v,do,mask}} or LAYER.KERNEL.{{o,dq,dk,dv,lse}}",
+        escaped(capture.path, capture.path.size()), capture.unused.size(), capture.unused.size() == 1 ? "" : "s",
+        fmt::format("{}", fmt::join(names, ", ")), capture.unused.size() > shown ? ", ..." : ""));
+}
+
+}  // namespace
+
+Capture CaptureRequest::read(const Invocation& call) const {
+    const Settings& settings = call.settings;
     if (capture.empty())
         throw RequestError(
             "CAPTURE: is missing: expected a safetensors file, a folder of .npy files, or an HDF5 capture");
@@ -48,8 +70,10 @@ Capture CaptureRequest::read(const Settings& settings) const {
     for (const LayerCapture& layer : read.layers)
         for (const int head : heads)
             if (head < 0 || head >= layer.heads())
-                throw RequestError(fmt::format("{}: head {} of {}: expected 0 to {}", settings.where("heads"), head,
-                                               layer.name, layer.heads() - 1));
+                throw RequestError(fmt::format("{}: {}: expected 0 to {}, the heads of {} in {}",
+                                               settings.where("heads"), head, layer.heads() - 1, layer.name,
+                                               escaped(read.path, read.path.size())));
+    if (call.talks()) remark_unused(read);
     return read;
 }
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include <faultline/attribution/capture.hpp>
-#include <faultline/cli/settings.hpp>
+#include <faultline/cli/command.hpp>
 #include <faultline/plan/plan.hpp>
 
 namespace faultline::cli {
@@ -22,8 +22,9 @@ struct CaptureRequest {
 
     /// Declares the positional argument and --layers, --heads, --causal, --scale, --allow.
     void declare(Settings& settings);
-    /// RequestError where the argument is missing, a name is unknown, or the capture is refused.
-    [[nodiscard]] Capture read(const Settings& settings) const;
+    /// RequestError where the argument is missing, a name is unknown, or the capture is refused. Says on standard error
+    /// which tensors are not used, unless the call is to be quiet.
+    [[nodiscard]] Capture read(const Invocation& call) const;
 };
 
 /// The preset or file that the setting `key` names; errors begin with where the name came from.

@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // faultline identify: which plan is the kernel that left these outputs.
 #include <algorithm>
-#include <array>
-#include <filesystem>
-#include <fstream>
 #include <memory>
-#include <optional>
+#include <span>
 
 #include <fmt/format.h>
 
 #include <faultline/base/error.hpp>
+#include <faultline/cli/capture_request.hpp>
 #include <faultline/cli/command.hpp>
 #include <faultline/cli/terminal.hpp>
 #include <faultline/identification/identify.hpp>
@@ -18,48 +16,32 @@
 #include <faultline/plan/nearest_name.hpp>
 #include <faultline/plan/plan_toml.hpp>
 #include <faultline/plan/presets.hpp>
+#include <faultline/tensor/partial_file.hpp>
 #include <faultline/tensor/text.hpp>
 
 namespace faultline::cli {
 namespace {
 
 struct IdentifySettings {
-    std::string capture;
-    std::vector<std::string> layers, kernels, plans, allow;
-    std::vector<int> heads;
-    std::optional<bool> causal;
-    std::optional<double> scale;
+    CaptureRequest request;
+    std::vector<std::string> kernels, plans;
     bool rank_only = false, full = false;
 };
 
-Allowances allowances(const IdentifySettings& own, const Settings& settings) {
-    Allowances allow;
-    for (const std::string& name : own.allow) {
-        constexpr std::array<std::string_view, 3> known{"single-key", "masked-rows", "mask-min"};
-        if (name == known[0])
-            allow.single_key = true;
-        else if (name == known[1])
-            allow.masked_rows = true;
-        else if (name == known[2])
-            allow.mask_min = true;
-        else
-            throw RequestError(
-                fmt::format("{}: {}: {}", settings.where("allow"), in_quotes(name), expected_one_of(name, known)));
-    }
-    return allow;
-}
-
 std::vector<RoundingPlan> candidates(const IdentifySettings& own, const Settings& settings) {
     std::vector<RoundingPlan> plans;
-    for (const std::string& name : own.plans) {
-        try {
-            plans.push_back(plan(name));
-        } catch (const RequestError& error) {
-            if (name.ends_with(".toml")) throw;  // names the file
-            throw RequestError(fmt::format("{}: {}", settings.where("plans"), error.what()));
-        }
-    }
+    for (const std::string& name : own.plans) plans.push_back(plan_named(name, settings, "plans"));
     return plans;
+}
+
+void expect_kernels(const Capture& capture, const IdentifySettings& own, const Settings& settings) {
+    const std::vector<std::string> known = observed_kernels(capture);
+    const std::vector<std::string_view> names(known.begin(), known.end());
+    if (known.empty()) return;  // identify() has a sentence for that
+    for (const std::string& kernel : own.kernels)
+        if (std::find(known.begin(), known.end(), kernel) == known.end())
+            throw RequestError(fmt::format("{}: {}: {}: {}", settings.where("kernel"), in_quotes(kernel),
+                                           escaped(capture.path, capture.path.size()), expected_one_of(kernel, names)));
 }
 
 /// A file holds one plan, so that the request must be for one; said before the work.
@@ -82,45 +64,22 @@ void check_output(const Capture& capture, const IdentifyOptions& options, const 
                 where));
 }
 
-/// Whole or not at all: written beside the name and moved onto it.
 void write_plan(const std::string& path, const RoundingPlan& plan) {
-    const std::string part = path + ".part";
-    {
-        std::ofstream out(part, std::ios::binary | std::ios::trunc);
-        out << "# SPDX-License-Identifier: Apache-2.0\n" << to_toml(plan);
-        out.flush();
-        if (!out) {
-            std::error_code ignored;
-            std::filesystem::remove(part, ignored);
-            throw WorkError(fmt::format("{}: cannot be written: expected a folder with room that may be written to",
-                                        escaped(path, path.size())));
-        }
-    }
-    std::error_code error;
-    std::filesystem::rename(part, path, error);
-    if (!error) return;
-    std::error_code ignored;
-    std::filesystem::remove(part, ignored);
-    throw WorkError(fmt::format("{}: cannot be written: {}: expected a name for a file", escaped(path, path.size()),
-                                error.message()));
+    PartialFile out(path);
+    const std::string text = "# SPDX-License-Identifier: Apache-2.0\n" + to_toml(plan);
+    out.write(std::as_bytes(std::span(text)));
+    out.commit();
 }
 
 Status run(const IdentifySettings& own, const Invocation& call) {
-    if (own.capture.empty())
-        throw RequestError(
-            "CAPTURE: is missing: expected a safetensors file, a folder of .npy files, or an HDF5 capture");
     IdentifyOptions options;
     options.kernels = own.kernels;
     options.candidates = candidates(own, call.settings);
-    options.heads = own.heads;
+    options.heads = own.request.heads;
     options.search = !own.rank_only;
-    options.threads = static_cast<int>(std::min<std::int64_t>(call.common.threads, 4096));
-    CaptureOptions capture_options;
-    capture_options.layers = own.layers;
-    capture_options.causal = own.causal;
-    capture_options.scale = own.scale;
-    capture_options.allow = allowances(own, call.settings);
-    const Capture capture = read_capture(own.capture, capture_options);
+    options.threads = static_cast<int>(call.common.threads);
+    const Capture capture = own.request.read(call);
+    expect_kernels(capture, own, call.settings);
     check_output(capture, options, call);
 
     watch_for_interrupts();
@@ -132,8 +91,10 @@ Status run(const IdentifySettings& own, const Invocation& call) {
     const Identification result = identify(capture, options);
     line.clear();
 
-    print(call.common.json ? to_json(result) : table(result, own.full));
-    if (!call.common.output.empty() && result.complete) write_plan(call.common.output, result.kernels.front().plan);
+    const auto write_file = [&] {
+        if (!call.common.output.empty() && result.complete) write_plan(call.common.output, result.kernels.front().plan);
+    };
+    print_after(write_file, call.common.json ? to_json(result) : table(result, own.full));
     if (result.complete) return Status::done;
     remark(fmt::format("faultline identify: interrupted after {} kernels{}; the rest: --kernel NAME",
                        result.kernels.size(), call.common.output.empty() ? "" : ", nothing written"));
@@ -148,19 +109,10 @@ Command identify_command() {
             "  faultline identify run7.safetensors --layers layer0 --kernel cudnn -o cudnn.toml",
             [](Settings& settings) -> Run {
                 const auto own = std::make_shared<IdentifySettings>();
-                settings.positional(
-                    "capture", own->capture,
-                    "Tensors LAYER.{q,k,v,do} and LAYER.KERNEL.{o,dq,dk,dv}: safetensors, a folder of .npy, or HDF5");
-                settings.list("layers", own->layers, "A,B", "Only these layers; several are identified together");
+                own->request.declare(settings);
                 settings.list("kernel", own->kernels, "A,B", "Only these observed kernels");
                 settings.list("plans", own->plans, "NAME|FILE.toml,...",
                               "Candidates: presets (faultline plans) or files; default all presets");
-                settings.list("heads", own->heads, "0,1", "Only these query heads, with those that share their keys");
-                settings.choice("causal", own->causal,
-                                "The mask; default: what the capture says, else causal unless there is a mask tensor");
-                settings.number("scale", own->scale, "X",
-                                "Factor on q k^T; default: what the capture says, else 1/sqrt(head_dim)");
-                settings.list("allow", own->allow, "WHAT", "Take degenerate inputs: single-key, masked-rows, mask-min");
                 settings.flag("rank-only", own->rank_only, "Rank the candidates; no search around the best");
                 settings.flag("full", own->full, "Every candidate and every change in the table");
                 return [own](const Invocation& call) { return run(*own, call); };

@@ -18,6 +18,8 @@
 namespace faultline::cli {
 namespace {
 
+constexpr std::int64_t most_threads = 4096;  // far beyond any machine this runs on; each has a stack
+
 /// One command, its options declared.
 struct Prepared {
     Command command;
@@ -34,7 +36,7 @@ struct Prepared {
         settings.flag("json", common.json, "Print one JSON object in place of a table");
         settings.flag("quiet", common.quiet, "No progress and no remarks on standard error");
         settings.integer("threads", common.threads, 0, "N",
-                         "Worker threads; 0: one per hardware thread. Results do not depend on it");
+                         "Worker threads; 0: one per hardware thread. Results do not depend on it", most_threads);
         settings.text("device", common.device, "cpu|cuda", "Where kernels run");
         app = program.add_subcommand(std::string(command.name), std::string(command.summary));
         settings.add_to(*app);
@@ -54,8 +56,17 @@ void check_device(const Prepared& prepared) {
 
 void check_output(const Prepared& prepared) {
     const Common& common = prepared.common;
+    if (common.output.empty()) return;
     std::error_code error;
-    if (!common.output.empty() && !common.force && std::filesystem::exists(common.output, error)) {
+    // What is read from must not be written over, by --force or by way of the partial file.
+    for (const std::string& written : {common.output, common.output + ".partial"}) {
+        if (!std::filesystem::exists(written, error)) continue;
+        const std::string reads = prepared.settings.setting_that_names(written, "output");
+        if (reads.empty()) continue;
+        throw RequestError(fmt::format("{}: {}: is what {} reads: expected another file",
+                                       prepared.settings.where("output"), escaped(written, written.size()), reads));
+    }
+    if (!common.force && std::filesystem::exists(common.output, error)) {
         throw RequestError(fmt::format("{}: {}: exists already: expected a new name, or --force to replace it",
                                        prepared.settings.where("output"),
                                        escaped(common.output, common.output.size())));
@@ -93,7 +104,7 @@ std::string parse_problem(const CLI::ParseError& error, const CLI::App& program,
         for (const CLI::Option* option : command->get_options())
             for (const std::string& name : option->get_lnames()) owned.push_back("--" + name);
         const std::string_view near = nearest_name(extra, std::vector<std::string_view>(owned.begin(), owned.end()));
-        return fmt::format("{}: unknown option: expected one of --help{}", in_quotes(extra),
+        return fmt::format("{}: unknown option: expected one that --help lists{}", in_quotes(extra),
                            near.empty() ? "" : fmt::format(" (did you mean \"{}\"?)", near));
     }
     return escaped(error.what());
@@ -132,12 +143,16 @@ int run_program(int argc, char** argv) {
         if (argc > 1 && prepared->command.name == argv[1]) chosen = prepared.get();
     const std::string_view name = chosen == nullptr ? "" : chosen->command.name;
     try {
-        program.parse(argc, argv);
+        try {
+            program.parse(argc, argv);
+        } catch (const CLI::CallForHelp&) {
+            print(chosen == nullptr ? program.help() : help_of(*chosen->app));
+            return static_cast<int>(Status::done);
+        } catch (const CLI::CallForVersion&) {
+            print("faultline " FAULTLINE_VERSION "\n");
+            return static_cast<int>(Status::done);
+        }
         return static_cast<int>(run_command(*chosen, names, shell_line(argc, argv)));
-    } catch (const CLI::CallForHelp&) {
-        print(chosen == nullptr ? program.help() : help_of(*chosen->app));
-    } catch (const CLI::CallForVersion&) {
-        print("faultline " FAULTLINE_VERSION "\n");
     } catch (const CLI::ParseError& error) {
         return finish(name, parse_problem(error, program, chosen == nullptr ? nullptr : chosen->app, argc, argv),
                       Status::refused);
@@ -153,13 +168,12 @@ int run_program(int argc, char** argv) {
         return finish(name, fmt::format("internal error: {}: expected none; please report it", error.what()),
                       Status::failed);
     }
-    return static_cast<int>(Status::done);
 }
 
 }  // namespace
 }  // namespace faultline::cli
 
 int main(int argc, char** argv) {
-    faultline::cli::ignore_broken_pipes();
+    faultline::cli::errors_in_place_of_signals();
     return faultline::cli::run_program(argc, argv);
 }

@@ -1,34 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <faultline/cli/settings.hpp>
+#include <faultline/cli/setting.hpp>
 
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <filesystem>
 #include <limits>
+#include <system_error>
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
-#include <faultline/plan/tomlplusplus.hpp>
-
-#include <faultline/base/error.hpp>
-#include <faultline/plan/nearest_name.hpp>
-#include <faultline/tensor/input.hpp>
-#include <faultline/tensor/text.hpp>
 
 namespace faultline::cli {
-
-struct Settings::Setting {
-    std::string key, value, help, expected;
-    char letter = 0;
-    bool is_flag = false, is_choice = false, is_list = false, is_positional = false;
-    std::function<bool(const toml::node&)> from_toml;     ///< false: of another type, or out of range
-    std::function<bool(const std::string&)> from_text;    ///< the same, one value or items between separators
-    char separator = ',';                                 ///< between the items of a list
-    std::function<std::optional<std::string>()> to_toml;  ///< nothing where there is no value to write
-    std::vector<std::string> given;                       ///< as the command line has it
-    std::string origin;
-};
-
 namespace {
 
 std::string toml_string(const std::string& text) {
@@ -72,42 +55,6 @@ bool split_items(const std::string& text, char separator, std::vector<std::strin
     return true;
 }
 
-std::string_view kind(const toml::node& node) {
-    switch (node.type()) {
-        case toml::node_type::string:
-            return "a string";
-        case toml::node_type::integer:
-            return "an integer";
-        case toml::node_type::floating_point:
-            return "a number";
-        case toml::node_type::boolean:
-            return "a boolean";
-        case toml::node_type::array:
-            return "a list";
-        case toml::node_type::table:
-            return "a table";
-        default:
-            return "a date or time";
-    }
-}
-
-std::string value_text(const toml::node& node) {
-    if (const auto value = node.value<std::int64_t>(); value && node.is_integer()) return fmt::format(" ({})", *value);
-    if (const auto value = node.value<double>(); value && node.is_floating_point()) return fmt::format(" ({})", *value);
-    if (const auto value = node.value<std::string>(); value && node.is_string()) return " (" + in_quotes(*value) + ")";
-    return "";
-}
-
-std::string read_text(const std::string& path) {
-    constexpr std::uint64_t largest = 1 << 20;  // a configuration is a page of text
-    const FileInput in(path);
-    if (in.size() > largest)
-        throw RequestError(fmt::format("{}: has {} bytes: expected a configuration file", in.name(), in.size()));
-    std::string text(in.size(), '\0');
-    in.read(0, std::as_writable_bytes(std::span(text)));
-    return text;
-}
-
 }  // namespace
 
 Settings::Settings(std::string command) : command_(std::move(command)) {}
@@ -126,13 +73,14 @@ Settings::Setting& Settings::add(const std::string& key, const std::string& valu
 }
 
 void Settings::text(const std::string& key, std::string& target, const std::string& value, const std::string& help) {
-    Setting& setting = add(key, value, help, "a string");
-    setting.from_text = [&target](const std::string& text) { return target = text, true; };
+    Setting& setting = add(key, value, help, "a string that is not empty");
+    setting.from_text = [&target](const std::string& text) { return target = text, !text.empty(); };
     setting.from_toml = [&target](const toml::node& node) {
         if (!node.is_string()) return false;
         target = **node.as_string();
-        return true;
+        return !target.empty();
     };
+    setting.texts = [&target] { return std::vector<std::string>{target}; };
     setting.to_toml = [&target]() -> std::optional<std::string> {
         if (target.empty()) return std::nullopt;
         return toml_string(target);
@@ -145,32 +93,46 @@ void Settings::positional(const std::string& key, std::string& target, const std
 }
 
 void Settings::integer(const std::string& key, std::int64_t& target, std::int64_t least, const std::string& value,
-                       const std::string& help) {
-    Setting& setting = add(key, value, help, fmt::format("an integer of {} or more", least));
-    setting.from_text = [&target, least](const std::string& text) {
-        return parse_number(text, target) && target >= least;
+                       const std::string& help, std::int64_t most) {
+    const bool open = most == std::numeric_limits<std::int64_t>::max();
+    Setting& setting = add(key, value, help,
+                           open ? fmt::format("an integer of {} or more, below 2^63", least)
+                                : fmt::format("an integer from {} to {}", least, most));
+    setting.from_text = [&target, least, most](const std::string& text) {
+        return parse_number(text, target) && target >= least && target <= most;
     };
-    setting.from_toml = [&target, least](const toml::node& node) {
+    setting.from_toml = [&target, least, most](const toml::node& node) {
         if (!node.is_integer()) return false;
         target = **node.as_integer();
-        return target >= least;
+        return target >= least && target <= most;
     };
     setting.to_toml = [&target] { return fmt::format("{}", target); };
 }
 
 void Settings::number(const std::string& key, std::optional<double>& target, const std::string& value,
                       const std::string& help) {
-    Setting& setting = add(key, value, help, "a number");
-    setting.from_text = [&target](const std::string& text) {
+    number(key, target, value, help, false);
+}
+
+void Settings::positive_number(const std::string& key, std::optional<double>& target, const std::string& value,
+                               const std::string& help) {
+    number(key, target, value, help, true);
+}
+
+void Settings::number(const std::string& key, std::optional<double>& target, const std::string& value,
+                      const std::string& help, bool positive) {
+    Setting& setting = add(key, value, help, positive ? "a positive number" : "a number");
+    const auto fits = [positive](double x) { return std::isfinite(x) && (x > 0 || !positive); };
+    setting.from_text = [&target, fits](const std::string& text) {
         double parsed = 0;
-        if (!parse_number(text, parsed) || !std::isfinite(parsed)) return false;
+        if (!parse_number(text, parsed) || !fits(parsed)) return false;
         target = parsed;
         return true;
     };
-    setting.from_toml = [&target](const toml::node& node) {
+    setting.from_toml = [&target, fits](const toml::node& node) {
         if (!node.is_number()) return false;
         target = node.value<double>();
-        return target && std::isfinite(*target);
+        return target && fits(*target);
     };
     setting.to_toml = [&target]() -> std::optional<std::string> {
         if (!target) return std::nullopt;
@@ -229,11 +191,12 @@ void Settings::list(const std::string& key, std::vector<std::string>& target, co
         return true;
     };
     setting.to_toml = [&target]() -> std::optional<std::string> { return toml_strings(target); };
+    setting.texts = [&target] { return target; };
 }
 
 void Settings::list(const std::string& key, std::vector<int>& target, const std::string& value,
                     const std::string& help) {
-    Setting& setting = add(key, value, help, "a list of integers of 0 or more");
+    Setting& setting = add(key, value, help, "a list of integers from 0 to 2147483647");
     setting.is_list = true;
     setting.from_text = [&target](const std::string& text) {
         std::vector<std::string> items;
@@ -290,8 +253,12 @@ void Settings::add_to(CLI::App& command) {
         option->multi_option_policy(setting->is_list ? CLI::MultiOptionPolicy::TakeAll
                                                      : CLI::MultiOptionPolicy::TakeLast);
     }
-    command.add_option("--config", config_, fmt::format("Read settings from the table [{}] of a TOML file", command_))
-        ->type_name("FILE.toml");
+    command
+        .add_option(
+            "--config", [this](const CLI::results_t& results) { return config_ = results, true; },
+            fmt::format("Read settings from the table [{}] of a TOML file", command_))
+        ->type_name("FILE.toml")
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
     command
         .add_option(
             "--set", [this](const CLI::results_t& results) { return assignments_ = results, true; },
@@ -313,81 +280,31 @@ std::vector<std::string_view> Settings::keys() const {
     return keys;
 }
 
-void Settings::read_file(const std::string& path, const std::vector<std::string_view>& commands) {
-    const std::string file = escaped(path, path.size());
-    toml::table root;
-    try {
-        root = toml::parse(read_text(path), path);
-    } catch (const toml::parse_error& error) {
-        throw RequestError(fmt::format("{}: line {}: {}: expected TOML", file, error.source().begin.line,
-                                       escaped(error.description())));
-    }
-    for (const auto& [name, node] : root) {
-        if (std::find(commands.begin(), commands.end(), name.str()) == commands.end()) {
-            throw RequestError(fmt::format("{}: line {}: {}: {}", file, node.source().begin.line, in_quotes(name.str()),
-                                           expected_one_of(name.str(), commands)));
-        }
-        if (name.str() != command_) continue;
-        if (!node.is_table()) {
-            throw RequestError(fmt::format("{}: {}: is {}: expected a table", file, command_, kind(node)));
-        }
-        for (const auto& [key, value] : *node.as_table()) {
-            const std::string where = fmt::format("{}: {}.{}", file, command_, escaped(key.str()));
-            Setting* setting = find(key.str());
-            if (setting == nullptr) {
-                throw RequestError(fmt::format("{}: unknown key: {}", where, expected_one_of(key.str(), keys())));
-            }
-            if (!setting->from_toml(value)) {
-                throw RequestError(
-                    fmt::format("{}: is {}{}: expected {}", where, kind(value), value_text(value), setting->expected));
-            }
-            setting->origin = where;
-        }
-    }
-}
-
-void Settings::read_assignment(const std::string& assignment) {
-    const std::size_t equals = assignment.find('=');
-    if (equals == std::string::npos || equals == 0) {
-        throw RequestError(fmt::format("--set: {}: expected KEY=VALUE", in_quotes(assignment)));
-    }
-    const std::string key = assignment.substr(0, equals), value = assignment.substr(equals + 1);
-    Setting* setting = find(key);
-    if (setting == nullptr) {
-        throw RequestError(fmt::format("--set: {}: unknown key: {}", in_quotes(key), expected_one_of(key, keys())));
-    }
-    setting->origin = "--set " + key;
-    // As TOML, so that what a file says can be said here; else as the command line would have it: plan=fa2.
-    try {
-        const toml::table parsed = toml::parse("value = " + value);
-        if (parsed.size() == 1 && setting->from_toml(*parsed.get("value"))) return;
-    } catch (const toml::parse_error&) {
-    }
-    if (!setting->from_text(value)) {
-        throw RequestError(fmt::format("--set {}: {}: expected {}", key, in_quotes(value), setting->expected));
-    }
-}
-
-void Settings::read(const std::vector<std::string_view>& commands) {
-    if (!config_.empty()) read_file(config_, commands);
-    for (const std::string& assignment : assignments_) read_assignment(assignment);
-    for (const auto& setting : settings_) {
-        if (setting->given.empty()) continue;
-        std::string text;
-        for (const std::string& item : setting->given)
-            text += (&item == &setting->given.front() ? "" : std::string(1, setting->separator)) + item;
-        setting->origin = setting->is_positional ? setting->key : "--" + setting->key;
-        if (!setting->from_text(text)) {
-            throw RequestError(fmt::format("{}: {}: expected {}", setting->origin, in_quotes(text), setting->expected));
-        }
-    }
-}
-
 std::string Settings::print() const {
     std::string out = fmt::format("[{}]\n", command_);
     for (const auto& setting : settings_)
         if (const auto value = setting->to_toml()) out += fmt::format("{} = {}\n", setting->key, *value);
     return out;
+}
+
+std::string Settings::setting_that_names(const std::string& file, std::string_view except) const {
+    namespace fs = std::filesystem;
+    const auto is_or_holds = [&file](const std::string& name) {
+        std::error_code error;
+        if (name.empty() || !fs::exists(name, error)) return false;
+        if (!fs::is_directory(name, error)) return fs::equivalent(name, file, error);
+        for (const fs::directory_entry& entry : fs::directory_iterator(name, error))
+            if (std::error_code none; fs::equivalent(entry.path(), file, none)) return true;
+        return false;
+    };
+    for (const std::string& name : config_)
+        if (is_or_holds(name)) return "--config";
+    for (const auto& setting : settings_) {
+        if (!setting->texts || setting->key == except) continue;
+        for (const std::string& name : setting->texts())
+            if (is_or_holds(name)) return where(setting->key);
+    }
+    return "";
 }
 
 std::string Settings::where(std::string_view key) const {

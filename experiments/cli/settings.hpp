@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,11 +28,15 @@ class Settings {
 
     /// Each binds a key to a variable, which keeps its value where nobody sets it and must outlive the settings. `value`
     /// is what stands for the value in --help, "FILE".
+    /// Not empty.
     void text(const std::string& key, std::string& target, const std::string& value, const std::string& help);
+    /// From `least` to `most`.
     void integer(const std::string& key, std::int64_t& target, std::int64_t least, const std::string& value,
-                 const std::string& help);
+                 const std::string& help, std::int64_t most = std::numeric_limits<std::int64_t>::max());
     void number(const std::string& key, std::optional<double>& target, const std::string& value,
                 const std::string& help);
+    void positive_number(const std::string& key, std::optional<double>& target, const std::string& value,
+                         const std::string& help);
     void flag(const std::string& key, bool& target, const std::string& help);
     /// --key and --no-key.
     void choice(const std::string& key, std::optional<bool>& target, const std::string& help);
@@ -55,11 +60,16 @@ class Settings {
     [[nodiscard]] bool print_requested() const { return print_config_; }
     /// The configuration in force as TOML: [command] and every key that has a value.
     [[nodiscard]] std::string print() const;
+    /// The setting, "--plan", whose value is the name of that very file or of a folder that holds it, whatever either is
+    /// called (a link, another path); "" for none. The key `except` does not count.
+    [[nodiscard]] std::string setting_that_names(const std::string& file, std::string_view except) const;
     /// Where a key's value came from, to begin an error with: "--plan", "--set plan", "run.toml: attribute.plan".
     [[nodiscard]] std::string where(std::string_view key) const;
 
   private:
     struct Setting;
+    void number(const std::string& key, std::optional<double>& target, const std::string& value,
+                const std::string& help, bool positive);
     Setting& add(const std::string& key, const std::string& value, const std::string& help,
                  const std::string& expected);
     Setting* find(std::string_view key);
@@ -69,7 +79,7 @@ class Settings {
 
     std::string command_;
     std::vector<std::unique_ptr<Setting>> settings_;
-    std::string config_;
+    std::vector<std::string> config_;
     std::vector<std::string> assignments_;
     bool print_config_ = false;
 };

@@ -46,6 +46,16 @@ void print(std::string_view text) {
     }
 }
 
+void print_after(const std::function<void()>& write_file, std::string_view text) {
+    try {
+        write_file();
+    } catch (const WorkError&) {
+        print(text);
+        throw;
+    }
+    print(text);
+}
+
 void remark(std::string_view line) { (void)write_all(STDERR_FILENO, fmt::format("{}\n", line)); }
 
 bool colors() {
@@ -55,15 +65,20 @@ bool colors() {
            std::string_view(term) != "dumb";
 }
 
-void ignore_broken_pipes() { std::signal(SIGPIPE, SIG_IGN); }
+void errors_in_place_of_signals() {
+    for (const int signal : {SIGPIPE, SIGXFSZ}) std::signal(signal, SIG_IGN);
+}
 
 void watch_for_interrupts() {
     struct sigaction action {};
     action.sa_handler = on_interrupt;
     action.sa_flags = SA_RESETHAND | SA_RESTART;
     sigemptyset(&action.sa_mask);
-    ::sigaction(SIGINT, &action, nullptr);
-    ::sigaction(SIGTERM, &action, nullptr);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+        struct sigaction before {};
+        ::sigaction(signal, nullptr, &before);
+        if (before.sa_handler != SIG_IGN) ::sigaction(signal, &action, nullptr);
+    }
 }
 
 bool interrupted() { return interrupt_seen != 0; }

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -12,14 +13,17 @@ namespace faultline::cli {
 /// Writes all of it to standard output. A reader that has gone away (`| head`) is no error; WorkError when the bytes
 /// cannot be written otherwise.
 void print(std::string_view text);
+/// Writes the file of a result, then prints the result; where one of the two fails, the other is still done.
+void print_after(const std::function<void()>& write_file, std::string_view text);
 /// One line on standard error; a failure to write it is nobody's business.
 void remark(std::string_view line);
 /// Whether standard output is a terminal that shows colours: NO_COLOR (no-color.org) and TERM=dumb say no.
 [[nodiscard]] bool colors();
-/// Writing to a reader that has gone away becomes an error code in place of a signal.
-void ignore_broken_pipes();
+/// Writing to a reader that has gone away, or past the limit on a file's size, becomes an error code in place of a signal.
+void errors_in_place_of_signals();
 
-/// Ctrl-C and SIGTERM ask the work to end; a second one ends the program at once.
+/// Ctrl-C, SIGTERM and the end of the terminal (SIGHUP) ask the work to end; a second one ends the program at once. One
+/// that whoever started us had ignored (nohup, a shell's background job) stays so.
 void watch_for_interrupts();
 [[nodiscard]] bool interrupted();
 

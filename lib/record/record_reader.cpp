@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
+#include <map>
 #include <set>
 
 #include <fmt/format.h>
@@ -134,6 +135,7 @@ struct RecordReader::State {
     std::string name;
     std::uint64_t file_size = 0;
     Handle file;
+    std::map<haddr_t, std::string> scale_names;
 
     Handle open(const std::string& path) const {
         Handle dataset(H5Dopen2(file, path.c_str(), H5P_DEFAULT), H5Dclose);
@@ -152,6 +154,19 @@ struct RecordReader::State {
         if (bytes / most_expansion <= stored && (stored > 0 || bytes <= unwritten_allowance)) return;
         throw RequestError(fmt::format("{}: dataset {}: claims {} bytes and stores {}: expected what the file can hold",
                                        name, in_quotes(path), bytes, stored));
+    }
+
+    /// Last part of an object's path. HDF5 searches the whole file for the name of what it reached by a reference, so each
+    /// is asked for once.
+    std::string scale_name(hid_t scale) {
+        H5O_info_t info;
+        if (H5Oget_info2(scale, &info, H5O_INFO_BASIC) < 0) return "";
+        const auto [known, added] = scale_names.try_emplace(info.addr);
+        if (!added) return known->second;
+        std::string full(256, '\0');
+        const ssize_t length = H5Iget_name(scale, full.data(), full.size());
+        full.resize(static_cast<std::size_t>(std::clamp<ssize_t>(length, 0, 255)));
+        return known->second = h5::split_path(full).second;
     }
 
     std::vector<std::int64_t> shape(hid_t dataset) const {
@@ -238,17 +253,21 @@ std::vector<Axis> RecordReader::axes(const std::string& path) const {
         out[0].name = h5::split_path(path).second;
         return out;
     }
+    struct Found {
+        State* state;
+        std::string name;
+    };
     for (unsigned i = 0; i < out.size(); ++i) {
+        Found found{state_.get(), ""};
         H5DSiterate_scales(
             dataset, i, nullptr,
             [](hid_t, unsigned, hid_t scale, void* to) -> herr_t {
-                std::string full(256, '\0');
-                const ssize_t length = H5Iget_name(scale, full.data(), full.size());
-                full.resize(static_cast<std::size_t>(std::clamp<ssize_t>(length, 0, 255)));
-                static_cast<Axis*>(to)->name = h5::split_path(full).second;
+                auto& into = *static_cast<Found*>(to);
+                into.name = into.state->scale_name(scale);
                 return 1;
             },
-            &out[i]);
+            &found);
+        out[i].name = found.name;
     }
     return out;
 }

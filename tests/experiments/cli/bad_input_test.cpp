@@ -200,7 +200,7 @@ INSTANTIATE_TEST_SUITE_P(
              [](TensorSet&) {},
              {"no layer is called \"layer8\"", "expected layer7", "did you mean \"layer7\"?"},
              {"--layers", "layer8"}},
-        Case{"UnknownHead", [](TensorSet&) {}, {"head 2", "expected 0 to 1"}, {"--heads", "2"}}),
+        Case{"UnknownHead", [](TensorSet&) {}, {"--heads: 2: expected 0 to 1"}, {"--heads", "2"}}),
     [](const auto& instance) { return std::string(instance.param.name); });
 
 // What is refused by default is taken when asked for.
@@ -302,13 +302,28 @@ TEST(BadRequest, NamesTheSettingAndWhereItCameFrom) {
     EXPECT_THAT(refusal(folder, file, {"--allow", "nan"}),
                 HasSubstr("--allow: \"nan\": expected one of single-key, masked-rows, mask-min"));
     EXPECT_THAT(refusal(folder, file, {"--threads", "two"}),
-                HasSubstr("--threads: \"two\": expected an integer of 0 or more"));
+                HasSubstr("--threads: \"two\": expected an integer from 0 to 4096"));
+    EXPECT_THAT(refusal(folder, file, {"--threads", "4294967297"}), HasSubstr("expected an integer from 0 to 4096"));
+    EXPECT_THAT(refusal(folder, file, {"--seed", "9223372036854775808"}),
+                HasSubstr("--seed: \"9223372036854775808\": expected an integer of 0 or more, below 2^63"));
+    EXPECT_THAT(refusal(folder, file, {"--heads", "4294967297"}),
+                HasSubstr("--heads: \"4294967297\": expected a list of integers from 0 to 2147483647"));
+    EXPECT_THAT(refusal(folder, file, {"--heads", "7"}),
+                HasSubstr("--heads: 7: expected 0 to 1, the heads of layer0 in "));
+    EXPECT_THAT(refusal(folder, file, {"--plan", ""}), HasSubstr("--plan: \"\": expected a string that is not empty"));
+    EXPECT_THAT(refusal(folder, file, {"--config", ""}), HasSubstr("--config: \"\": expected the name of a TOML file"));
+    EXPECT_THAT(refusal(folder, file, {"--config", "a.toml", "--config", "b.toml"}),
+                HasSubstr("--config: is given 2 times: expected one file"));
+    EXPECT_THAT(refusal(folder, file, {"--correction", "none", "--correction", "all"}),
+                HasSubstr("--correction: \"none\": expected no other correction beside it"));
+    EXPECT_EQ(run_program({"attribute", file, "-o", ""}).status, 2);
     EXPECT_THAT(refusal(folder, file, {"--threads", "-1"}), HasSubstr("--threads"));
-    EXPECT_THAT(refusal(folder, file, {"--scale", "0"}), HasSubstr("scale: 0: expected a positive number"));
+    EXPECT_THAT(refusal(folder, file, {"--scale", "0"}), HasSubstr("--scale: \"0\": expected a positive number"));
     EXPECT_THAT(refusal(folder, file, {"--device", "cuda"}),
                 HasSubstr("--device: this program was built without the device back end"));
     EXPECT_THAT(refusal(folder, file, {"--device", "tpu"}), HasSubstr("--device: \"tpu\": expected one of cpu, cuda"));
-    EXPECT_THAT(refusal(folder, file, {"--plna", "fa2"}), HasSubstr("did you mean \"--plan\"?"));
+    EXPECT_THAT(refusal(folder, file, {"--plna", "fa2"}),
+                HasSubstr("\"--plna\": unknown option: expected one that --help lists (did you mean \"--plan\"?)"));
     EXPECT_THAT(refusal(folder, file, {"--set", "plna=fa2"}),
                 ::testing::AllOf(HasSubstr("--set: \"plna\": unknown key"), HasSubstr("plan")));
     EXPECT_THAT(refusal(folder, file, {"--set", "threads=many"}),
@@ -328,9 +343,11 @@ TEST(BadRequest, NamesFileTableAndKeyOfAConfiguration) {
         return sentence;
     };
     EXPECT_THAT(with("[attribute]\nthreads = \"2\"\n"),
-                HasSubstr("attribute.threads: is a string (\"2\"): expected an integer of 0 or more"));
+                HasSubstr("attribute.threads: is a string (\"2\"): expected an integer from 0 to 4096"));
     EXPECT_THAT(with("[attribute]\nthreads = -2\n"),
-                HasSubstr("attribute.threads: is an integer (-2): expected an integer of 0 or more"));
+                HasSubstr("attribute.threads: is an integer (-2): expected an integer from 0 to 4096"));
+    EXPECT_THAT(with("[attribute]\nthreads = 4294967297\n"),
+                HasSubstr("attribute.threads: is an integer (4294967297): expected an integer from 0 to 4096"));
     EXPECT_THAT(with("[attribute]\nlayers = \"layer0\"\n"),
                 HasSubstr("attribute.layers: is a string (\"layer0\"): expected a list of strings"));
     EXPECT_THAT(with("[attribute]\nheads = [0.5]\n"),

@@ -61,6 +61,14 @@ TEST(Configuration, CommandLineBeatsSetBeatsFile) {
                                HasSubstr("json = false\n")));
 }
 
+TEST(Configuration, SetTakesOneStringForAList) {
+    for (const char* assignment : {"correction=none", "correction=\"none\"", "correction=[\"none\"]"}) {
+        const Outcome run = run_program({"attribute", "--set", assignment, "--print-config"});
+        EXPECT_EQ(run.status, 0) << run.err;
+        EXPECT_THAT(run.out, HasSubstr("correction = [\"none\"]\n")) << assignment;
+    }
+}
+
 TEST(Configuration, PrintedAndReadBackIsTheSame) {
     const Folder folder;
     const Outcome first = run_program({"attribute",

@@ -83,7 +83,7 @@ TEST(IdentifyProgram, RefusesInASentence) {
                 AllOf(HasSubstr("--plans"), HasSubstr("did you mean \"fa2\"?")));
     EXPECT_THAT(refusal(folder, {file, "--plans", folder / "none.toml"}), HasSubstr("none.toml"));
     EXPECT_THAT(refusal(folder, {file, "--layers", "layer7"}), HasSubstr("layer7"));
-    EXPECT_THAT(refusal(folder, {file, "--heads", "9"}), HasSubstr("head 9"));
+    EXPECT_THAT(refusal(folder, {file, "--heads", "9"}), HasSubstr("--heads: 9: expected 0 to"));
     EXPECT_THAT(refusal(folder, {file, "--allow", "anything"}), HasSubstr("--allow"));
     EXPECT_THAT(refusal(folder, {file, "-o", folder / "plan.h5"}), HasSubstr("expected a name that ends in .toml"));
     EXPECT_THAT(refusal(folder, {::faultline::testing::shipped_capture(), "-o", folder / "two.toml"}),

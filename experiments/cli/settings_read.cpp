@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where settings come from: a file, --set, the command line.
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include <faultline/base/error.hpp>
+#include <faultline/cli/setting.hpp>
+#include <faultline/plan/nearest_name.hpp>
+#include <faultline/tensor/input.hpp>
+#include <faultline/tensor/text.hpp>
+
+namespace faultline::cli {
+namespace {
+
+std::string_view kind(const toml::node& node) {
+    switch (node.type()) {
+        case toml::node_type::string:
+            return "a string";
+        case toml::node_type::integer:
+            return "an integer";
+        case toml::node_type::floating_point:
+            return "a number";
+        case toml::node_type::boolean:
+            return "a boolean";
+        case toml::node_type::array:
+            return "a list";
+        case toml::node_type::table:
+            return "a table";
+        default:
+            return "a date or time";
+    }
+}
+
+std::string value_text(const toml::node& node) {
+    if (const auto value = node.value<std::int64_t>(); value && node.is_integer()) return fmt::format(" ({})", *value);
+    if (const auto value = node.value<double>(); value && node.is_floating_point()) return fmt::format(" ({})", *value);
+    if (const auto value = node.value<std::string>(); value && node.is_string()) return " (" + in_quotes(*value) + ")";
+    return "";
+}
+
+std::string read_text(const std::string& path) {
+    constexpr std::uint64_t largest = 1 << 20;  // a configuration is a page of text
+    const FileInput in(path);
+    if (in.size() > largest)
+        throw RequestError(fmt::format("{}: has {} bytes: expected a configuration file", in.name(), in.size()));
+    std::string text(in.size(), '\0');
+    in.read(0, std::as_writable_bytes(std::span(text)));
+    return text;
+}
+
+}  // namespace
+
+void Settings::read_file(const std::string& path, const std::vector<std::string_view>& commands) {
+    const std::string file = escaped(path, path.size());
+    toml::table root;
+    try {
+        root = toml::parse(read_text(path), path);
+    } catch (const toml::parse_error& error) {
+        throw RequestError(fmt::format("{}: line {}: {}: expected TOML", file, error.source().begin.line,
+                                       escaped(error.description())));
+    }
+    for (const auto& [name, node] : root) {
+        if (std::find(commands.begin(), commands.end(), name.str()) == commands.end()) {
+            throw RequestError(fmt::format("{}: line {}: {}: {}", file, node.source().begin.line, in_quotes(name.str()),
+                                           expected_one_of(name.str(), commands)));
+        }
+        if (name.str() != command_) continue;
+        if (!node.is_table()) {
+            throw RequestError(fmt::format("{}: {}: is {}: expected a table", file, command_, kind(node)));
+        }
+        for (const auto& [key, value] : *node.as_table()) {
+            const std::string where = fmt::format("{}: {}.{}", file, command_, escaped(key.str()));
+            Setting* setting = find(key.str());
+            if (setting == nullptr) {
+                throw RequestError(fmt::format("{}: unknown key: {}", where, expected_one_of(key.str(), keys())));
+            }
+            if (!setting->from_toml(value)) {
+                throw RequestError(
+                    fmt::format("{}: is {}{}: expected {}", where, kind(value), value_text(value), setting->expected));
+            }
+            setting->origin = where;
+        }
+    }
+}
+
+void Settings::read_assignment(const std::string& assignment) {
+    const std::size_t equals = assignment.find('=');
+    if (equals == std::string::npos || equals == 0) {
+        throw RequestError(fmt::format("--set: {}: expected KEY=VALUE", in_quotes(assignment)));
+    }
+    const std::string key = assignment.substr(0, equals), value = assignment.substr(equals + 1);
+    Setting* setting = find(key);
+    if (setting == nullptr) {
+        throw RequestError(fmt::format("--set: {}: unknown key: {}", in_quotes(key), expected_one_of(key, keys())));
+    }
+    setting->origin = "--set " + key;
+    // As TOML, so that what a file says can be said here; else as the command line would have it: plan=fa2.
+    try {
+        const toml::table parsed = toml::parse("value = " + value);
+        if (parsed.size() == 1) {
+            const toml::node& node = *parsed.get("value");
+            if (setting->from_toml(node)) return;
+            // One string for a list: correction="none".
+            if (setting->is_list && node.is_string() && setting->from_text(**node.as_string())) return;
+        }
+    } catch (const toml::parse_error&) {
+    }
+    if (!setting->from_text(value)) {
+        throw RequestError(fmt::format("--set {}: {}: expected {}", key, in_quotes(value), setting->expected));
+    }
+}
+
+void Settings::read(const std::vector<std::string_view>& commands) {
+    if (config_.size() > 1)
+        throw RequestError(fmt::format("--config: is given {} times: expected one file (--set changes single settings)",
+                                       config_.size()));
+    if (!config_.empty() && config_.front().empty())
+        throw RequestError("--config: \"\": expected the name of a TOML file");
+    if (!config_.empty()) read_file(config_.front(), commands);
+    for (const std::string& assignment : assignments_) read_assignment(assignment);
+    for (const auto& setting : settings_) {
+        if (setting->given.empty()) continue;
+        std::string text;
+        for (const std::string& item : setting->given)
+            text += (&item == &setting->given.front() ? "" : std::string(1, setting->separator)) + item;
+        setting->origin = setting->is_positional ? setting->key : "--" + setting->key;
+        if (!setting->from_text(text)) {
+            throw RequestError(fmt::format("{}: {}: expected {}", setting->origin, in_quotes(text), setting->expected));
+        }
+    }
+}
+
+}  // namespace faultline::cli
