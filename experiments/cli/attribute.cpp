@@ -192,8 +192,8 @@ Status run(const AttributeSettings& own, const Invocation& call) {
     options.cancelled = interrupted;
     Attribution result = attribute(capture, plan, options);
     if (result.complete)
-        result.nearer =
-            nearer_plans(capture, plan, own.heads.empty() ? 0 : own.heads.front(), options.threads, options.cancelled);
+        result.nearer = nearer_plans(capture, plan, own.request.heads.empty() ? 0 : own.request.heads.front(),
+                                     options.threads, options.cancelled);
     line.clear();
 
     const auto write_file = [&] {

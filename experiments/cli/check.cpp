@@ -56,7 +56,7 @@ CheckOptions options_of(const CheckSettings& own, const Invocation& call) {
             fmt::format("{}: {}: expected a factor of 1 or more", call.settings.where("slack"), options.slack));
     options.runs = static_cast<int>(std::min<std::int64_t>(own.runs, 100000));
     options.heads = own.request.heads;
-    options.threads = static_cast<int>(std::min<std::int64_t>(call.common.threads, 4096));
+    options.threads = static_cast<int>(call.common.threads);
     options.seed = static_cast<std::uint64_t>(own.seed);
     return options;
 }
@@ -64,8 +64,9 @@ CheckOptions options_of(const CheckSettings& own, const Invocation& call) {
 Status run(const CheckSettings& own, const Invocation& call) {
     CheckOptions options = options_of(own, call);
     const RoundingPlan plan = plan_named(own.plan, call.settings, "plan");
-    const Capture capture = own.request.read(call.settings);
+    const Capture capture = own.request.read(call);
 
+    watch_for_interrupts();
     std::optional<RecordFile> file;
     if (!call.common.output.empty()) {
         Manifest manifest = call.manifest("check", options.seed);
@@ -75,7 +76,6 @@ Status run(const CheckSettings& own, const Invocation& call) {
     std::optional<PartialFile> junit;
     if (!own.junit.empty()) junit.emplace(own.junit);
 
-    watch_for_interrupts();
     Progress line(call.talks());
     options.progress = [&](std::size_t done, std::size_t total, const std::string& what) {
         line.update(done, total, what);
@@ -88,16 +88,17 @@ Status run(const CheckSettings& own, const Invocation& call) {
                            result.layers.size(), capture.layers.size()));
         return Status::failed;
     }
-    print(call.common.json ? to_json(result) : table(result, own.full));
-    if (junit) {
-        const std::string text = to_junit(result);
-        junit->write(std::as_bytes(std::span(text)));
-        junit->commit();
-    }
-    if (file) {
+    const auto write_files = [&] {
+        if (junit) {
+            const std::string text = to_junit(result);
+            junit->write(std::as_bytes(std::span(text)));
+            junit->commit();
+        }
+        if (!file) return;
         write(result, *file);
         file->commit();
-    }
+    };
+    print_after(write_files, call.common.json ? to_json(result) : table(result, own.full));
     return result.verdict() == Verdict::within_rounding ? Status::done : Status::failed;
 }
 
