@@ -83,9 +83,16 @@ struct StepReport {
     std::vector<double> qk_rms;           ///< [layer, head]: mean_i rms(q_i) times mean_j rms(k_j), before any QK norm
     std::vector<double> sigma_q;          ///< [layer]: largest singular value of W_Q, after the step; NaN where not due
     std::vector<double> sigma_k;          ///< [layer]
+    std::vector<double> singular_q;       ///< [layer, 3]: the three largest of W_Q
+    std::vector<double> singular_k;       ///< [layer, 3]
+    std::vector<double> singular_qk;      ///< [layer, head, 3]: of W_Q W_K^T of the head
+    std::vector<double> zero_sum;         ///< [layer, head]: sum over rows of sum_j ds_ij, 0 in exact arithmetic
+    std::vector<double> zero_sum_abs;     ///< [layer, head]: the same of |ds_ij|
+    std::vector<double> zero_sum_total;   ///< [layer, head]: zero_sum added up over the steps
     std::vector<double> saturated;        ///< [layer, head]: fraction of rows with p_max > 1 - 2^-9; NaN where not due
     std::vector<double> entropy;          ///< [layer, head]: mean over rows, nats; NaN where not due
     std::vector<std::uint8_t> qk_normed;  ///< [layer]: whether QK norm was on
+    double validation_loss = 0;           ///< nats per token, no hooks, same plan; NaN where not due
     /// Numbers of hooks for the record, in a fixed order and with fixed names over the run.
     struct Extra {
         std::string name;            ///< "injected_rms"
@@ -123,7 +130,7 @@ class StepControl {
 class StepHook {
   public:
     virtual ~StepHook() = default;
-    /// `last`: the report of the step before, or null at the first (after a resume too: keep what you need in save()).
+    /// `last`: the report of the step before (after a resume too, without extras), or null at the first.
     virtual void before_step(std::int64_t step, const StepReport* last, StepControl& control) = 0;
     /// May add to report.extras. At step 0 the names that the run's record will have are taken from here.
     virtual void after_step(StepReport& report) { (void)report; }

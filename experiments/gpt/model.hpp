@@ -90,6 +90,7 @@ class Gpt {
     void keep_operands(std::vector<Operands>* layers) { kept_ = layers; }
     /// State beside the weights that a checkpoint needs.
     [[nodiscard]] SigmaReparametrisation<T>& reparametrisation() { return reparametrisation_; }
+    [[nodiscard]] const SigmaReparametrisation<T>& reparametrisation() const { return reparametrisation_; }
 
   private:
     struct Group {

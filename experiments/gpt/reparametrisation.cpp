@@ -37,6 +37,7 @@ SigmaReparametrisation<T>::SigmaReparametrisation(const ParameterLayout& layout)
 
 template <class T>
 void SigmaReparametrisation<T>::apply(std::span<const T> weights, std::span<T> effective) {
+    before_ = vectors_;
     for (Entry& e : entries_) {
         const MatrixView<const T> w = e.matrix.of(weights);
         const MatrixView<T> left(e.left.data(), w.rows, 1), right(vectors_.data() + e.right, w.cols, 1);

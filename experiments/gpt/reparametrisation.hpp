@@ -21,10 +21,12 @@ class SigmaReparametrisation {
     void apply(std::span<const T> weights, std::span<T> effective);
     /// The gradient with respect to the effective weights becomes that with respect to W and gamma.
     void pull_back(std::span<const T> weights, std::span<T> gradient) const;
-    /// The right vectors, for a checkpoint.
-    [[nodiscard]] std::span<T> state() { return vectors_; }
-    /// After the state was set from a checkpoint.
-    void restored() { started_ = true; }
+    /// The right vectors as they stood before the last apply(), for a checkpoint; the apply() after restore() repeats it.
+    [[nodiscard]] std::span<const T> state() const { return before_; }
+    void restore(std::vector<T> state) {
+        vectors_ = std::move(state);
+        started_ = true;
+    }
 
   private:
     struct Entry {
@@ -35,7 +37,7 @@ class SigmaReparametrisation {
         T sigma = 0;
     };
     std::vector<Entry> entries_;
-    std::vector<T> vectors_;
+    std::vector<T> vectors_, before_;
     bool started_ = false;
 };
 

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/gpt/trainer.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include <fmt/format.h>
+
+#include <faultline/base/error.hpp>
+#include <faultline/gpt/monitors.hpp>
+
+namespace faultline::gpt {
+namespace {
+
+constexpr double nan_value = std::numeric_limits<double>::quiet_NaN();
+constexpr int spectrum = 3;  // singular values that are recorded
+
+}  // namespace
+
+/// What a step hook may do.
+class Trainer::Control final : public StepControl {
+  public:
+    explicit Control(Trainer& trainer) : t_(trainer) {}
+    [[nodiscard]] int layers() const override { return t_.config_.model.layers; }
+    [[nodiscard]] int heads() const override { return t_.config_.model.heads; }
+    [[nodiscard]] int head_dim() const override { return t_.config_.model.head_dim(); }
+    void enable_qk_norm(int layer, std::span<const double> logit_scale) override {
+        QkSwitch& s = t_.qk_switch_.at(static_cast<std::size_t>(layer));
+        s.on = true;
+        s.logit_scale.assign(logit_scale.begin(), logit_scale.end());
+        if (s.logit_scale.empty())
+            s.logit_scale.assign(static_cast<std::size_t>(heads()), 1.0 / std::sqrt(static_cast<double>(head_dim())));
+    }
+    [[nodiscard]] bool qk_norm_enabled(int layer) const override {
+        return t_.config_.model.qk_norm != QkNorm::none || t_.qk_switch_.at(static_cast<std::size_t>(layer)).on;
+    }
+    void reset_optimizer() override { t_.optimizer_.reset(); }
+    void set_learning_rate_factor(double factor) override { t_.rate_factor_ = factor; }
+    void set_clip_factor(double factor) override { t_.clip_factor_ = factor; }
+    void set_fp32_ffn(bool on) override { t_.fp32_ffn_ = on; }
+    void set_qk_clip(double tau) override { t_.qk_clip_ = tau; }
+    [[nodiscard]] MatrixView<const float> weight(std::string_view name) const override {
+        return t_.model_.layout().at(name).of(std::span<const float>(t_.model_.weights()));
+    }
+
+  private:
+    Trainer& t_;
+};
+
+Trainer::Trainer(const TrainConfig& config, const TokenData& data, const WindowOrder& windows, const Hooks& hooks)
+    : config_(config),
+      data_(data),
+      windows_(windows),
+      hooks_(hooks),
+      model_(config.model, config.seed),
+      optimizer_(config.optimizer, model_.layout()),
+      update_(model_.weights().size()),
+      qk_switch_(static_cast<std::size_t>(config.model.layers)),
+      qk_clip_(config.qk_clip) {
+    if (config.batch < 1) throw RequestError(fmt::format("batch: {}: expected 1 or more", config.batch));
+    if (config.accumulate < 1) throw RequestError(fmt::format("accumulate: {}: expected 1 or more", config.accumulate));
+    if (config.steps < 1) throw RequestError(fmt::format("steps: {}: expected 1 or more", config.steps));
+    check_tokens(data, config.model.vocabulary, config.model.context);
+}
+Trainer::~Trainer() = default;
+
+void Trainer::capture(std::function<bool(std::int64_t)> wanted,
+                      std::function<void(std::int64_t, int, const Captured&)> take) {
+    capture_wanted_ = std::move(wanted);
+    capture_take_ = std::move(take);
+}
+
+StepContext Trainer::context(int micro_step) const {
+    StepContext c;
+    c.step = next_;
+    c.micro_step = micro_step;
+    c.attention = hooks_.attention;
+    c.model = hooks_.model;
+    c.loss_weight = 1.0 / (static_cast<double>(config_.batch) * config_.accumulate * config_.model.context);
+    c.detailed = due(config_.monitor_every);
+    c.fp32_ffn = fp32_ffn_;
+    c.qk_switch = &qk_switch_;
+    c.threads = config_.threads;
+    return c;
+}
+
+Batch Trainer::micro_batch(int micro_step, Windows& windows) const {
+    const auto batch = static_cast<std::size_t>(config_.batch);
+    const std::vector<std::int64_t> offsets = windows_.offsets(
+        next_, batch * static_cast<std::size_t>(config_.accumulate), data_.training.size(), config_.model.context);
+    windows =
+        windows_at(data_.training, std::span(offsets).subspan(static_cast<std::size_t>(micro_step) * batch, batch),
+                   config_.model.context);
+    return {windows.tokens, windows.targets, config_.batch, config_.model.context};
+}
+
+double Trainer::accumulate(BatchStatistics& statistics) {
+    const bool captured = capture_wanted_ && capture_wanted_(next_);
+    Captured operands;
+    model_.clear_gradient();
+    double loss = 0;
+    for (int m = 0; m < config_.accumulate; ++m) {
+        Windows windows;
+        const Batch batch = micro_batch(m, windows);
+        model_.keep_operands(captured ? &operands : nullptr);
+        loss += model_.accumulate(context(m), batch, statistics);
+        model_.keep_operands(nullptr);
+        if (captured) capture_take_(next_, m, operands);
+    }
+    model_.finish_gradient();
+    return loss * context(0).loss_weight;
+}
+
+/// Returns the factor that the gradient was multiplied by.
+double Trainer::clip(double norm) {
+    const double limit = config_.clip * clip_factor_;
+    if (!(limit > 0) || norm <= limit) return 1;
+    const double factor = limit / (norm + 1e-6);  // PyTorch's clip_grad_norm_
+    const auto f = static_cast<float>(factor);
+    for (float& g : model_.gradient()) g *= f;
+    return factor;
+}
+
+void Trainer::propose(double rate) {
+    optimizer_.propose(model_.weights(), model_.gradient(), rate, update_);
+    std::vector<ParameterUpdate> updates;
+    for (const Parameter& p : model_.layout().all())
+        updates.push_back(
+            {p.name, p.layer, p.role, p.of(std::span<const float>(model_.weights())), p.of(std::span(update_))});
+    if (hooks_.model != nullptr)
+        for (const ParameterUpdate& u : updates)
+            if (hooks_.model->watches(ModelSite::optimizer_update, u.layer)) {
+                const ModelAt where{
+                    .step = next_, .micro_step = 0, .layer = u.layer, .part = 0, .row0 = 0, .name = u.name};
+                hooks_.model->at(ModelSite::optimizer_update, where, u.update, std::span(&u.weight, 1));
+            }
+    if (hooks_.update != nullptr) hooks_.update->before_apply(next_, updates);
+}
+
+void Trainer::stop(const std::string& site, std::ptrdiff_t row, std::ptrdiff_t column) {
+    failure_ = NonFinite{next_, site, row, column};
+}
+
+/// The pass is a function of its inputs, so going through it again finds the value that went first.
+bool Trainer::stop_where_not_finite(double loss, double norm) {
+    if (std::isfinite(loss) && std::isfinite(norm)) return false;
+    model_.clear_gradient();
+    FiniteWatch first;
+    for (int m = 0; m < config_.accumulate && first.found_at < 0; ++m) {
+        Windows windows;
+        const Batch batch = micro_batch(m, windows);
+        StepContext looking = context(m);
+        looking.find_non_finite = true;
+        BatchStatistics ignored(static_cast<std::size_t>(config_.model.layers * config_.model.heads));
+        (void)model_.accumulate(looking, batch, ignored);
+        first = model_.first_non_finite();
+    }
+    if (first.found_at < 0) first.site = "weight gradients";  // every activation is finite: a sum over tokens was not
+    stop(first.site, first.row, first.column);
+    return true;
+}
+
+void Trainer::apply() {
+    const std::span<float> weights = model_.weights();
+    for (std::size_t i = 0; i < weights.size(); ++i) weights[i] += update_[i];
+}
+
+/// Per head: where the largest logit S passes tau, W_Q and W_K of the head times sqrt(tau / S).
+void Trainer::qk_clip() {
+    if (!(qk_clip_ > 0)) return;
+    const int heads = config_.model.heads, d = config_.model.head_dim();
+    for (const Parameter& p : model_.layout().all()) {
+        if (p.role != Role::w_q && p.role != Role::w_k) continue;
+        for (int h = 0; h < heads; ++h) {
+            const double largest = report_.max_logit[static_cast<std::size_t>(p.layer * heads + h)];
+            if (!(largest > qk_clip_)) continue;
+            const auto factor = static_cast<float>(std::sqrt(qk_clip_ / largest));
+            const MatrixView<float> w = p.of(model_.weights());
+            for (std::ptrdiff_t i = 0; i < w.rows; ++i)
+                for (std::ptrdiff_t j = h * d; j < (h + 1) * d; ++j) w(i, j) *= factor;
+        }
+    }
+}
+
+const StepReport& Trainer::step() {
+    if (hooks_.step != nullptr) {
+        Control control(*this);
+        hooks_.step->before_step(next_, next_ == 0 ? nullptr : &report_, control);
+    }
+    BatchStatistics statistics(static_cast<std::size_t>(config_.model.layers * config_.model.heads));
+    const double loss = accumulate(statistics);
+    const double norm = norm_of(model_.gradient());
+    if (stop_where_not_finite(loss, norm)) return report_;
+    clip(norm);
+    const double rate = learning_rate(config_.schedule, next_, config_.steps) * rate_factor_;
+    const Optimizer::State before = optimizer_.state();
+    propose(rate);
+    if (!std::isfinite(norm_of(update_))) {
+        optimizer_.restore(before);
+        for (const Parameter& p : model_.layout().all()) {
+            FiniteWatch watch;
+            watch.look(-1, p.name.c_str(), MatrixView<const float>(p.of(std::span<const float>(update_))));
+            if (watch.found_at < 0) continue;
+            stop("update of " + p.name, watch.row, watch.column);
+            break;
+        }
+        return report_;
+    }
+    apply();
+    fill_report(statistics, loss, norm, rate);
+    qk_clip();
+    model_.prepare();
+    fill_spectra();
+    const bool last = next_ + 1 == config_.steps;
+    const bool validate = config_.validate_every > 0 && ((next_ + 1) % config_.validate_every == 0 || last);
+    report_.validation_loss = validate ? validation_loss() : nan_value;
+    if (hooks_.step != nullptr) hooks_.step->after_step(report_);
+    ++next_;
+    return report_;
+}
+
+double Trainer::validation_loss() {
+    const auto length = static_cast<std::size_t>(config_.model.context);
+    const WindowOrder order(config_.seed + 0x76616c);  // other windows than any seed's near it
+    double total = 0;
+    for (int b = 0; b < config_.validation_batches; ++b) {
+        const std::vector<std::int64_t> offsets =
+            order.offsets(b, static_cast<std::size_t>(config_.batch), data_.validation.size(), config_.model.context);
+        const Windows windows = windows_at(data_.validation, offsets, config_.model.context);
+        total += model_.loss({windows.tokens, windows.targets, config_.batch, config_.model.context}, config_.threads);
+    }
+    return total / (static_cast<double>(config_.validation_batches) * config_.batch * static_cast<double>(length));
+}
+
+void Trainer::fill_report(const BatchStatistics& s, double loss, double norm, double rate) {
+    StepReport& r = report_;
+    r.step = next_;
+    r.loss = loss;
+    r.grad_norm = norm;
+    r.learning_rate = rate;
+    r.layers = config_.model.layers;
+    r.heads = config_.model.heads;
+    r.max_logit = s.max_logit;
+    r.zero_sum = s.zero_sum;
+    r.zero_sum_abs = s.zero_sum_abs;
+    r.zero_sum_total.resize(s.zero_sum.size(), 0.0);
+    r.qk_rms.resize(s.zero_sum.size());
+    r.saturated.assign(s.zero_sum.size(), nan_value);
+    r.entropy = r.saturated;
+    const double tokens = static_cast<double>(config_.batch) * config_.accumulate * config_.model.context;
+    for (std::size_t i = 0; i < s.zero_sum.size(); ++i) {
+        r.zero_sum_total[i] += s.zero_sum[i];
+        r.qk_rms[i] = (s.q_rms[i] / tokens) * (s.k_rms[i] / tokens);
+        if (!(s.rows[i] > 0)) continue;
+        r.saturated[i] = s.saturated[i] / s.rows[i];
+        r.entropy[i] = s.entropy[i] / s.rows[i];
+    }
+    r.qk_normed.clear();
+    for (const QkSwitch& layer : qk_switch_)
+        r.qk_normed.push_back(layer.on || config_.model.qk_norm != QkNorm::none ? 1 : 0);
+    r.extras.clear();
+}
+
+void Trainer::fill_spectra() {
+    StepReport& r = report_;
+    const auto layers = static_cast<std::size_t>(r.layers), heads = static_cast<std::size_t>(r.heads);
+    r.sigma_q.assign(layers, nan_value);
+    r.sigma_k = r.sigma_q;
+    r.singular_q.assign(layers * spectrum, nan_value);
+    r.singular_k = r.singular_q;
+    r.singular_qk.assign(layers * heads * spectrum, nan_value);
+    if (!due(config_.monitor_every) && next_ + 1 != config_.steps) return;
+    const std::span<const float> weights = model_.weights();
+    const int d = config_.model.head_dim();
+    for (int l = 0; l < r.layers; ++l) {
+        const auto view = [&](const char* part) {
+            return model_.layout().at(fmt::format("layer{}.{}", l, part)).of(weights);
+        };
+        const MatrixView<const float> w_q = view("w_q"), w_k = view("w_k");
+        const auto at = static_cast<std::ptrdiff_t>(l) * spectrum;
+        std::ranges::copy(singular_values(w_q, spectrum), r.singular_q.begin() + at);
+        std::ranges::copy(singular_values(w_k, spectrum), r.singular_k.begin() + at);
+        r.sigma_q[static_cast<std::size_t>(l)] = r.singular_q[static_cast<std::size_t>(at)];
+        r.sigma_k[static_cast<std::size_t>(l)] = r.singular_k[static_cast<std::size_t>(at)];
+        for (int h = 0; h < r.heads; ++h) {
+            const auto columns = [&](MatrixView<const float> w) {
+                return MatrixView<const float>(w.data + h * d, w.rows, d, w.stride);
+            };
+            std::ranges::copy(product_singular_values(columns(w_q), columns(w_k), spectrum),
+                              r.singular_qk.begin() + (l * r.heads + h) * spectrum);
+        }
+    }
+}
+
+}  // namespace faultline::gpt
