@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 // this folder joined in the order of their names, without perldiag.pod, which another package owns. Chosen because it is
 // prose, one package that needs perl alone and runs no service, and outside /usr/share/doc, which slim images leave out.
 constexpr std::string_view folder = "/usr/share/perl/5.36.0/pod";
-constexpr std::string_view known_hash = "xxh3-128:KNOWN";
+constexpr std::string_view known_hash = "xxh3-128:1dafc3b485bfd5edc7bc12c8f3523874";
 
 std::string hash_of(const TokenData& data) {
     // Of the whole text in its order: the splits are put together again by hashing the files' own hashes.

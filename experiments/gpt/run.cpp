@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/gpt/run.hpp>
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+
+#include <fmt/format.h>
+
+#include <faultline/base/error.hpp>
+#include <faultline/gpt/run_record.hpp>
+#include <faultline/tensor/safetensors.hpp>
+#include <faultline/tensor/text.hpp>
+
+namespace faultline::gpt {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string stem_of(const std::string& output) {
+    return (fs::path(output).parent_path() / fs::path(output).stem()).string();
+}
+
+/// [sequence, head, token, head_dim] from [token, width].
+std::vector<float> by_head(const std::vector<float>& x, const ModelConfig& m, int sequences) {
+    const auto width = static_cast<std::size_t>(m.width), d = static_cast<std::size_t>(m.head_dim());
+    const auto length = static_cast<std::size_t>(m.context);
+    std::vector<float> out;
+    out.reserve(static_cast<std::size_t>(sequences) * length * width);
+    for (std::size_t b = 0; b < static_cast<std::size_t>(sequences); ++b)
+        for (std::size_t h = 0; h < static_cast<std::size_t>(m.heads); ++h)
+            for (std::size_t t = 0; t < length; ++t) {
+                const auto row = x.begin() + static_cast<std::ptrdiff_t>((b * length + t) * width + h * d);
+                out.insert(out.end(), row, row + static_cast<std::ptrdiff_t>(d));
+            }
+    return out;
+}
+
+/// bf16 as its bits where every value is one, else as float: nothing is lost.
+Tensor tensor_of(const std::string& name, const std::vector<std::int64_t>& shape, const std::vector<float>& values) {
+    std::vector<std::uint16_t> bits;
+    bits.reserve(values.size());
+    for (const float value : values) {
+        const auto word = std::bit_cast<std::uint32_t>(value);
+        if ((word & 0xffffU) != 0) return make_tensor<float>(name, shape, values);
+        bits.push_back(static_cast<std::uint16_t>(word >> 16));
+    }
+    return make_tensor<std::uint16_t>(name, shape, bits, Dtype::bf16);
+}
+
+void write_capture(const std::string& path, const Trainer& trainer, std::int64_t step, int sequences,
+                   const Trainer::Captured& layers) {
+    const ModelConfig& m = trainer.config().model;
+    sequences = std::min(sequences, trainer.config().batch);
+    const std::vector<std::int64_t> shape{sequences, m.heads, m.context, m.head_dim()};
+    TensorSet set;
+    for (std::size_t l = 0; l < layers.size(); ++l) {
+        const auto add = [&](const char* part, const std::vector<float>& values) {
+            set.add(tensor_of(fmt::format("layer{}.{}", l, part), shape, by_head(values, m, sequences)));
+        };
+        add("q", layers[l].q);
+        add("k", layers[l].k);
+        add("v", layers[l].v);
+        add("do", layers[l].dout);
+    }
+    set.metadata["causal"] = "true";
+    set.metadata["scale"] = fmt::format("{}", 1.0 / std::sqrt(static_cast<double>(m.head_dim())));
+    set.metadata["step"] = std::to_string(step);
+    write_safetensors(path, set);
+}
+
+void prepare_captures(Trainer& trainer, const RunFiles& files) {
+    if (files.capture.empty()) return;
+    if (files.output.empty()) throw RequestError("capture: needs a file to stand beside: expected -o FILE.h5 with it");
+    trainer.capture([&files](std::int64_t step) { return files.capture.contains(step); },
+                    [&files, &trainer](std::int64_t step, int micro_step, const Trainer::Captured& layers) {
+                        write_capture(capture_path(files.output, step, micro_step), trainer, step,
+                                      files.capture_sequences, layers);
+                    });
+}
+
+std::optional<RunRecord> open_record(Trainer& trainer, const RunFiles& files) {
+    if (files.output.empty()) {
+        if (files.resume) throw RequestError("resume: needs a file to go on with: expected -o FILE.h5 with it");
+        return std::nullopt;
+    }
+    if (!files.resume) {
+        std::error_code ignored;
+        fs::remove(checkpoint_path(files.output), ignored);  // it would be of another run
+        return RunRecord::create(files.output, files.manifest);
+    }
+    const std::string checkpoint = checkpoint_path(files.output);
+    if (!fs::exists(checkpoint))
+        throw RequestError(fmt::format("{}: is missing: expected the checkpoint of the run to resume",
+                                       escaped(checkpoint, checkpoint.size())));
+    trainer.restore(checkpoint);
+    return RunRecord::resume(files.output, trainer.next_step() - 1);
+}
+
+}  // namespace
+
+std::string checkpoint_path(const std::string& output) { return stem_of(output) + ".checkpoint.safetensors"; }
+
+std::string capture_path(const std::string& output, std::int64_t step, int micro_step) {
+    return micro_step == 0 ? fmt::format("{}.step{:06}.safetensors", stem_of(output), step)
+                           : fmt::format("{}.step{:06}-{}.safetensors", stem_of(output), step, micro_step);
+}
+
+RunOutcome run(Trainer& trainer, const RunFiles& files, const std::function<void(const StepReport&)>& progress,
+               const std::function<bool()>& cancelled) {
+    const auto begin = std::chrono::steady_clock::now();
+    prepare_captures(trainer, files);
+    std::optional<RunRecord> record = open_record(trainer, files);
+    RunOutcome outcome;
+    outcome.first_step = trainer.next_step();
+    const auto save = [&] {
+        if (record) trainer.save(checkpoint_path(files.output));
+    };
+    while (!trainer.finished()) {
+        const StepReport& report = trainer.step();
+        if (trainer.failure()) {
+            outcome.end = RunEnd::not_finite;
+            break;
+        }
+        if (record) record->write(report);
+        if (progress) progress(report);
+        const bool due = files.checkpoint_every > 0 && trainer.next_step() % files.checkpoint_every == 0;
+        if (due && !trainer.finished()) save();
+        if (!trainer.finished() && cancelled && cancelled()) {
+            outcome.end = RunEnd::interrupted;
+            break;
+        }
+    }
+    save();
+    if (record) record->close();
+    outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    return outcome;
+}
+
+}  // namespace faultline::gpt

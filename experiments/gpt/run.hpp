@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// A whole run: steps, record, checkpoints, captures; ended, interrupted, diverged, killed, resumed.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <set>
+#include <string>
+
+#include <faultline/gpt/trainer.hpp>
+#include <faultline/record/manifest.hpp>
+
+namespace faultline::gpt {
+
+struct RunFiles {
+    std::string output;                   ///< HDF5; empty: nothing is written, no checkpoint either
+    bool resume = false;                  ///< go on from the output's checkpoint
+    std::int64_t checkpoint_every = 250;  ///< steps; 0: at the end, at an interruption and at a failure alone
+    std::set<std::int64_t> capture;       ///< steps whose attention operands are written beside the output
+    int capture_sequences = 4;            ///< of the micro-batch: how many of them a capture has
+    Manifest manifest;
+};
+
+/// FILE.h5's checkpoint: FILE.checkpoint.safetensors beside it.
+[[nodiscard]] std::string checkpoint_path(const std::string& output);
+/// FILE.step000100.safetensors: what `faultline attribute` reads. Of micro-batch m > 0: FILE.step000100-m.safetensors.
+[[nodiscard]] std::string capture_path(const std::string& output, std::int64_t step, int micro_step);
+
+enum class RunEnd : unsigned char {
+    finished,
+    interrupted,  ///< the state is saved; resume goes on
+    not_finite,   ///< trainer.failure() says where; the state before the step is saved
+};
+
+struct RunOutcome {
+    RunEnd end = RunEnd::finished;
+    std::int64_t first_step = 0;  ///< 0, or where a resumed run took up
+    double seconds = 0;
+};
+
+/// Runs the trainer from where it stands (or from the checkpoint) to its end. `progress(report)` after each step;
+/// `cancelled()` is asked after each. What a resumed run leaves in the file is what one that was never stopped leaves.
+/// RequestError before the first step, WorkError when the disk refuses.
+RunOutcome run(Trainer& trainer, const RunFiles& files, const std::function<void(const StepReport&)>& progress,
+               const std::function<bool()>& cancelled);
+
+}  // namespace faultline::gpt

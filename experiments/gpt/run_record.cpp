@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/gpt/run_record.hpp>
+
+#include <numeric>
+
+#include <fmt/format.h>
+
+#include <faultline/base/error.hpp>
+#include <faultline/tensor/text.hpp>
+
+namespace faultline::gpt {
+namespace {
+
+enum class Shape { scalar, layer, layer_head, layer_singular, layer_head_singular };
+
+struct Column {
+    const char* name;
+    const char* long_name;
+    const char* units;
+    Shape shape;
+    std::vector<double> (*values)(const StepReport&);
+};
+
+const std::vector<Column>& columns() {
+    using R = const StepReport&;
+    static const std::vector<Column> all{
+        {"loss", "mean cross-entropy of the step's tokens", "nat", Shape::scalar,
+         [](R r) { return std::vector{r.loss}; }},
+        {"validation_loss", "mean cross-entropy of the validation windows, NaN where not due", "nat", Shape::scalar,
+         [](R r) { return std::vector{r.validation_loss}; }},
+        {"grad_norm", "norm of the gradient before clipping", "nat", Shape::scalar,
+         [](R r) { return std::vector{r.grad_norm}; }},
+        {"learning_rate", "learning rate as applied", "1", Shape::scalar,
+         [](R r) { return std::vector{r.learning_rate}; }},
+        {"max_logit", "largest scaled score", "logit", Shape::layer_head, [](R r) { return r.max_logit; }},
+        {"qk_rms", "mean rms of q times mean rms of k, before any norm", "1", Shape::layer_head,
+         [](R r) { return r.qk_rms; }},
+        {"zero_sum", "sum over rows of the row sums of the score gradient, 0 in exact arithmetic", "nat/logit",
+         Shape::layer_head, [](R r) { return r.zero_sum; }},
+        {"zero_sum_abs", "sum of the magnitudes of the score gradient", "nat/logit", Shape::layer_head,
+         [](R r) { return r.zero_sum_abs; }},
+        {"zero_sum_total", "zero_sum added up over the steps", "nat/logit", Shape::layer_head,
+         [](R r) { return r.zero_sum_total; }},
+        {"saturated_fraction", "rows with p_max > 1 - 2^-9, NaN where not due", "1", Shape::layer_head,
+         [](R r) { return r.saturated; }},
+        {"entropy", "mean entropy of a row of p, NaN where not due", "nat", Shape::layer_head,
+         [](R r) { return r.entropy; }},
+        {"sigma_q", "largest singular values of W_Q, NaN where not due", "1", Shape::layer_singular,
+         [](R r) { return r.singular_q; }},
+        {"sigma_k", "largest singular values of W_K, NaN where not due", "1", Shape::layer_singular,
+         [](R r) { return r.singular_k; }},
+        {"sigma_qk", "largest singular values of W_Q W_K^T, NaN where not due", "1", Shape::layer_head_singular,
+         [](R r) { return r.singular_qk; }},
+        {"guard_active", "whether QK norm is on", "1", Shape::layer,
+         [](R r) { return std::vector<double>(r.qk_normed.begin(), r.qk_normed.end()); }},
+    };
+    return all;
+}
+
+std::vector<Axis> axes(Shape shape, const StepReport& r) {
+    switch (shape) {
+        case Shape::scalar:
+            return {};
+        case Shape::layer:
+            return {{"layer", r.layers}};
+        case Shape::layer_head:
+            return {{"layer", r.layers}, {"head", r.heads}};
+        case Shape::layer_singular:
+            return {{"layer", r.layers}, {"singular_value", 3}};
+        default:
+            return {{"layer", r.layers}, {"head", r.heads}, {"singular_value", 3}};
+    }
+}
+
+/// What a hook's numbers are over: one, a layer's, a head's.
+Shape shape_of(const StepReport::Extra& extra, const StepReport& r) {
+    const auto size = static_cast<int>(extra.values.size());
+    if (size == 1) return Shape::scalar;
+    if (size == r.layers * r.heads) return Shape::layer_head;
+    if (size == r.layers) return Shape::layer;
+    throw std::logic_error(
+        fmt::format("{}: {} values: expected one, one per layer, or one per layer and head", extra.name, size));
+}
+
+}  // namespace
+
+RunRecord RunRecord::create(const std::string& path, const Manifest& manifest) {
+    RunRecord record(RunFile::create(path, manifest));
+    record.path_ = path;
+    return record;
+}
+
+RunRecord RunRecord::resume(const std::string& path, std::int64_t last_step) {
+    RunRecord record(RunFile::resume(path, last_step));
+    record.path_ = path;
+    record.expected_last_ = last_step;
+    return record;
+}
+
+void RunRecord::declare(const StepReport& report) {
+    std::vector<std::int64_t> layers(static_cast<std::size_t>(report.layers)),
+        heads(static_cast<std::size_t>(report.heads));
+    std::iota(layers.begin(), layers.end(), 0);
+    std::iota(heads.begin(), heads.end(), 0);
+    const std::vector<std::int64_t> order{1, 2, 3};
+    file_.coordinate("steps/layer", layers, {"layer"});
+    file_.coordinate("steps/head", heads, {"head of the layer"});
+    file_.coordinate("steps/singular_value", order, {"rank of the singular value, the largest is 1"});
+    for (const Column& column : columns())
+        series_.push_back(
+            file_.series(column.name, Dtype::f64, axes(column.shape, report), {column.long_name, column.units}));
+    for (const StepReport::Extra& extra : report.extras)
+        series_.push_back(file_.series(extra.name, Dtype::f64, axes(shape_of(extra, report), report), {extra.name}));
+    file_.start();
+    if (expected_last_ && file_.last_step().value_or(-1) != *expected_last_)
+        throw RequestError(
+            fmt::format("{}: ends before step {} of its checkpoint: expected the file that was written with it",
+                        escaped(path_, path_.size()), *expected_last_));
+    declared_ = true;
+}
+
+void RunRecord::write(const StepReport& report) {
+    if (!declared_) declare(report);
+    std::size_t at = 0;
+    for (const Column& column : columns()) {
+        const std::vector<double> values = column.values(report);
+        file_.set(series_[at++], std::span<const double>(values));
+    }
+    if (series_.size() != at + report.extras.size())
+        throw std::logic_error("the extras of a step are not those of the first");
+    for (const StepReport::Extra& extra : report.extras)
+        file_.set(series_[at++], std::span<const double>(extra.values));
+    file_.end_step(report.step);
+}
+
+void RunRecord::close() { file_.close(); }
+
+}  // namespace faultline::gpt

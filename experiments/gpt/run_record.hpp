@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// A run as HDF5, step by step: docs/training.md has the layout.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <faultline/gpt/hooks.hpp>
+#include <faultline/record/run_file.hpp>
+
+namespace faultline::gpt {
+
+class RunRecord {
+  public:
+    /// A new file; it appears under its name with the first step. RequestError or WorkError of RunFile::create.
+    static RunRecord create(const std::string& path, const Manifest& manifest);
+    /// Goes on behind step `last_step`. RequestError where the file has no such step.
+    static RunRecord resume(const std::string& path, std::int64_t last_step);
+
+    /// Appends the step and flushes. The first one declares the series, those of report.extras too. WorkError when the disk
+    /// refuses.
+    void write(const StepReport& report);
+    void close();
+
+  private:
+    explicit RunRecord(RunFile file) : file_(std::move(file)) {}
+    void declare(const StepReport& report);
+    RunFile file_;
+    std::string path_;
+    std::optional<std::int64_t> expected_last_;
+    std::vector<RunFile::Series> series_;
+    bool declared_ = false;
+};
+
+}  // namespace faultline::gpt
