@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""python -m faultline.figures FILE… -o DIR: every figure that the files hold, as PDF and PNG."""
+
+import argparse
+import os
+import sys
+
+from .. import open as open_file
+from . import figures, write
+
+
+def main(arguments=None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m faultline.figures", description=__doc__)
+    parser.add_argument("files", nargs="*", metavar="FILE", help="attribution, run or dissociation files")
+    parser.add_argument("-o", "--output", default="figures", metavar="DIR", help="where to write (default: figures)")
+    parser.add_argument("--only", action="append", metavar="NAME", help="this figure alone; may be repeated")
+    parser.add_argument("--list", action="store_true", help="the figures, and the kind of file each is made from")
+    options = parser.parse_args(arguments)
+    names = {f.name for f in figures()}
+    for name in options.only or ():
+        if name not in names:
+            print(f"--only: no figure is named {name!r}; expected one of {', '.join(sorted(names))}", file=sys.stderr)
+            return 2
+    if options.list:
+        for f in sorted(figures(), key=lambda f: (f.kind, f.name)):
+            print(f"{f.kind:<14}{f.name:<24}{f.title}")
+        return 0
+    if not options.files:
+        print("no FILE given; expected a file that faultline wrote", file=sys.stderr)
+        return 2
+    drawn = 0
+    for path in options.files:
+        try:
+            tree = open_file(path)
+        except (OSError, ValueError) as error:
+            print(error if path in str(error) else f"{path}: {error}", file=sys.stderr)
+            return 2
+        folder = options.output
+        if len(options.files) > 1:
+            folder = os.path.join(folder, os.path.splitext(os.path.basename(path))[0])
+        for name, written, lacking in write(tree, folder, options.only):
+            if written:
+                drawn += 1
+                print(written)
+            else:
+                print(f"{path}: {name}: {lacking}", file=sys.stderr)
+    if not drawn:
+        print(f"nothing drawn; --list says which figures are made from which file", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One style for every figure: column widths, 8 pt, colours that colour-blind readers tell apart."""
+
+from __future__ import annotations
+
+import contextlib
+
+import matplotlib as mpl
+import numpy as np
+
+COLUMN = 3.35  # inches: one column of a two-column paper
+PAGE = 6.9  # inches: both columns
+
+# Okabe and Ito, Color Universal Design (2008), without its yellow, which is pale on paper.
+COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
+SIGNED = "RdBu_r"  # diverging, zero in the middle
+POSITIVE = "viridis"
+
+_SETTINGS = {
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "legend.fontsize": 8,
+    "figure.titlesize": 9,
+    "axes.prop_cycle": mpl.cycler(color=COLOURS),
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "lines.linewidth": 1.1,
+    "legend.frameon": False,
+    "figure.constrained_layout.use": True,
+    "figure.dpi": 200,
+    "savefig.dpi": 200,
+    "pdf.fonttype": 42,  # text stays text
+    "image.interpolation": "nearest",
+}
+
+
+@contextlib.contextmanager
+def style():
+    """The settings, for the block alone."""
+    with mpl.rc_context(_SETTINGS):
+        yield
+
+
+def new(width=COLUMN, height=2.4, rows=1, columns=1, **options):
+    """A figure without a window, and its axes as a 2-d array."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height))
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def symlog(axis, values, which="y"):
+    """Signed quantities over many decades: linear below a thousandth of the largest, logarithmic above."""
+    finite = np.abs(np.asarray(values, float))
+    finite = finite[np.isfinite(finite) & (finite > 0)]
+    if not finite.size:
+        return
+    largest = finite.max()
+    threshold = max(min(np.quantile(finite, 0.05), largest / 10), largest * 1e-4)
+    getattr(axis, f"set_{which}scale")("symlog", linthresh=threshold)
+    base = 10 ** np.floor(np.log10(largest))
+    ticks = [-base, 0, base]
+    getattr(axis, f"set_{which}ticks")(ticks)
+
+
+def signed_norm(values):
+    """Colours symmetric about 0."""
+    finite = np.abs(np.asarray(values, float))
+    finite = finite[np.isfinite(finite)]
+    largest = finite.max() if finite.size and finite.max() > 0 else 1.0
+    return mpl.colors.Normalize(-largest, largest)
+
+
+def percent(axis, which="x"):
+    """Ticks in percent."""
+    getattr(axis, f"{which}axis").set_major_formatter(mpl.ticker.FuncFormatter(lambda x, _: f"{100 * x:g}%"))

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+import math
+from decimal import Decimal
+
+import h5py
+import numpy as np
+import pytest
+
+import faultline
+from faultline.files import Wide
+
+
+def test_groups_and_dimensions_have_names(attribution):
+    tree = faultline.open(attribution)
+    assert tree.attrs["kind"] == "attribution"
+    effects = tree["layer1/counterfactual"].to_dataset()
+    assert effects["share"].dims == ("site", "output")
+    assert effects["share"].sel(site="o_cast", output="dq") > 0.5
+    assert tree["layer1/rows"].to_dataset()["p_max"].dims == ("head", "row")
+
+
+def test_every_value_is_that_of_h5py(attribution):
+    tree = faultline.open(attribution)
+    seen = 0
+    with h5py.File(attribution) as file:
+        for output in ("o", "dq", "dk", "dv"):
+            for name, data in file[f"layer1/outputs/{output}"].items():
+                if data.dtype.kind == "f":
+                    np.testing.assert_array_equal(tree[f"layer1/outputs/{output}/{name}"].values, data[()])
+                    seen += 1
+    assert seen > 20
+
+
+def test_low_precision_codes_are_decoded(tmp_path):
+    path = str(tmp_path / "x.h5")
+    with h5py.File(path, "w") as file:
+        file.attrs["schema"] = "faultline.capture"
+        for name, encoding, codes in (
+            ("b", "bfloat16", np.array([0x3F80, 0xC049, 0x7F80, 0x0001], np.uint16)),
+            ("e4", "float8_e4m3fn", np.array([0x38, 0x7E, 0x01, 0x80, 0x7F], np.uint8)),
+            ("e5", "float8_e5m2", np.array([0x3C, 0x7B, 0x01, 0xFC], np.uint8)),
+        ):
+            file[name] = codes
+            file[name].attrs["encoding"] = encoding
+    tree = faultline.open(path)
+    np.testing.assert_array_equal(tree["b"].values, [1.0, -3.140625, math.inf, 2.0**-133])
+    # OCP 8-bit floating point specification, table 1: largest 448 and 57344, smallest subnormal 2^-9 and 2^-16
+    np.testing.assert_array_equal(tree["e4"].values, [1.0, 448.0, 2.0**-9, -0.0, math.nan])
+    np.testing.assert_array_equal(tree["e5"].values, [1.0, 57344.0, 2.0**-16, -math.inf])
+
+
+def test_numbers_beyond_a_double(attribution):
+    norm = faultline.wide(faultline.open(attribution)["layer1/outputs/dq"], "truth_norm")
+    assert float(norm) == pytest.approx(1.24e-6, rel=5e-3)
+    assert str(Wide(0.5, -6616)) == f"{Decimal(2) ** -6617:.2e}"
+    assert Wide(0.5, -6616).log10 == pytest.approx(-6617 * math.log10(2))
+    assert float(Wide(-0.5, 6616)) == -math.inf
+    with pytest.raises(faultline.NotRecorded, match="nothing_mantissa"):
+        faultline.wide(faultline.open(attribution)["layer1/outputs/dq"], "nothing")
+
+
+def test_other_files_are_refused(tmp_path):
+    text = tmp_path / "x.h5"
+    text.write_text("text")
+    with pytest.raises(OSError, match="not an HDF5 file"):
+        faultline.open(text)
+    other = tmp_path / "y.h5"
+    h5py.File(other, "w").close()
+    with pytest.raises(ValueError, match="no attribute 'schema'"):
+        faultline.open(other)
