@@ -54,6 +54,7 @@ Command bisect_command();
 Command check_command();
 Command generate_command();
 Command identify_command();
+Command train_command();
 Command inspect_command();
 Command plans_command();
 Command sites_command();

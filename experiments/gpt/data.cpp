@@ -7,6 +7,8 @@
 #include <filesystem>
 
 #include <fmt/format.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
 
 #include <faultline/base/error.hpp>
 #include <faultline/tensor/input.hpp>
@@ -57,6 +59,14 @@ void split_text(std::span<const std::byte> text, TokenData& data) {
     data.training.resize(kept);
 }
 
+/// Of the files' names and hashes, in order.
+std::string joint_hash(const std::vector<InputHash>& files) {
+    std::string all;
+    for (const InputHash& file : files) all += fs::path(file.path).filename().string() + " " + file.hash + "\n";
+    const XXH128_hash_t hash = XXH3_128bits(all.data(), all.size());
+    return fmt::format("xxh3-128:{:016x}{:016x}", hash.high64, hash.low64);
+}
+
 TokenData read_text(const std::string& path, const std::vector<std::string>& files) {
     TokenData data;
     data.source = path;
@@ -66,6 +76,7 @@ TokenData read_text(const std::string& path, const std::vector<std::string>& fil
         text.insert(text.end(), bytes.begin(), bytes.end());
         data.inputs.push_back({file, hash_file(file)});
     }
+    if (files.size() > 1) data.inputs = {{path, joint_hash(data.inputs)}};
     split_text(text, data);
     return data;
 }

@@ -29,7 +29,7 @@ struct TokenData {
     std::string source;    ///< as given
     int vocabulary = 256;  ///< ids are below it: 256 for bytes, 50257 for GPT-2's, 128256 for Llama 3's
     std::vector<std::int32_t> training, validation;
-    std::vector<InputHash> inputs;
+    std::vector<InputHash> inputs;  ///< of a folder of text one entry: the hash of its files' names and hashes
 };
 
 /// RequestError, one sentence with file, field and expectation: missing, unreadable, wrong magic or version, a length that is

@@ -6,8 +6,6 @@
 #include <filesystem>
 
 #include <fmt/format.h>
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 #include <faultline/base/error.hpp>
 #include <faultline/tensor/text.hpp>
@@ -22,15 +20,6 @@ namespace fs = std::filesystem;
 // prose, one package that needs perl alone and runs no service, and outside /usr/share/doc, which slim images leave out.
 constexpr std::string_view folder = "/usr/share/perl/5.36.0/pod";
 constexpr std::string_view known_hash = "xxh3-128:1dafc3b485bfd5edc7bc12c8f3523874";
-
-std::string hash_of(const TokenData& data) {
-    // Of the whole text in its order: the splits are put together again by hashing the files' own hashes.
-    std::string all;
-    for (const InputHash& input : data.inputs)
-        all += fs::path(input.path).filename().string() + " " + input.hash + "\n";
-    const XXH128_hash_t hash = XXH3_128bits(all.data(), all.size());
-    return fmt::format("xxh3-128:{:016x}{:016x}", hash.high64, hash.low64);
-}
 
 }  // namespace
 
@@ -49,7 +38,7 @@ TokenData default_tokens() {
         throw RequestError(fmt::format(missing, escaped(path, path.size())));
     TokenData data =
         read_text_files(path, [](const std::string& name) { return name.ends_with(".pod") && name != "perldiag.pod"; });
-    if (const std::string hash = hash_of(data); hash != known_hash)
+    if (const std::string& hash = data.inputs.at(0).hash; hash != known_hash)
         throw RequestError(fmt::format(
             "{}: hash {}: expected {} of perl-doc 5.36.0 in Debian 12; --data with this path takes it as it is",
             escaped(path, path.size()), hash, known_hash));

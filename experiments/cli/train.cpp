@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+// faultline train: one run of a small GPT, with faults if they are asked for, recorded step by step.
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <memory>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <faultline/base/error.hpp>
+#include <faultline/base/parallel.hpp>
+#include <faultline/cli/command.hpp>
+#include <faultline/cli/terminal.hpp>
+#include <faultline/cli/train_settings.hpp>
+#include <faultline/dissociation/fault_hooks.hpp>
+#include <faultline/gpt/fast_attention.hpp>
+#include <faultline/gpt/run.hpp>
+#include <faultline/tensor/text.hpp>
+
+namespace faultline::cli {
+namespace {
+
+struct TrainCommand {
+    TrainSettings train;
+    std::string resume;
+    std::vector<std::string> injections;
+    std::vector<int> capture;
+    std::int64_t checkpoint_every = 250, capture_sequences = 4;
+};
+
+/// What the faults did, into the report and the checkpoint.
+class FaultReport final : public gpt::StepHook {
+  public:
+    explicit FaultReport(FaultHooks& faults) : faults_(faults) {}
+    void before_step(std::int64_t, const gpt::StepReport*, gpt::StepControl&) override {}
+    void after_step(gpt::StepReport& report) override { faults_.report(report); }
+    [[nodiscard]] std::string save() const override { return faults_.save(); }
+    void load(std::string_view state) override { faults_.load(state); }
+
+  private:
+    FaultHooks& faults_;
+};
+
+std::vector<Fault> faults_of(const TrainCommand& own, const Settings& settings) {
+    std::vector<Fault> faults;
+    for (const std::string& word : own.injections) {
+        try {
+            faults.push_back(parse_fault(word));
+        } catch (const RequestError& error) {
+            throw RequestError(fmt::format("{}: {}", settings.where("inject"), error.what()));
+        }
+        for (const int layer : faults.back().layers)
+            if (layer >= own.train.layers)
+                throw RequestError(fmt::format("{}: {}: layer {}: expected a layer from 0 to {}",
+                                               settings.where("inject"), in_quotes(word), layer, own.train.layers - 1));
+    }
+    return faults;
+}
+
+double largest(const std::vector<double>& values) {
+    double best = std::nan("");
+    for (const double v : values) best = std::isnan(best) || v > best ? v : best;
+    return best;
+}
+
+std::string step_text(const gpt::StepReport& r) {
+    return fmt::format("loss {:.3f}, |grad| {:.2g}, max logit {:.3g}", r.loss, r.grad_norm, largest(r.max_logit));
+}
+
+nlohmann::json number(double value) { return std::isfinite(value) ? nlohmann::json(value) : nlohmann::json(nullptr); }
+
+std::string summary(const gpt::Trainer& trainer, const gpt::RunOutcome& outcome, std::int64_t steps_done, bool json) {
+    const gpt::StepReport& r = trainer.report();
+    const gpt::TrainConfig& c = trainer.config();
+    const double tokens = static_cast<double>(steps_done) * c.batch * c.accumulate * c.model.context;
+    const double rate = tokens / std::max(outcome.seconds, 1e-9);
+    const auto& failure = trainer.failure();
+    constexpr std::array ends{"finished", "interrupted", "not_finite"};
+    const char* end = ends[static_cast<std::size_t>(outcome.end)];
+    if (json) {
+        nlohmann::json out{{"schema", "faultline.training/1"},
+                           {"end", end},
+                           {"steps", trainer.next_step()},
+                           {"parameters", trainer.model().layout().size()},
+                           {"loss", number(r.loss)},
+                           {"validation_loss", number(r.validation_loss)},
+                           {"grad_norm", number(r.grad_norm)},
+                           {"max_logit", number(largest(r.max_logit))},
+                           {"sigma_q", number(largest(r.sigma_q))},
+                           {"sigma_k", number(largest(r.sigma_k))},
+                           {"tokens_per_second", number(rate)}};
+        if (failure)
+            out["first_not_finite"] = {
+                {"step", failure->step}, {"site", failure->site}, {"row", failure->row}, {"column", failure->column}};
+        return out.dump(2) + "\n";
+    }
+    std::string text = fmt::format("{} of {} steps{}, {:.0f} tokens/s, {:.1f} steps/s\n", trainer.next_step(), c.steps,
+                                   outcome.end == gpt::RunEnd::interrupted ? " (interrupted)" : "", rate,
+                                   static_cast<double>(steps_done) / std::max(outcome.seconds, 1e-9));
+    text += fmt::format("  loss              {:.4f} nat per token\n", r.loss);
+    if (std::isfinite(r.validation_loss)) text += fmt::format("  validation loss   {:.4f}\n", r.validation_loss);
+    text += fmt::format("  gradient norm     {:.3g}\n", r.grad_norm);
+    text += fmt::format("  max logit         {:.4g}\n", largest(r.max_logit));
+    if (!std::isnan(largest(r.sigma_q)))
+        text +=
+            fmt::format("  sigma_max         {:.3g} of W_Q, {:.3g} of W_K\n", largest(r.sigma_q), largest(r.sigma_k));
+    return text;
+}
+
+Status run(const TrainCommand& own, const Invocation& call) {
+    const Settings& settings = call.settings;
+    if (!own.resume.empty() && !call.common.output.empty())
+        throw RequestError(
+            fmt::format("{}: {}: is beside {}: expected one of them; a resumed run goes on in its own file",
+                        settings.where("output"), in_quotes(call.common.output), settings.where("resume")));
+    const std::vector<Fault> faults = faults_of(own, settings);
+    const TrainData data = read_data(own.train, settings);
+    const int threads = call.common.threads > 0 ? static_cast<int>(call.common.threads) : hardware_threads();
+    const gpt::TrainConfig config = train_config(own.train, settings, data, threads);
+
+    const RoundingPlan fast = gpt::fast_plan(config.model.bf16);
+    FaultHooks hooks(faults, config.model.layers, config.model.heads, [&](int layer, int head) {
+        const RoundingPlan* plan = config.model.plan(layer, head);
+        return plan != nullptr ? plan : &fast;
+    });
+    FaultReport report(hooks);
+    gpt::Hooks hooked;
+    if (!faults.empty()) {
+        hooked.step = &report;
+        if (hooks.any_attention()) hooked.attention = &hooks;
+        if (hooks.any_model()) hooked.model = &hooks;
+    }
+    gpt::Trainer trainer(config, data.tokens, data.windows, hooked);
+
+    gpt::RunFiles files;
+    files.resume = !own.resume.empty();
+    files.output = files.resume ? own.resume : call.common.output;
+    files.checkpoint_every = own.checkpoint_every;
+    files.capture.insert(own.capture.begin(), own.capture.end());
+    files.capture_sequences = static_cast<int>(own.capture_sequences);
+    files.manifest = call.manifest("run", config.seed);
+    files.manifest.inputs = data.inputs();
+
+    watch_for_interrupts();
+    Progress line(call.talks());
+    const gpt::RunOutcome outcome = gpt::run(
+        trainer, files,
+        [&](const gpt::StepReport& r) {
+            line.update(static_cast<std::size_t>(r.step) + 1, static_cast<std::size_t>(config.steps), step_text(r));
+        },
+        interrupted);
+    line.clear();
+    print(summary(trainer, outcome, trainer.next_step() - outcome.first_step, call.common.json));
+    const std::string again = files.output.empty()
+                                  ? "nothing was written"
+                                  : fmt::format("to go on: the same command with --resume {} in place of -o",
+                                                escaped(files.output, files.output.size()));
+    if (outcome.end == gpt::RunEnd::interrupted)
+        remark(fmt::format("faultline train: interrupted after step {}; {}", trainer.next_step() - 1, again));
+    if (const auto& failure = trainer.failure())
+        remark(fmt::format("faultline train: step {}: {} is not finite, first at row {}, column {}; {}", failure->step,
+                           failure->site, failure->row, failure->column,
+                           files.output.empty() ? again
+                                                : fmt::format("the state before the step is in {}",
+                                                              gpt::checkpoint_path(files.output))));
+    return outcome.end == gpt::RunEnd::finished ? Status::done : Status::failed;
+}
+
+}  // namespace
+
+Command train_command() {
+    return {"train", "Train a small GPT on text, with any attention kernel and any fault, recorded step by step",
+            "  faultline train -o control.h5\n"
+            "  faultline train --inject delta:multiplicative:0.3 --capture 740 -o fault.h5\n"
+            "  faultline attribute fault.step000740.safetensors --plan fa2",
+            [](Settings& settings) -> Run {
+                const auto own = std::make_shared<TrainCommand>();
+                own->train.declare(settings);
+                settings.items("inject", own->injections, "SITE:LAW:MAGNITUDE",
+                               "A fault in the attention kernel or the model (docs/injectors.md), again for more");
+                settings.list("capture", own->capture, "STEP,...",
+                              "Write q, k, v, dO of these steps beside the file: captures for faultline attribute");
+                settings.integer("capture-sequences", own->capture_sequences, 1, "N", "Sequences of a capture",
+                                 1 << 20);
+                settings.integer("checkpoint-every", own->checkpoint_every, 0, "N",
+                                 "Steps between checkpoints; 0: at the end and at an interruption");
+                settings.text("resume", own->resume, "FILE.h5", "Go on with this run from its last checkpoint");
+                return [own](const Invocation& call) { return run(*own, call); };
+            }};
+}
+
+}  // namespace faultline::cli
