@@ -52,7 +52,7 @@ class Gpt(torch.nn.Module):
         return x @ self.embed.weight.T
 
 
-def train(device, steps=3, compiled=False, autocast=None, kv_heads=2, **capture):
+def train(device, count=3, compiled=False, autocast=None, kv_heads=2, **capture):
     """Losses and final weights of a few steps, with a capture where options for it are given."""
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -63,7 +63,7 @@ def train(device, steps=3, compiled=False, autocast=None, kv_heads=2, **capture)
     losses = []
 
     def run():
-        for _ in range(steps):
+        for _ in range(count):
             with torch.autocast(device, dtype=autocast, enabled=autocast is not None):
                 logits = called(tokens[:, :-1])
                 loss = F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
@@ -90,7 +90,7 @@ def tensors(path):
 @pytest.mark.parametrize("kv_heads", [2, 1], ids=["mha", "gqa"])
 def test_eager_training_is_unchanged_to_the_bit(device, autocast, kv_heads, tmp_path):
     bare = train(device, autocast=autocast, kv_heads=kv_heads)
-    seen = train(device, autocast=autocast, kv_heads=kv_heads, steps=3, path=tmp_path / "c.safetensors")
+    seen = train(device, autocast=autocast, kv_heads=kv_heads, path=tmp_path / "c.safetensors")
     assert bare[0] == seen[0]
     for name, weights in bare[1].items():
         assert torch.equal(weights, seen[1][name]), name
