@@ -143,11 +143,10 @@ std::string head(const Attribution& a, const Pen& pen) {
 std::string nearer(const Attribution& a, const Pen& pen) {
     std::string out;
     for (const NearerPlan& n : a.nearer)
-        out +=
-            sentence(fmt::format("{} is reproduced better by --plan {}: {} of its elements, where {} has {} (head {})",
-                                 escaped(n.kernel), n.plan, share_text(n.bit_equal), a.plan.name,
-                                 share_text(n.bit_equal_to_asked), n.head),
-                     pen);
+        out += sentence(fmt::format("{} is nearer to --plan {}, which has {} of its elements, than to {}, which has {}",
+                                    escaped(n.kernel), n.plan, share_text(n.bit_equal), a.plan.name,
+                                    share_text(n.bit_equal_to_asked)),
+                        pen);
     return out.empty() ? out : "\n" + out;
 }
 

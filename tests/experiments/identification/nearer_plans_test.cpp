@@ -62,7 +62,8 @@ TEST(NearerPlans, AreSaidByTheProgram) {
     ASSERT_EQ(text.status, 0) << text.err;
     EXPECT_THAT(
         text.out,
-        HasSubstr("flash is reproduced better by --plan fa2-unfused-splitkv: >99.9% of its elements, where fa2 has"));
+        HasSubstr(
+            "flash is nearer to --plan fa2-unfused-splitkv, which has >99.9% of its elements, than to fa2, which has"));
     const auto nearer = nlohmann::json::parse(object.out)["nearer_plans"];
     ASSERT_EQ(nearer.size(), 2u);
     EXPECT_EQ(nearer[0]["kernel"], "flash");
