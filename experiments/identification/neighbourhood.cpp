@@ -140,6 +140,7 @@ void add_forward(Builder& out) {
     out.enumeration("row_sum_order", false, &Schedule::row_sum_order);
     add_normalizations(out);
     out.enumeration("division", false, &Schedule::division);
+    out.enumeration("lse_form", false, &Schedule::lse_form);
     out.enumeration("pv_carry", false, &Schedule::pv_carry);
 }
 
@@ -154,11 +155,12 @@ void add_backward(Builder& out) {
     out.enumeration("dkv_carry", true, &Schedule::dkv_carry);
     out.enumeration("delta_from", true, &Schedule::delta_from);
     out.values("delta_order", true, &Schedule::delta_order, {DeltaOrder::sequential});
-    for (const int threads : {2, 4, 8, 16})
-        out.schedule("delta_order", true, [threads](Schedule& s) {
-            s.delta_order = DeltaOrder::octets;
-            s.delta_threads = threads;
-        });
+    for (const DeltaOrder order : {DeltaOrder::octets, DeltaOrder::octet_pairs})
+        for (const int threads : {2, 4, 8, 16})
+            out.schedule("delta_order", true, [order, threads](Schedule& s) {
+                s.delta_order = order;
+                s.delta_threads = threads;
+            });
     out.enumeration("delta_in", true, &Schedule::delta_in);
     out.enumeration("ds_p", true, &Schedule::ds_p);
     out.ds_scales();

@@ -98,9 +98,12 @@ class BackwardHead {
             return sum;
         }
         std::vector<double> lane(static_cast<std::size_t>(schedule_.delta_threads), 0.0);
-        for (std::ptrdiff_t j = 0; j < count; ++j) {
+        const std::ptrdiff_t step = schedule_.delta_order == DeltaOrder::octet_pairs ? 2 : 1;
+        for (std::ptrdiff_t j = 0; j < count; j += step) {
             double& sum = lane[static_cast<std::size_t>((j / 8) % schedule_.delta_threads)];
-            sum = f(sum + f(a[j] * b[j]));
+            double term = f(a[j] * b[j]);
+            if (step == 2 && j + 1 < count) term = f(term + f(a[j + 1] * b[j + 1]));
+            sum = f(sum + term);
         }
         for (std::size_t half = lane.size() / 2; half > 0; half /= 2)
             for (std::size_t t = 0; t < half; ++t) lane[t] = f(lane[t] + lane[t + half]);

@@ -278,7 +278,10 @@ class ForwardHead {
             [&](MatrixView<double> t) {
                 for_each(t, [&](double m, auto i, auto) {
                     const double log_part = stage_.round_intermediate(Site::lse, kernel_log(i) - offset);
-                    return std::fma(m, unit, log_part);  // max * scale + logf(sum) is contracted to one fma
+                    if (schedule_.lse_form == LseForm::natural)
+                        return std::fma(m, unit, log_part);  // max * scale + logf(sum) is contracted to one fma
+                    const double in_log2 = stage_.round_intermediate(Site::lse, m * scales_.exponent);
+                    return std::fma(in_log2, stage_.round_intermediate(Site::lse, std::numbers::ln2), log_part);
                 });
             },
             [&](MatrixView<double> t) {

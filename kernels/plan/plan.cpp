@@ -44,6 +44,9 @@ std::string problem_with(const RoundingPlan& plan) {
     if (s.max_offset != 0 &&
         (s.exp_base != ExpBase::two || s.scale_at != ScaleAt::exponent || s.normalize != Normalize::after_pv))
         return "schedule: max_offset is in log2 units of the exponent: expected exp_base = \"two\", scale_at = \"exponent\" and normalize = \"after_pv\" with it";
+    if (s.lse_form == LseForm::log2 &&
+        (s.exp_base != ExpBase::two || s.scale_at != ScaleAt::exponent || s.normalize == Normalize::each_tile))
+        return "schedule: lse_form is \"log2\": expected exp_base = \"two\", scale_at = \"exponent\" and normalize = \"after_pv\" or \"before_pv\", where the maximum is scaled to log2 units";
     if (s.max_policy == MaxPolicy::lazy && s.exp_base != ExpBase::two)
         return "schedule: max_policy = \"lazy\" expects exp_base = \"two\": its threshold is in log2 units";
     for (const Site site : {Site::delta, Site::row_sum}) {

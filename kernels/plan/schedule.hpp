@@ -93,6 +93,13 @@ enum class DeltaOrder : unsigned char {
     sequential,
     octets,  ///< delta_threads threads take eight columns each in turn, each adds its own in order; joined by a tree over
              ///< thread xor half, …, 2, 1 (FlashAttention-2: eight threads)
+    octet_pairs,  ///< the same, but two products are added to each other before they are added to the thread's sum (cuDNN)
+};
+
+/// How lse is made of the maximum and the row sum, where the scale stands in the exponent.
+enum class LseForm : unsigned char {
+    natural,  ///< fma(max, scale, log(sum)) (FlashAttention-2)
+    log2,     ///< fma(round(max scale log2(e)), ln 2, log(sum)): the maximum as the exponent subtracts it (cuDNN)
 };
 
 /// Which p the score gradient p (dp - delta) is made of.
@@ -144,6 +151,7 @@ struct Schedule {
     RowSumOrder row_sum_order = RowSumOrder::sequential;
     Normalize normalize = Normalize::after_pv;
     Division division = Division::reciprocal;
+    LseForm lse_form = LseForm::natural;
     Carry pv_carry = Carry::chained;
     Carry dq_carry = Carry::added;
     Carry dkv_carry = Carry::chained;

@@ -88,7 +88,13 @@ template <>
 template <>
 [[nodiscard]] constexpr auto enumerators<DeltaOrder>() {
     using enum DeltaOrder;
-    return std::to_array<EnumeratorName<DeltaOrder>>({{sequential, "sequential"}, {octets, "octets"}});
+    return std::to_array<EnumeratorName<DeltaOrder>>(
+        {{sequential, "sequential"}, {octets, "octets"}, {octet_pairs, "octet_pairs"}});
+}
+template <>
+[[nodiscard]] constexpr auto enumerators<LseForm>() {
+    using enum LseForm;
+    return std::to_array<EnumeratorName<LseForm>>({{natural, "natural"}, {log2, "log2"}});
 }
 template <>
 [[nodiscard]] constexpr auto enumerators<DeltaIn>() {
@@ -155,6 +161,7 @@ constexpr void for_each_field(S& schedule, Visit&& visit) {
     visit("row_sum_order", schedule.row_sum_order);
     visit("normalize", schedule.normalize);
     visit("division", schedule.division);
+    visit("lse_form", schedule.lse_form);
     visit("pv_carry", schedule.pv_carry);
     visit("dq_carry", schedule.dq_carry);
     visit("dkv_carry", schedule.dkv_carry);

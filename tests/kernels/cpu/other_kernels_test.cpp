@@ -28,8 +28,8 @@ void PrintTo(const Row& row, std::ostream* out) { *out << row.file << " " << row
 class OtherKernel : public ::testing::TestWithParam<Row> {};
 
 // What is left over on collapsed layers, by kernel (docs/kernels.md has the evidence):
-// - cudnn: delta adds its products in pairs, and lse is made of the maximum in log2 units; the plan does neither. In a layer
-//   of tiny gradients the atomic sums of dq flush fp32 subnormals.
+// - cudnn: dk of collapsed layers in 0.4% and 1%, dq in 1% of a layer of tiny gradients, where atomic sums flush fp32
+//   subnormals.
 // - efficient: key tiles add to dq in whatever order they take the lock; and with four threads a row delta joins neighbours
 //   first, lse divides the maximum by log2(e).
 // - math: the reductions of the softmax kernel go over a warp, and its backward is p dp - p delta.
@@ -89,19 +89,19 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(Row{healthy64, "layer0", "cudnn", "cudnn-like", 1.0, 0.9994, 0.9996, 0.9991},
                       Row{healthy64, "layer0", "efficient", "efficient", 0.9998, 0.9998, 0.9999, 1.0},
                       Row{healthy64, "layer0", "math", "math", 0.9999, 0.9997, 0.9997, 0.9999},
-                      Row{biased64, "layer2", "cudnn", "cudnn-like", 1.0, 0.9980, 0.9999, 1.0},
+                      Row{biased64, "layer2", "cudnn", "cudnn-like", 1.0, 0.9999, 0.9999, 1.0},
                       Row{biased64, "layer2", "efficient", "efficient", 1.0, 1.0, 1.0, 1.0},
                       Row{biased64, "layer2", "math", "math", 1.0, 1.0, 1.0, 1.0},
-                      Row{biased64, "layer3", "cudnn", "cudnn-like", 1.0, 0.9812, 0.9856, 0.9969},
+                      Row{biased64, "layer3", "cudnn", "cudnn-like", 1.0, 0.9903, 0.9893, 0.9999},
                       Row{biased64, "layer3", "efficient", "efficient", 1.0, 0.9983, 0.9983, 0.9985},
                       Row{biased64, "layer3", "math", "math", 1.0, 0.7358, 0.9963, 0.9999},
-                      Row{healthy128, "layer0", "cudnn", "cudnn-like", 0.9999, 0.9998, 0.9999, 0.9999},
+                      Row{healthy128, "layer0", "cudnn", "cudnn-like", 0.9999, 0.9998, 0.9999, 0.9997},
                       Row{healthy128, "layer0", "efficient", "efficient", 0.9999, 0.9974, 0.9998, 0.9998},
                       Row{healthy128, "layer0", "math", "math", 0.9999, 0.9993, 0.9997, 0.9999},
                       Row{biased128, "layer0", "cudnn", "cudnn-like", 1.0, 0.9997, 0.9997, 0.9998},
                       Row{biased128, "layer0", "efficient", "efficient", 0.9999, 0.9983, 0.9994, 0.9998},
                       Row{biased128, "layer0", "math", "math", 0.9999, 0.9980, 0.9996, 0.9999},
-                      Row{biased128, "layer1", "cudnn", "cudnn-like", 1.0, 0.8629, 0.9917, 0.9969},
+                      Row{biased128, "layer1", "cudnn", "cudnn-like", 1.0, 0.9999, 0.9961, 0.9999},
                       Row{biased128, "layer1", "efficient", "efficient", 1.0, 0.7517, 0.9966, 0.9999},
                       Row{biased128, "layer1", "math", "math", 1.0, 0.8089, 0.9978, 1.0}),
     [](const auto& tested) {

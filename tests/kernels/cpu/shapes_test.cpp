@@ -126,7 +126,9 @@ TEST(Shapes, EveryScheduleIsTheSameFunction) {
     for (const DeltaFrom from : {DeltaFrom::o_unrounded, DeltaFrom::p_dp, DeltaFrom::p_dp_normalized})
         add([&](Schedule& s) { s.delta_from = from; });
     add([](Schedule& s) { s.delta_in = DeltaIn::accumulator; });
-    add([](Schedule& s) { s.delta_order = DeltaOrder::sequential; });
+    for (const DeltaOrder order : {DeltaOrder::sequential, DeltaOrder::octet_pairs})
+        add([&](Schedule& s) { s.delta_order = order; });
+    add([](Schedule& s) { s.lse_form = LseForm::log2; });
     for (const DsScale scale : {DsScale::before, DsScale::after_cast}) add([&](Schedule& s) { s.ds_scale = scale; });
     add([](Schedule& s) { s.group_reduce = GroupReduce::before_cast; });
     for (const ZeroSum kind : {ZeroSum::uniform, ZeroSum::weighted, ZeroSum::largest})
