@@ -2,6 +2,7 @@
 // What stands at single sites, formed again from the tiles around them.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <limits>
 #include <map>
 #include <numbers>
@@ -119,6 +120,51 @@ TEST(DeltaOfPAndDp, TakesThePThatDsIsMadeOf) {
         }
         EXPECT_TRUE(told) << "the two differ";
     }
+}
+
+// cuDNN's lse: the maximum in log2 units, rounded, times ln 2, and the logarithm of the row sum, in one fma.
+TEST(LseForm, OfTheMaximumInLog2UnitsIsOneFma) {
+    const Head head(50, 50, 72, 46, 1, 30.0);
+    RoundingPlan plan = preset("fa2", 72);
+    plan.schedule.functions = Functions::correctly_rounded;
+    plan.schedule.lse_form = LseForm::log2;
+    Log log;
+    const Result r = run(head, plan, &log);
+    const Event maximum = at(log, Site::row_max).back(), sum = at(log, Site::row_sum).back();
+    ASSERT_EQ(at(log, Site::row_max).size(), 1U) << "one key tile";
+    const double c = in_fp32(in_fp32(head.scale) * std::numbers::log2e), ln2 = in_fp32(std::numbers::ln2);
+    std::size_t told = 0;
+    for (std::size_t i = 0; i < 50; ++i) {
+        const double log_sum = in_fp32(std::log(sum.value[i]));
+        EXPECT_EQ(r.forward.heads[0].lse[i], in_fp32(std::fma(in_fp32(maximum.value[i] * c), ln2, log_sum)));
+        told += r.forward.heads[0].lse[i] != in_fp32(std::fma(maximum.value[i], in_fp32(head.scale), log_sum));
+    }
+    EXPECT_GT(told, 10U) << "the two forms differ";
+}
+
+// Columns 0 … 7 belong to thread 0, 8 … 15 to thread 1, 16 … 23 to thread 0 again: ((p0 + p1) + (p2 + p3)) + …
+TEST(DeltaOrder, OctetPairsAddTwoProductsFirst) {
+    const Head head(40, 40, 24, 47);
+    RoundingPlan plan = preset("fa2", 24);
+    plan.schedule.delta_order = DeltaOrder::octet_pairs;
+    plan.schedule.delta_threads = 2;
+    Log log;
+    const Result r = run(head, plan, &log);
+    const Event delta = at(log, Site::delta).at(0);
+    std::size_t told = 0;
+    for (std::ptrdiff_t i = 0; i < 40; ++i) {
+        double lane[2] = {0, 0}, in_turn[2] = {0, 0};
+        for (std::ptrdiff_t j = 0; j < 24; j += 2) {
+            const double a = in_fp32(head.dout[0](i, j) * r.forward.heads[0].o(i, j));
+            const double b = in_fp32(head.dout[0](i, j + 1) * r.forward.heads[0].o(i, j + 1));
+            double &pairs = lane[(j / 8) % 2], &single = in_turn[(j / 8) % 2];
+            pairs = in_fp32(pairs + in_fp32(a + b));
+            single = in_fp32(in_fp32(single + a) + b);
+        }
+        EXPECT_EQ(delta.value[static_cast<std::size_t>(i)], in_fp32(lane[0] + lane[1]));
+        told += in_fp32(lane[0] + lane[1]) != in_fp32(in_turn[0] + in_turn[1]);
+    }
+    EXPECT_GT(told, 5U) << "the two orders differ";
 }
 
 // Keys 30 … 39 are padding: no query sees them, and whatever stands there may change nothing.
