@@ -10,12 +10,14 @@
 
 #include <faultline/attribution/attribution.hpp>
 #include <faultline/attribution/json.hpp>
+#include <faultline/attribution/report.hpp>
 #include <faultline/attribution/table.hpp>
 #include <faultline/attribution/write_h5.hpp>
 #include <faultline/base/error.hpp>
 #include <faultline/cli/capture_request.hpp>
 #include <faultline/cli/command.hpp>
 #include <faultline/cli/terminal.hpp>
+#include <faultline/cli/written_file.hpp>
 #include <faultline/corrections/correction.hpp>
 #include <faultline/identification/nearer_plans.hpp>
 #include <faultline/injectors/attention_injector.hpp>
@@ -28,7 +30,7 @@ namespace {
 
 struct AttributeSettings {
     CaptureRequest request;
-    std::string plan = "fa2";
+    std::string plan = "fa2", report;
     std::vector<std::string> outputs, sites;
     std::vector<std::string> corrections{"all"};
     std::vector<std::string> injections;
@@ -186,6 +188,7 @@ Status run(const AttributeSettings& own, const Invocation& call) {
     // Made before the work, so that a disk that refuses is known now. Without commit() nothing is left.
     std::optional<RecordFile> file;
     if (!call.common.output.empty()) file = RecordFile::create(call.common.output, manifest_of(own, call));
+    WrittenText report(call, "report", own.report);
 
     Progress line(call.talks());
     options.progress = LayerProgress(line, capture.layers.size());
@@ -197,6 +200,7 @@ Status run(const AttributeSettings& own, const Invocation& call) {
     line.clear();
 
     const auto write_file = [&] {
+        report.commit(html_report(result, {.title = "", .command_line = call.command_line}));
         if (!file) return;
         write(result, *file);
         file->commit();
@@ -231,6 +235,8 @@ Command attribute_command() {
             settings.integer("verify-truth", own->verify_truth, 0, "N",
                              "Recompute N elements of every output (at most all of them) in MPFR and compare");
             settings.integer("seed", own->seed, 0, "N", "Of stochastic rounding, and of what --verify-truth samples");
+            settings.text("report", own->report, "FILE.html",
+                          "Write one page with tables and maps of the errors by tile, to attach to an issue");
             settings.flag("full", own->full, "Every site of every output in the table");
             return [own](const Invocation& call) { return run(*own, call); };
         }};

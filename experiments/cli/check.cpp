@@ -10,8 +10,8 @@
 #include <faultline/cli/capture_request.hpp>
 #include <faultline/cli/command.hpp>
 #include <faultline/cli/terminal.hpp>
+#include <faultline/cli/written_file.hpp>
 #include <faultline/plan/nearest_name.hpp>
-#include <faultline/tensor/partial_file.hpp>
 #include <faultline/tensor/text.hpp>
 #include <faultline/verdict/check.hpp>
 #include <faultline/verdict/report.hpp>
@@ -73,8 +73,7 @@ Status run(const CheckSettings& own, const Invocation& call) {
         manifest.inputs = hash_inputs(own.request.capture);
         file = RecordFile::create(call.common.output, manifest);
     }
-    std::optional<PartialFile> junit;
-    if (!own.junit.empty()) junit.emplace(own.junit);
+    WrittenText junit(call, "junit", own.junit);
 
     Progress line(call.talks());
     options.progress = [&](std::size_t done, std::size_t total, const std::string& what) {
@@ -89,11 +88,7 @@ Status run(const CheckSettings& own, const Invocation& call) {
         return Status::failed;
     }
     const auto write_files = [&] {
-        if (junit) {
-            const std::string text = to_junit(result);
-            junit->write(std::as_bytes(std::span(text)));
-            junit->commit();
-        }
+        junit.commit(to_junit(result));
         if (!file) return;
         write(result, *file);
         file->commit();

@@ -2,7 +2,6 @@
 // faultline: finds where a low-precision attention kernel goes wrong. One command a file; here is what they share: options,
 // errors, exit statuses.
 #include <array>
-#include <filesystem>
 #include <memory>
 #include <new>
 
@@ -12,6 +11,7 @@
 #include <faultline/base/error.hpp>
 #include <faultline/cli/command.hpp>
 #include <faultline/cli/terminal.hpp>
+#include <faultline/cli/written_file.hpp>
 #include <faultline/plan/nearest_name.hpp>
 #include <faultline/tensor/text.hpp>
 
@@ -54,25 +54,6 @@ void check_device(const Prepared& prepared) {
         throw RequestError(fmt::format("{}: {}: {}", where, in_quotes(device), expected_one_of(device, devices)));
 }
 
-void check_output(const Prepared& prepared) {
-    const Common& common = prepared.common;
-    if (common.output.empty()) return;
-    std::error_code error;
-    // What is read from must not be written over, by --force or by way of the partial file.
-    for (const std::string& written : {common.output, common.output + ".partial"}) {
-        if (!std::filesystem::exists(written, error)) continue;
-        const std::string reads = prepared.settings.setting_that_names(written, "output");
-        if (reads.empty()) continue;
-        throw RequestError(fmt::format("{}: {}: is what {} reads: expected another file",
-                                       prepared.settings.where("output"), escaped(written, written.size()), reads));
-    }
-    if (!common.force && std::filesystem::exists(common.output, error)) {
-        throw RequestError(fmt::format("{}: {}: exists already: expected a new name, or --force to replace it",
-                                       prepared.settings.where("output"),
-                                       escaped(common.output, common.output.size())));
-    }
-}
-
 Status run_command(Prepared& prepared, const std::vector<std::string_view>& names, std::string command_line) {
     prepared.settings.read(names);
     if (prepared.settings.print_requested()) {
@@ -80,7 +61,7 @@ Status run_command(Prepared& prepared, const std::vector<std::string_view>& name
         return Status::done;
     }
     check_device(prepared);
-    check_output(prepared);
+    expect_writable(prepared.settings, "output", prepared.common.output, prepared.common.force);
     return prepared.run(Invocation{prepared.settings, prepared.common, std::move(command_line)});
 }
 

@@ -319,5 +319,20 @@ TEST(Table, KeepsWithinALine) {
     }
 }
 
+TEST(Attribute, WritesAReportWholeAndNeverOverAFile) {
+    const Folder folder;
+    const std::string file = small_capture(folder), page = folder / "report.html";
+    const std::vector<std::string> request{"attribute", file,      "--sites",  "o_cast", "--correction",
+                                           "none",      "--quiet", "--report", page};
+    ASSERT_EQ(run_program(request).status, 0);
+    EXPECT_THAT(folder.files(), ::testing::ElementsAre("capture.safetensors", "report.html"));
+    const Outcome again = run_program(request);
+    EXPECT_EQ(again.status, 2);
+    EXPECT_THAT(again.err, ::testing::HasSubstr("--report"));
+    const Outcome over = run_program({"attribute", file, "--report", file, "--force"});
+    EXPECT_EQ(over.status, 2);
+    EXPECT_THAT(over.err, ::testing::HasSubstr("expected another file"));
+}
+
 }  // namespace
 }  // namespace faultline::test

@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/attribution/report.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include <fmt/format.h>
+
+#include <faultline/attribution/level.hpp>
+#include <faultline/attribution/svg.hpp>
+#include <faultline/attribution/table.hpp>
+#include <faultline/plan/plan_toml.hpp>
+
+namespace faultline {
+namespace {
+
+using namespace attribution;
+
+constexpr std::size_t sites_listed = 8;  // of an output; the text table has all
+constexpr double worth_a_line = 1e-4;    // of the plan\'s squared error
+constexpr std::size_t sites_mapped = 4;  // of an output
+constexpr int largest_map = 48;          // tiles across; finer grids are averaged over blocks
+constexpr std::size_t heads_mapped = 8;  // of a site
+
+constexpr std::string_view style =
+    "body{font:15px/1.45 system-ui,sans-serif;color:#1a1a1a;background:#fff;max-width:1100px;margin:24px auto;padding:0 "
+    "16px}h1{font-size:22px}h2{font-size:18px;border-bottom:1px solid "
+    "#ccc;padding-bottom:4px;margin-top:36px}h3{font-size:15px;margin-bottom:4px}table{border-collapse:collapse;margin:8px "
+    "0}th,td{padding:3px 10px;text-align:right;border-bottom:1px solid #e4e4e4;white-space:nowrap}th{color:#555;font-weight:"
+    "600}td:first-child,th:first-child{text-align:left}td.l{text-align:left}.good{color:#17692f}.bad{color:#a3210f;font-weight:"
+    "600}figure{display:inline-block;margin:6px 14px 6px 0;vertical-align:top}figcaption{font-size:12px;color:#555}pre{font:"
+    "12px/1.35 ui-monospace,monospace;background:#f6f6f6;padding:10px;overflow-x:auto}.legend{font-size:12px;color:#555}"
+    ".note{color:#555;font-size:13px}";
+
+std::string percent(double share) {
+    if (!std::isfinite(share)) return "-";
+    if (share > 0.999 && share < 1) return "&gt;99.9%";  // must not read as all of it
+    if (std::abs(share) < 0.0005) return "0%";
+    return std::abs(share) >= 1 ? fmt::format("{:.0f}%", 100 * share) : fmt::format("{:.1f}%", 100 * share);
+}
+std::string signed_number(double x, int decimals) {
+    return std::isfinite(x) ? fmt::format("{:+.{}f}", x, decimals) : "-";
+}
+
+std::string error_cell(const ErrorMeasure& e, const std::optional<WideReal>& level) {
+    const bool good = at_level(e, level);
+    const bool bad = e.nonfinite > 0 || (level && e.rel_error > WideReal(50.0) * *level);
+    return fmt::format("<td{}>{}{}</td>",
+                       good  ? " class=\"good\""
+                       : bad ? " class=\"bad\""
+                             : "",
+                       error_text(e.rel_error), e.nonfinite > 0 ? fmt::format(" ({} not finite)", e.nonfinite) : "");
+}
+
+std::vector<std::string> kernels_of(const LayerAttribution& layer) {
+    std::vector<std::string> names;
+    for (const OutputAttribution& output : layer.outputs)
+        for (const ObservedOutput& seen : output.observed)
+            if (std::find(names.begin(), names.end(), seen.kernel) == names.end()) names.push_back(seen.kernel);
+    return names;
+}
+
+std::string errors_table(const LayerAttribution& layer) {
+    const std::vector<std::string> kernels = kernels_of(layer);
+    std::string out = "<table><tr><th>output</th><th>|truth|</th><th>storing the truth</th><th>plan</th>";
+    for (const std::string& kernel : kernels) out += fmt::format("<th>{}</th><th>= plan</th>", html(kernel));
+    out += "</tr>\n";
+    for (const OutputAttribution& o : layer.outputs) {
+        out += fmt::format("<tr><td>{}</td><td>{}</td><td>{}</td>{}", name(o.output), o.truth_norm.to_string(3),
+                           o.level ? error_text(*o.level) : "-", error_cell(o.plan, o.level));
+        for (const std::string& kernel : kernels) {
+            const auto seen = std::find_if(o.observed.begin(), o.observed.end(),
+                                           [&](const ObservedOutput& s) { return s.kernel == kernel; });
+            if (seen == o.observed.end())
+                out += "<td>-</td><td>-</td>";
+            else
+                out += error_cell(seen->error, o.level) + fmt::format("<td>{}</td>", percent(seen->bit_equal_to_plan));
+        }
+        out += "</tr>\n";
+    }
+    return out + "</table>\n";
+}
+
+/// Sites that do something, what matters most first: the share, or what a site does alone where others then hide it.
+std::vector<std::size_t> by_weight(const OutputAttribution& output) {
+    const auto weight = [&](std::size_t s) {
+        const double alone = (output.sites[s].alone.rel_error / output.plan.rel_error).to_double();
+        return std::max(std::abs(output.sites[s].share), std::isfinite(alone) ? alone * alone : 0.0);
+    };
+    std::vector<std::size_t> order;
+    for (std::size_t s = 0; s < output.sites.size(); ++s)
+        if (weight(s) >= worth_a_line) order.push_back(s);
+    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return weight(a) > weight(b); });
+    return order;
+}
+
+std::string sites_table(const LayerAttribution& layer, const OutputAttribution& output) {
+    const bool key = !std::isnan(output.plan.mean_key_share);
+    std::string out =
+        "<table><tr><th>site</th><th></th><th>share</th><th>alone</th><th>repaired</th><th>mean/rms</th><th>t over rows</th>";
+    if (key) out += "<th>along mean key</th><th>sign</th>";
+    out += "</tr>\n";
+    const std::vector<std::size_t> order = by_weight(output);
+    for (std::size_t i = 0; i < std::min(order.size(), sites_listed); ++i) {
+        const SiteEffect& e = output.sites[order[i]];
+        out += fmt::format("<tr><td>{}</td><td class=\"l\">{}</td><td>{}</td>", name(layer.sites[order[i]]),
+                           bar(e.share), percent(e.share));
+        if (e.alone_below_floor)
+            out += fmt::format("<td>-</td><td>{}</td><td>-</td><td>-</td>", error_text(e.repaired.rel_error));
+        else
+            out += fmt::format("<td>{}</td><td>{}</td><td>{}</td><td>{}</td>", error_text(e.alone.rel_error),
+                               error_text(e.repaired.rel_error), signed_number(e.alone.signed_bias, 3),
+                               signed_number(e.alone.t_statistic, 1));
+        if (key)
+            out += fmt::format("<td>{}</td><td>{}</td>", e.alone_below_floor ? "-" : percent(e.alone.mean_key_share),
+                               e.alone_below_floor ? "-" : signed_number(e.alone.mean_key_sign, 2));
+        out += "</tr>\n";
+    }
+    return out + "</table>\n";
+}
+
+std::string corrections_table(const OutputAttribution& output) {
+    if (output.corrections.empty()) return {};
+    std::vector<const CorrectedOutput*> order;
+    for (const CorrectedOutput& c : output.corrections) order.push_back(&c);
+    std::stable_sort(order.begin(), order.end(), [](const CorrectedOutput* a, const CorrectedOutput* b) {
+        return a->error.rel_error < b->error.rel_error;
+    });
+    std::string out = "<table><tr><th>correction</th><th>error</th><th></th></tr>\n";
+    for (const CorrectedOutput* c : order)
+        out += fmt::format("<tr><td>{}</td>{}<td class=\"l\">{}</td></tr>\n", html(c->correction),
+                           error_cell(c->error, output.level),
+                           c->changes_function                          ? "changes the function"
+                           : c->error.rel_error < output.plan.rel_error ? ""
+                                                                        : "not better");
+    return out + "</table>\n";
+}
+
+const TileStatistics* local_of(const LayerAttribution& layer, Site site) {
+    for (const TileStatistics& t : layer.local)
+        if (t.site == site && !t.count.empty()) return &t;
+    return nullptr;
+}
+
+/// One head's mean/rms, in blocks where there are too many tiles.
+TileMap map_of(const TileStatistics& t, int head) {
+    TileMap map;
+    const int block =
+        std::max({1, (t.q_tiles + largest_map - 1) / largest_map, (t.k_tiles + largest_map - 1) / largest_map});
+    map.rows = (t.q_tiles + block - 1) / block, map.columns = (t.k_tiles + block - 1) / block;
+    for (int i = 0; i < map.rows; ++i)
+        for (int j = 0; j < map.columns; ++j) {
+            double sum = 0, squares = 0, count = 0, values = 0;
+            for (int a = i * block; a < std::min((i + 1) * block, t.q_tiles); ++a)
+                for (int b = j * block; b < std::min((j + 1) * block, t.k_tiles); ++b) {
+                    const auto at = static_cast<std::size_t>((head * t.q_tiles + a) * t.k_tiles + b);
+                    sum += t.signed_mean[at] * t.count[at], squares += t.rms[at] * t.rms[at] * t.count[at];
+                    values += t.value_rms[at] * t.value_rms[at] * t.count[at], count += t.count[at];
+                }
+            const double rms = count > 0 ? std::sqrt(squares / count) : 0;
+            map.value.push_back(count == 0 ? std::nan("") : rms == 0 ? 0 : sum / count / rms);
+            map.label.push_back(count == 0
+                                    ? ""
+                                    : fmt::format("query tile {}, key tile {}: mean {:+.2e}, rms {:.2e}, values {:.2e}",
+                                                  i * block, j * block, sum / count, rms, std::sqrt(values / count)));
+        }
+    map.title = fmt::format("{}, head {}", name(t.site), head);
+    return map;
+}
+
+std::string maps_of(const LayerAttribution& layer, const OutputAttribution& output) {
+    std::string out;
+    const std::vector<std::size_t> order = by_weight(output);
+    for (std::size_t i = 0; i < std::min(order.size(), sites_mapped); ++i) {
+        const TileStatistics* t = local_of(layer, layer.sites[order[i]]);
+        if (t == nullptr || t->q_tiles * t->k_tiles < 1) continue;
+        for (int h = 0; h < std::min<int>(t->heads, heads_mapped); ++h) {
+            const TileMap map = map_of(*t, h);
+            // A site of a whole key head stands under its first query head.
+            if (std::all_of(map.value.begin(), map.value.end(), [](double x) { return std::isnan(x); })) continue;
+            out += drawing(map);
+        }
+    }
+    return out.empty() ? out : out + legend();
+}
+
+std::string rows_of(const LayerAttribution& layer) {
+    const RowStatistics& rows = layer.rows;
+    std::string out = fmt::format(
+        "<p>{} of the rows are saturated, {} have a repeated maximum; the sum of the score gradient is off 0 by {:.2g} of its "
+        "terms (rms), with sign {:+.2f}.</p>\n",
+        percent(rows.saturated_fraction), percent(rows.repeated_max_fraction), rows.zero_sum_rms,
+        rows.zero_sum_coherence);
+    if (layer.seq_q == 0) return out;
+    const std::size_t heads = rows.p_max.size() / static_cast<std::size_t>(layer.seq_q);
+    for (std::size_t h = 0; h < std::min(heads, heads_mapped); ++h) {
+        const auto begin = rows.p_max.begin() + static_cast<std::ptrdiff_t>(h) * layer.seq_q;
+        out +=
+            strip({begin, begin + layer.seq_q}, fmt::format("largest probability over the rows, head {} (dark: 1)", h));
+    }
+    return out;
+}
+
+std::string layer_section(const LayerAttribution& layer) {
+    std::string out = fmt::format(
+        "<h2>{}</h2>\n<p>{} query heads, {} key heads, {} queries x {} keys, head size {}, {}</p>\n", html(layer.name),
+        layer.heads, layer.kv_heads, layer.seq_q, layer.seq_k, layer.head_dim, layer.causal ? "causal" : "not causal");
+    out += errors_table(layer);
+    out += rows_of(layer);
+    for (const OutputAttribution& output : layer.outputs) {
+        if (output.sites.empty()) continue;
+        out += fmt::format("<h3>{}: {} wrong under the plan{}</h3>\n", name(output.output),
+                           error_text(output.plan.rel_error),
+                           output.best_correction.empty() ? "" : ", best repaired by " + html(output.best_correction));
+        out += sites_table(layer, output) + maps_of(layer, output);
+        const std::string corrections = corrections_table(output);
+        if (!corrections.empty())
+            out += fmt::format("<details><summary>corrections of {}</summary>\n{}</details>\n", name(output.output),
+                               corrections);
+    }
+    return out;
+}
+
+}  // namespace
+
+std::string html_report(const Attribution& a, const ReportContext& context) {
+    const std::string title =
+        context.title.empty() ? fmt::format("Attribution of {} under {}", a.input, a.plan.name) : context.title;
+    std::string out = fmt::format(
+        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
+        "content=\"width=device-width\"><title>{}</title>\n<style>{}</style></head><body>\n<h1>{}</h1>\n",
+        html(title), style, html(title));
+    out += fmt::format("<p><b>{}</b>: {}<br><span class=\"note\">{}</span></p>\n", html(a.plan.name),
+                       html(a.plan.description), html(a.plan.source));
+    if (!context.command_line.empty()) out += fmt::format("<pre>{}</pre>\n", html(context.command_line));
+    if (!a.complete) out += "<p class=\"bad\">Interrupted: the layers below are whole, others are missing.</p>\n";
+    out +=
+        "<p class=\"note\">Errors are |value &minus; truth| / |truth| over all heads; truth is certified, element by element. "
+        "Green: no more than storing the truth in the output's format costs. <b>share</b>: the part of the plan's error that "
+        "lies along what making this one rounding exact removes (negative: it cancels others). <b>alone</b>: the error where "
+        "nothing else rounds; <b>repaired</b>: what is left when this one is exact. <b>mean/rms</b> and <b>t</b>: the sign of "
+        "the error that the site makes alone. Maps: local error of each tile, queries down, keys across.</p>\n";
+    for (const LayerAttribution& layer : a.layers) out += layer_section(layer);
+    const auto preformatted = [](std::string_view text) {
+        std::string lines;
+        for (std::size_t begin = 0; begin < text.size();) {
+            const std::size_t end = std::min(text.find('\n', begin), text.size());
+            lines += html(text.substr(begin, end - begin)) + "\n";
+            begin = end + 1;
+        }
+        return lines;
+    };
+    out += fmt::format(
+        "<h2>Everything</h2>\n<details><summary>every site of every output</summary>\n<pre>{}</pre></details>\n",
+        preformatted(table(a, {.full = true})));
+    out += fmt::format("<details><summary>the plan</summary>\n<pre>{}</pre></details>\n</body></html>\n",
+                       preformatted(to_toml(a.plan)));
+    return out;
+}
+
+}  // namespace faultline

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/cli/written_file.hpp>
+
+#include <filesystem>
+
+#include <fmt/format.h>
+
+#include <faultline/base/error.hpp>
+#include <faultline/tensor/text.hpp>
+
+namespace faultline::cli {
+
+void expect_writable(const Settings& settings, std::string_view key, const std::string& path, bool force) {
+    if (path.empty()) return;
+    std::error_code error;
+    // What is read from must not be written over, by --force or by way of the partial file.
+    for (const std::string& written : {path, path + ".partial"}) {
+        if (!std::filesystem::exists(written, error)) continue;
+        const std::string reads = settings.setting_that_names(written, std::string(key));
+        if (reads.empty()) continue;
+        throw RequestError(fmt::format("{}: {}: is what {} reads: expected another file", settings.where(key),
+                                       escaped(written, written.size()), reads));
+    }
+    if (!force && std::filesystem::exists(path, error))
+        throw RequestError(fmt::format("{}: {}: exists already: expected a new name, or --force to replace it",
+                                       settings.where(key), escaped(path, path.size())));
+}
+
+WrittenText::WrittenText(const Invocation& call, std::string_view key, const std::string& path) {
+    expect_writable(call.settings, key, path, call.common.force);
+    if (path.empty()) return;
+    if (path == call.common.output)
+        throw RequestError(fmt::format("{}: {}: is the file of -o too: expected another name", call.settings.where(key),
+                                       escaped(path, path.size())));
+    file_.emplace(path);
+}
+
+void WrittenText::commit(std::string_view text) {
+    if (!file_) return;
+    file_->write(std::as_bytes(std::span(text)));
+    file_->commit();
+}
+
+}  // namespace faultline::cli
