@@ -29,3 +29,16 @@ def attribution(program, tmp_path_factory):
         command += ["--sites", site]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return path
+
+
+@pytest.fixture(scope="session")
+def runs(program, tmp_path_factory):
+    """Two short training runs on the project's own prose: without a fault, and with one."""
+    folder = tmp_path_factory.mktemp("runs")
+    paths = []
+    for name, fault in (("control", []), ("fault", ["--inject", "delta:multiplicative:0.3"])):
+        paths.append(str(folder / f"{name}.h5"))
+        command = [program, "train", "--quiet", "--steps", "25", "--monitor-every", "5", "-o", paths[-1], *fault]
+        command += ["--data", os.path.join(ROOT, "docs"), "--data-format", "text", "--validate-every", "10"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=folder)
+    return paths

@@ -21,6 +21,17 @@ def test_every_figure_of_an_attribution_is_drawn(attribution, tmp_path, capsys):
             assert file.read(4) == (b"%PDF" if name.endswith("pdf") else b"\x89PNG")
 
 
+def test_every_figure_of_runs_is_drawn_and_two_are_compared(runs, tmp_path, capsys):
+    assert main([*runs, "-o", str(tmp_path)]) == 0
+    said = capsys.readouterr().err
+    assert "injected: the file has no steps/injected_rms" in said and "--inject" in said
+    assert "guard: no guard switched" in said
+    drawn = {kind.name for kind in figures("run")} - {"guard"}
+    for kind in drawn:
+        where = tmp_path if kind == "loss" else tmp_path / "fault"
+        assert (where / f"{kind}.pdf").stat().st_size > 1000 and (where / f"{kind}.png").exists(), kind
+
+
 def test_what_a_file_lacks_is_said_with_the_command_that_records_it(attribution, tmp_path, capsys):
     poor = tmp_path / "poor.h5"
     shutil.copy(attribution, poor)

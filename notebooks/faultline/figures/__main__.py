@@ -28,24 +28,23 @@ def main(arguments=None) -> int:
     if not options.files:
         print("no FILE given; expected a file that faultline wrote", file=sys.stderr)
         return 2
-    drawn = 0
+    trees = []
     for path in options.files:
         try:
-            tree = open_file(path)
+            trees.append(open_file(path))
         except (OSError, ValueError) as error:
             print(error if path in str(error) else f"{path}: {error}", file=sys.stderr)
             return 2
-        folder = options.output
-        if len(options.files) > 1:
-            folder = os.path.join(folder, os.path.splitext(os.path.basename(path))[0])
-        for name, written, lacking in write(tree, folder, options.only):
-            if written:
-                drawn += 1
-                print(written)
-            else:
-                print(f"{path}: {name}: {lacking}", file=sys.stderr)
+        trees[-1].attrs["label"] = os.path.splitext(os.path.basename(path))[0]
+    drawn = 0
+    for name, written, lacking in write(trees, options.output, options.only):
+        if written:
+            drawn += 1
+            print(written)
+        else:
+            print(f"{name}: {lacking}", file=sys.stderr)
     if not drawn:
-        print(f"nothing drawn; --list says which figures are made from which file", file=sys.stderr)
+        print("nothing drawn; --list says which figures are made from which file", file=sys.stderr)
         return 1
     return 0
 

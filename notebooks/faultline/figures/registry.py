@@ -17,16 +17,17 @@ class FigureKind:
     kind: str  # attribute `kind` of the files it is made from
     title: str
     draw: Callable  # (tree) -> iterator of (suffix, matplotlib Figure); raises NotRecorded
+    several: bool = False  # draw takes a list of trees, drawn over one another
 
 
 _figures: dict[str, FigureKind] = {}
 
 
-def figure(name: str, kind: str, title: str):
-    """Registers a drawing function: (tree) -> (suffix, Figure) pairs."""
+def figure(name: str, kind: str, title: str, several: bool = False):
+    """Registers a drawing function: (tree) -> (suffix, Figure) pairs; several: ([tree, …]) -> pairs."""
 
     def register(draw):
-        _figures[name] = FigureKind(name, kind, title, draw)
+        _figures[name] = FigureKind(name, kind, title, draw, several)
         return draw
 
     return register
@@ -36,22 +37,29 @@ def figures(kind: str | None = None) -> list[FigureKind]:
     return [f for f in _figures.values() if kind is None or f.kind == kind]
 
 
-def write(tree, folder, only=None) -> Iterator[tuple[str, str | None, str | None]]:
-    """Draws each figure that belongs to the file's kind, as PDF and PNG in `folder`. Yields (figure, path of the PDF,
-    None), or (figure, None, what the file lacks)."""
-    os.makedirs(folder, exist_ok=True)
-    for kind in figures(tree.attrs.get("kind")):
-        if only and kind.name not in only:
+def write(trees, folder, only=None) -> Iterator[tuple[str, str | None, str | None]]:
+    """Draws each figure that belongs to the files' kinds, as PDF and PNG in `folder`: one for each file, in a folder of
+    its own where there are several, and one for all where the figure compares. Yields (figure, path of the PDF, None), or
+    (figure, None, what the file lacks)."""
+    trees = list(trees)
+    for kind in figures():
+        mine = [tree for tree in trees if tree.attrs.get("kind") == kind.kind]
+        if not mine or (only and kind.name not in only):
             continue
-        try:
-            with style():
-                for suffix, drawn in kind.draw(tree):
-                    stem = os.path.join(folder, kind.name + (f"-{suffix}" if suffix else ""))
-                    for extension in ("pdf", "png"):
-                        drawn.savefig(f"{stem}.{extension}")
-                    yield kind.name, f"{stem}.pdf", None
-        except NotRecorded as lacking:
-            yield kind.name, None, str(lacking)
+        jobs = [(mine, folder)] if kind.several else [
+            (tree, os.path.join(folder, tree.attrs.get("label", "")) if len(trees) > 1 else folder) for tree in mine
+        ]
+        for argument, where in jobs:
+            os.makedirs(where, exist_ok=True)
+            try:
+                with style():
+                    for suffix, drawn in kind.draw(argument):
+                        stem = os.path.join(where, kind.name + (f"-{suffix}" if suffix else ""))
+                        for extension in ("pdf", "png"):
+                            drawn.savefig(f"{stem}.{extension}")
+                        yield kind.name, f"{stem}.pdf", None
+            except NotRecorded as lacking:
+                yield kind.name, None, str(lacking)
 
 
 def need(tree, path: str, how: str):

@@ -55,15 +55,16 @@ def new(width=COLUMN, height=2.4, rows=1, columns=1, **options):
 
 def symlog(axis, values, which="y"):
     """Signed quantities over many decades: linear below a thousandth of the largest, logarithmic above."""
-    finite = np.abs(np.asarray(values, float))
-    finite = finite[np.isfinite(finite) & (finite > 0)]
+    values = np.asarray(values, float)
+    signed = values[np.isfinite(values)]
+    finite = np.abs(signed[signed != 0])
     if not finite.size:
         return
     largest = finite.max()
     threshold = max(min(np.quantile(finite, 0.05), largest / 10), largest * 1e-4)
     getattr(axis, f"set_{which}scale")("symlog", linthresh=threshold)
     base = 10 ** np.floor(np.log10(largest))
-    ticks = [-base, 0, base]
+    ticks = [t for t in (-base, 0, base) if signed.min() <= t <= signed.max() or t == 0]
     getattr(axis, f"set_{which}ticks")(ticks)
 
 

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures of training runs: one at a time, and several over one another (stable against failing, a fix against none)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..files import NotRecorded
+from .registry import figure, need
+from .style import COLOURS, PAGE, new, symlog
+
+_RECORD = "faultline train -o FILE.h5"
+
+
+def steps(tree):
+    return need(tree, "steps", _RECORD).to_dataset()
+
+
+def _series(data, name, how=_RECORD):
+    if name not in data:
+        raise NotRecorded(f"the file has no steps/{name}; record it with: {how}")
+    return data[name]
+
+
+def _due(values):
+    """A quantity recorded at a cadence: where it is there, and its values."""
+    values = values.dropna("step", how="all")
+    if not values.sizes["step"]:
+        raise NotRecorded(f"steps/{values.name} is never due; record it with: {_RECORD} --monitor-every 10")
+    return values
+
+
+def name_of(tree):
+    """What a run is called in a legend: its file, without the ending."""
+    return tree.attrs.get("label", "run")
+
+
+def _lines(axis, values, over, label):
+    for i, key in enumerate(values[over].values if over in values.coords else range(values.sizes[over])):
+        axis.plot(values["step"], values.isel({over: i}), label=f"{label} {key}", color=COLOURS[i % len(COLOURS)])
+
+
+@figure("loss", "run", "loss, norm of the gradient, largest logit over the steps; several runs over one another", several=True)
+def loss(trees):
+    drawn, ((losses, norms, logits),) = new(PAGE, 2.3, columns=3)
+    for tree, colour in zip(trees, COLOURS * 3):
+        data, label = steps(tree), name_of(tree)
+        losses.plot(data["step"], _series(data, "loss"), color=colour, lw=0.8, label=label)
+        if "validation_loss" in data and bool(data["validation_loss"].notnull().any()):
+            due = _due(data["validation_loss"])
+            losses.plot(due["step"], due, "o", ms=3, color=colour, mfc="white")
+        norms.plot(data["step"], _series(data, "grad_norm"), color=colour, lw=0.6)
+        largest = _series(data, "max_logit").max(("layer", "head"))
+        logits.plot(data["step"], largest, color=colour, lw=0.8)
+    losses.set_ylabel("cross-entropy (nat per token)\ncircles: validation")
+    norms.set_ylabel("norm of the gradient (nat)")
+    norms.set_yscale("log")
+    logits.set_ylabel("largest scaled logit")
+    symlog(logits, np.concatenate([steps(t)["max_logit"].values.ravel() for t in trees]))
+    for axis in (losses, norms, logits):
+        axis.set_xlabel("step")
+    if len(trees) > 1:
+        drawn.legend(loc="outside upper left", ncols=4)
+    yield "", drawn
+
+
+@figure("spectral-norms", "run", "largest singular values of W_Q and W_K by layer and step")
+def spectral_norms(tree):
+    data = steps(tree)
+    drawn, axes = new(PAGE, 2.3, columns=3)
+    for axis, name, title in ((axes[0, 0], "sigma_q", "$W_Q$"), (axes[0, 1], "sigma_k", "$W_K$")):
+        values = _due(_series(data, name))
+        _lines(axis, values.isel(singular_value=0), "layer", "layer")
+        for layer in range(values.sizes["layer"]):
+            axis.plot(values["step"], values.isel(layer=layer, singular_value=1), ls=":", color=COLOURS[layer % len(COLOURS)])
+        axis.set_ylabel(f"$\\sigma_1$ of {title} (dotted: $\\sigma_2$)")
+        axis.set_yscale("log")
+        axis.set_xlabel("step")
+    axes[0, 0].legend()
+    values = _due(_series(data, "sigma_q")).isel(singular_value=0)
+    shown = axes[0, 2].pcolormesh(values["step"], values["layer"], np.log10(values.T), shading="nearest")
+    drawn.colorbar(shown, ax=axes[0, 2], label="log10 $\\sigma_1$ of $W_Q$")
+    axes[0, 2].set_yticks(values["layer"])
+    axes[0, 2].set_ylabel("layer")
+    axes[0, 2].set_xlabel("step")
+    yield "", drawn
+
+
+@figure("spectral-norms-by-head", "run", "largest singular value of W_Q W_K^T of every head")
+def by_head(tree):
+    values = _due(_series(steps(tree), "sigma_qk")).isel(singular_value=0)
+    drawn, axes = new(PAGE, 2.2, columns=values.sizes["layer"], sharey=True)
+    for layer, axis in enumerate(axes[0]):
+        _lines(axis, values.isel(layer=layer), "head", "head")
+        axis.set_yscale("log")
+        axis.set_xlabel("step")
+        axis.set_title(f"layer {int(values['layer'][layer])}")
+    axes[0, 0].set_ylabel("$\\sigma_1$ of $W_Q W_K^T$")
+    axes[0, 0].legend()
+    yield "", drawn
+
+
+@figure("zero-sum", "run", "sum of the score gradient, which exact arithmetic keeps at 0, added up over the steps")
+def zero_sum(tree):
+    data = steps(tree)
+    total, step, magnitude = (_series(data, n) for n in ("zero_sum_total", "zero_sum", "zero_sum_abs"))
+    drawn, ((left, right),) = new(PAGE, 2.4, columns=2)
+    for layer in range(total.sizes["layer"]):
+        for head in range(total.sizes["head"]):
+            at = {"layer": layer, "head": head}
+            colour, line = COLOURS[layer % len(COLOURS)], ["-", "--", "-.", ":"][head % 4]
+            left.plot(data["step"], total.isel(at), color=colour, ls=line, label=f"layer {layer}, head {head}")
+            broken = (np.abs(step) / magnitude.where(magnitude > 0)).isel(at)
+            right.plot(data["step"], broken.rolling(step=20, min_periods=1).median(), color=colour, ls=line)
+    symlog(left, total.values)
+    left.axhline(0, color="0.6", lw=0.6)
+    left.set_ylabel("sum of ds over keys, rows, steps\n(nat per logit)")
+    right.set_ylabel("|sum| / sum of magnitudes, each step\n(median of 20)")
+    right.set_yscale("log")
+    for axis in (left, right):
+        axis.set_xlabel("step")
+    if total.sizes["layer"] * total.sizes["head"] <= 8:
+        left.legend()
+    yield "", drawn
+
+
+@figure("saturation", "run", "share of saturated rows and entropy of the attention by layer")
+def saturation(tree):
+    data = steps(tree)
+    drawn, ((left, right),) = new(PAGE, 2.2, columns=2)
+    for axis, name, label in (
+        (left, "saturated_fraction", "rows with $p_{max} > 1 - 2^{-9}$"),
+        (right, "entropy", "mean entropy of a row (nat)"),
+    ):
+        _lines(axis, _due(_series(data, name)).mean("head"), "layer", "layer")
+        axis.set_ylabel(label)
+        axis.set_xlabel("step")
+    left.legend()
+    yield "", drawn
+
+
+@figure("injected", "run", "the fault as it was realised: rms, mean and sign coherence")
+def injected(tree):
+    data = steps(tree)
+    how = f"{_RECORD} --inject SITE:LAW:MAGNITUDE"
+    rms, mean = _series(data, "injected_rms", how), _series(data, "injected_mean", how)
+    asked = _series(data, "injected_asked_rms", how)
+    spread = [d for d in rms.dims if d != "step"]
+    drawn, ((left, right),) = new(PAGE, 2.2, columns=2)
+    left.plot(data["step"], asked.mean(spread), color="0.5", ls=":", label="rms asked for")
+    left.plot(data["step"], rms.mean(spread), label="rms realised")
+    left.plot(data["step"], np.abs(mean).mean(spread), label="|mean| realised")
+    left.set_yscale("log")
+    left.set_ylabel("injected error\n(unit of the magnitude)")
+    left.legend()
+    values = (mean / rms.where(rms > 0)).mean([d for d in spread if d != "layer"])
+    if "layer" in values.dims:
+        _lines(right, values.rolling(step=20, min_periods=1).mean(), "layer", "layer")
+        right.legend()
+    else:
+        right.plot(data["step"], values.rolling(step=20, min_periods=1).mean())
+    right.axhline(0, color="0.6", lw=0.6)
+    right.set_ylabel("mean / rms (mean of 20 steps)")
+    for axis in (left, right):
+        axis.set_xlabel("step")
+    yield "", drawn
+
+
+@figure("guard", "run", "guard timeline: when it switched, logits and spectral norms around it")
+def guard(tree):
+    data = steps(tree)
+    active = _series(data, "guard_active")
+    if not bool((active > 0).any()) or bool((active.isel(step=0) > 0).any()):
+        raise NotRecorded("no guard switched in this run; a run of faultline dissociate with the intervention guard has one")
+    drawn, ((logit, sigma),) = new(PAGE, 2.3, columns=2)
+    _lines(logit, _series(data, "max_logit").max("head"), "layer", "layer")
+    symlog(logit, data["max_logit"].values)
+    logit.set_ylabel("largest scaled logit")
+    _lines(sigma, _due(_series(data, "sigma_q")).isel(singular_value=0), "layer", "layer")
+    sigma.set_ylabel("$\\sigma_1$ of $W_Q$")
+    sigma.set_yscale("log")
+    for layer in range(active.sizes["layer"]):
+        on = active.isel(layer=layer)
+        if bool((on > 0).any()):
+            first = int(data["step"][int((on > 0).argmax())])
+            for axis in (logit, sigma):
+                axis.axvline(first, color=COLOURS[layer % len(COLOURS)], lw=0.8, ls="--")
+    for axis in (logit, sigma):
+        axis.set_xlabel("step (dashed: the layer's guard switches)")
+    logit.legend()
+    yield "", drawn
