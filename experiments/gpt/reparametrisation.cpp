@@ -36,23 +36,32 @@ SigmaReparametrisation<T>::SigmaReparametrisation(const ParameterLayout& layout)
 }
 
 template <class T>
-void SigmaReparametrisation<T>::apply(std::span<const T> weights, std::span<T> effective) {
-    before_ = vectors_;
+void SigmaReparametrisation<T>::iterate(std::span<const T> weights, int steps) {
     for (Entry& e : entries_) {
         const MatrixView<const T> w = e.matrix.of(weights);
         const MatrixView<T> left(e.left.data(), w.rows, 1), right(vectors_.data() + e.right, w.cols, 1);
-        for (int step = 0; step < (started_ ? 2 : 100); ++step) {
+        for (int step = 0; step < steps; ++step) {
             gemm(Transpose::no, w, Transpose::no, MatrixView<const T>(right), left);
             normalize(std::span(e.left));
             gemm(Transpose::yes, w, Transpose::no, MatrixView<const T>(left), right);
             e.sigma = normalize(std::span(right.data, static_cast<std::size_t>(w.cols)));
         }
+    }
+}
+
+template <class T>
+void SigmaReparametrisation<T>::apply(std::span<const T> weights, std::span<T> effective) {
+    if (!started_) iterate(weights, 98);
+    started_ = true;
+    before_ = vectors_;
+    iterate(weights, 2);
+    for (const Entry& e : entries_) {
+        const MatrixView<const T> w = e.matrix.of(weights);
         const T factor = weights[static_cast<std::size_t>(e.gamma)] / e.sigma;
         const MatrixView<T> to = e.matrix.of(effective);
         for (std::ptrdiff_t i = 0; i < w.rows; ++i)
             for (std::ptrdiff_t j = 0; j < w.cols; ++j) to(i, j) = w(i, j) * factor;
     }
-    started_ = true;
 }
 
 /// With G the gradient of gamma W/sigma: dgamma = <G, W>/sigma, dW = gamma/sigma (G - (<G, W>/sigma) u v^T).

@@ -21,7 +21,7 @@ class SigmaReparametrisation {
     void apply(std::span<const T> weights, std::span<T> effective);
     /// The gradient with respect to the effective weights becomes that with respect to W and gamma.
     void pull_back(std::span<const T> weights, std::span<T> gradient) const;
-    /// The right vectors as they stood before the last apply(), for a checkpoint; the apply() after restore() repeats it.
+    /// The right vectors as they stood two steps ago, for a checkpoint: the apply() after restore() repeats the last one.
     [[nodiscard]] std::span<const T> state() const { return before_; }
     void restore(std::vector<T> state) {
         vectors_ = std::move(state);
@@ -36,6 +36,7 @@ class SigmaReparametrisation {
         std::vector<T> left;
         T sigma = 0;
     };
+    void iterate(std::span<const T> weights, int steps);
     std::vector<Entry> entries_;
     std::vector<T> vectors_, before_;
     bool started_ = false;

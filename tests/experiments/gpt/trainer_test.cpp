@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+// Training is a function of its configuration: any number of threads, stopped and taken up at any step, with and without
+// hooks that do nothing.
+#include <faultline/gpt/trainer.hpp>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <set>
+
+#include <faultline/base/error.hpp>
+#include <faultline/gpt/monitors.hpp>
+#include <faultline/plan/presets.hpp>
+
+#include "../../lib/tensor/support.hpp"
+
+namespace faultline::gpt {
+namespace {
+
+using test::Folder;
+using testing::HasSubstr;
+
+const TokenData& text() {
+    static const TokenData data = [] {
+        std::string all;
+        for (int i = 0; i < 900; ++i) all += "line " + std::to_string(i * i) + " of a text that repeats itself.\n";
+        return tokens_of_text(all);
+    }();
+    return data;
+}
+
+TrainConfig quick() {
+    TrainConfig c;
+    c.model.layers = 2;
+    c.model.width = 16;
+    c.model.heads = 2;
+    c.model.context = 70;  // two query blocks, and four sequences a chunk at least
+    c.batch = 9;
+    c.steps = 6;
+    c.schedule = {.learning_rate = 1e-2, .warmup = 2};
+    c.monitor_every = 2;
+    c.validate_every = 3;
+    c.validation_batches = 1;
+    return c;
+}
+
+std::vector<float> trained(const TrainConfig& c, const Hooks& hooks = {}) {
+    const WindowOrder order(c.seed);
+    Trainer trainer(c, text(), order, hooks);
+    while (!trainer.finished()) trainer.step();
+    const std::span<const float> w = trainer.model().weights();
+    return {w.begin(), w.end()};
+}
+
+TEST(Trainer, LearnsTheText) {
+    TrainConfig c = quick();
+    c.steps = 60;
+    const WindowOrder order(0);
+    Trainer trainer(c, text(), order);
+    const double first = trainer.step().loss;
+    EXPECT_NEAR(first, std::log(256.0), 0.1);  // weights near 0: every byte is as likely
+    while (!trainer.finished()) trainer.step();
+    EXPECT_LT(trainer.report().loss, 3.2);
+    EXPECT_LT(trainer.report().validation_loss, 3.2);
+}
+
+TEST(Trainer, DoesNotDependOnThreads) {
+    for (const bool emulated : {false, true}) {
+        TrainConfig c = quick();
+        c.steps = emulated ? 2 : 6;
+        if (emulated) c.model.attention = {{1, {1}, std::make_shared<const RoundingPlan>(plan("fa2"))}};
+        const std::vector<float> one = trained(c);
+        c.threads = 3;
+        EXPECT_EQ(one, trained(c));
+    }
+}
+
+TEST(Trainer, OptionsChangeTheRun) {
+    const std::vector<float> plain = trained(quick());
+    const auto differs = [&](void (*change)(TrainConfig&)) {
+        TrainConfig c = quick();
+        change(c);
+        return trained(c) != plain;
+    };
+    EXPECT_TRUE(differs([](TrainConfig& c) { c.model.bf16 = false; }));
+    EXPECT_TRUE(differs([](TrainConfig& c) { c.seed = 1; }));
+    EXPECT_TRUE(differs([](TrainConfig& c) { c.accumulate = 2; }));
+    EXPECT_TRUE(differs([](TrainConfig& c) { c.clip = 0.01; }));
+    EXPECT_TRUE(differs([](TrainConfig& c) { c.model.z_loss = 0.1; }));
+    EXPECT_TRUE(differs([](TrainConfig& c) { c.optimizer.kind = OptimizerKind::muon; }));
+    EXPECT_TRUE(differs([](TrainConfig& c) { c.qk_clip = 1e-3; }));
+    EXPECT_TRUE(differs([](TrainConfig& c) { c.model.qk_norm = QkNorm::parameter_free; }));
+}
+
+// Two micro-batches of 4 windows are the gradient of one batch of 8: in fp32, to the rounding of sums.
+TEST(Trainer, AccumulationIsALargerBatch) {
+    TrainConfig c = quick();
+    c.model.bf16 = false;
+    c.steps = 1;
+    c.batch = 8;
+    const std::vector<float> whole = trained(c);
+    c.batch = 4;
+    c.accumulate = 2;
+    const std::vector<float> parts = trained(c);
+    // AdamW's first step is the learning rate times g/(|g| + epsilon): what differs is where |g| is near 1e-8.
+    std::size_t same = 0;
+    for (std::size_t i = 0; i < whole.size(); ++i) same += std::fabs(whole[i] - parts[i]) <= 1e-5F ? 1 : 0;
+    EXPECT_GT(same, whole.size() * 99 / 100);
+}
+
+/// Turns on everything that a checkpoint has to keep.
+class Switches final : public StepHook {
+  public:
+    std::string state;
+    void before_step(std::int64_t step, const StepReport* last, StepControl& control) override {
+        EXPECT_EQ(last == nullptr, step == 0);
+        if (last != nullptr) {
+            EXPECT_EQ(last->step, step - 1);
+            state += std::to_string(last->max_logit.at(3)) + " ";
+        }
+        if (step == 2) {
+            const double scale[] = {0.5, 0.25};
+            control.enable_qk_norm(1, scale);
+            control.set_learning_rate_factor(0.5);
+            control.set_clip_factor(0.75);
+            control.set_fp32_ffn(true);
+            control.set_qk_clip(0.01);
+        }
+    }
+    void after_step(StepReport& report) override { report.extras.push_back({"seen", {1.0}}); }
+    [[nodiscard]] std::string save() const override { return state; }
+    void load(std::string_view saved) override { state = saved; }
+};
+
+class Resume : public testing::TestWithParam<OptimizerKind> {};
+
+TEST_P(Resume, AtEveryStepIsBitExact) {
+    const Folder folder;
+    TrainConfig c = quick();
+    c.optimizer.kind = GetParam();
+    c.model.sigma_reparam = true;
+    const WindowOrder order(0);
+    Switches switches;
+    Trainer whole(c, text(), order, {.step = &switches});
+    std::vector<StepReport> reports;
+    while (!whole.finished()) {
+        whole.save(folder / std::to_string(whole.next_step()));
+        reports.push_back(whole.step());
+    }
+    for (std::int64_t at = 0; at < c.steps; ++at) {
+        SCOPED_TRACE(at);
+        Switches again;
+        Trainer part(c, text(), order, {.step = &again});
+        part.restore(folder / std::to_string(at));
+        EXPECT_EQ(part.next_step(), at);
+        while (!part.finished()) {
+            const StepReport& r = part.step();
+            const StepReport& wanted = reports[static_cast<std::size_t>(r.step)];
+            EXPECT_EQ(r.loss, wanted.loss);
+            EXPECT_EQ(r.zero_sum_total, wanted.zero_sum_total);
+            EXPECT_EQ(r.qk_normed, wanted.qk_normed);
+        }
+        EXPECT_TRUE(std::ranges::equal(part.model().weights(), whole.model().weights()));
+        EXPECT_EQ(again.state, switches.state);
+    }
+}
+std::string optimizer_name(const testing::TestParamInfo<OptimizerKind>& of) {
+    return of.param == OptimizerKind::adamw ? "adamw" : of.param == OptimizerKind::muon ? "muon" : "sgd";
+}
+INSTANTIATE_TEST_SUITE_P(Optimizers, Resume,
+                         testing::Values(OptimizerKind::adamw, OptimizerKind::muon, OptimizerKind::sgd),
+                         optimizer_name);
+
+TEST(Checkpoint, OfAnotherConfigurationIsRefused) {
+    const Folder folder;
+    const WindowOrder order(0);
+    Trainer one(quick(), text(), order);
+    one.step();
+    one.save(folder / "c");
+    TrainConfig c = quick();
+    c.schedule.learning_rate = 2e-2;
+    Trainer other(c, text(), order);
+    try {
+        other.restore(folder / "c");
+        FAIL();
+    } catch (const RequestError& error) {
+        EXPECT_THAT(error.what(), testing::AllOf(HasSubstr("lr:"), HasSubstr("0.01"), HasSubstr("0.02")));
+    }
+    test::write_file(folder / "cut", test::read_file(folder / "c").substr(0, 3000));
+    EXPECT_THROW(one.restore(folder / "cut"), RequestError);
+}
+
+/// Puts one value where it says, at step 3.
+class Poison final : public ModelHook {
+  public:
+    explicit Poison(ModelSite site) : site_(site) {}
+    [[nodiscard]] bool watches(ModelSite site, int layer) const override { return site == site_ && layer == 1; }
+    void at(ModelSite, const ModelAt& where, MatrixView<float> value,
+            std::span<const MatrixView<const float>>) override {
+        if (where.step == 3 && (where.row0 > 0 || site_ == ModelSite::optimizer_update))
+            value(value.rows - 1, 2) = std::nanf("");
+    }
+
+  private:
+    ModelSite site_;
+};
+
+TEST(NonFinite, StopsBeforeTheStepAndNamesTheSite) {
+    const std::pair<ModelSite, const char*> cases[] = {
+        {ModelSite::ffn_output, "layer1.ffn output"},
+        {ModelSite::attention_projection, "layer1.attention projection"},
+        {ModelSite::ffn_activation_gradient, "layer1.gradient of the ffn activation"},
+        {ModelSite::optimizer_update, "update of layer1.norm1.gain"}};
+    TrainConfig three = quick();
+    three.steps = 3;
+    const std::vector<float> before = trained(three);
+    for (const auto& [site, wanted] : cases) {
+        SCOPED_TRACE(wanted);
+        Poison poison(site);
+        const WindowOrder order(0);
+        Trainer trainer(quick(), text(), order, {.model = &poison});
+        while (!trainer.finished()) trainer.step();
+        ASSERT_TRUE(trainer.failure());
+        EXPECT_EQ(trainer.failure()->step, 3);
+        EXPECT_EQ(trainer.failure()->site, wanted);
+        EXPECT_EQ(trainer.failure()->column, 2);
+        EXPECT_EQ(trainer.next_step(), 3);
+        EXPECT_TRUE(std::ranges::equal(trainer.model().weights(), before));
+    }
+}
+
+/// Looks at everything and changes nothing.
+class Watcher final : public ModelHook, public UpdateHook {
+  public:
+    std::set<std::string> updates;
+    std::atomic<int> seen[model_site_count]{};
+    [[nodiscard]] bool watches(ModelSite, int) const override { return true; }
+    void at(ModelSite site, const ModelAt&, MatrixView<float>, std::span<const MatrixView<const float>>) override {
+        ++seen[static_cast<std::size_t>(site)];
+    }
+    void before_apply(std::int64_t, std::span<const ParameterUpdate> all) override {
+        for (const ParameterUpdate& u : all) updates.insert(std::string(u.name));
+    }
+};
+
+TEST(Hooks, ThatOnlyLookChangeNothing) {
+    Watcher watcher;
+    TrainConfig c = quick();
+    EXPECT_EQ(trained(c, {.model = &watcher, .update = &watcher}), trained(c));
+    for (const ModelSiteInfo& site : model_sites())
+        EXPECT_GT(watcher.seen[static_cast<std::size_t>(site.site)], 0) << site.name;
+    EXPECT_TRUE(watcher.updates.contains("layer1.w_q"));
+    EXPECT_TRUE(watcher.updates.contains("wte"));
+}
+
+TEST(Monitors, SingularValuesOfKnownMatrices) {
+    const std::vector<float> diagonal{3, 0, 0, 0, -5, 0};
+    const MatrixView<const float> w(diagonal.data(), 2, 3);
+    const std::vector<double> values = singular_values(w, 3);
+    EXPECT_NEAR(values[0], 5, 1e-14);
+    EXPECT_NEAR(values[1], 3, 1e-14);
+    EXPECT_EQ(values[2], 0);
+    // diag(3, -5) times diag(2, 1): 6 and 5.
+    const std::vector<float> a{3, 0, 0, -5, 0, 0}, b{2, 0, 0, 1, 0, 0};
+    const std::vector<double> product = product_singular_values({a.data(), 3, 2}, {b.data(), 3, 2}, 3);
+    EXPECT_NEAR(product[0], 6, 1e-13);
+    EXPECT_NEAR(product[1], 5, 1e-13);
+    const std::vector<float> bad{1, std::nanf("")};
+    EXPECT_TRUE(std::isnan(singular_values({bad.data(), 1, 2}, 1)[0]));
+}
+
+TEST(Trainer, RefusesWhatMakesNoModel) {
+    const WindowOrder order(0);
+    const auto refusal = [&](void (*change)(TrainConfig&)) -> std::string {
+        TrainConfig c = quick();
+        change(c);
+        try {
+            const Trainer trainer(c, text(), order);
+        } catch (const RequestError& error) {
+            return error.what();
+        }
+        return "";
+    };
+    EXPECT_THAT(refusal([](TrainConfig& c) { c.model.heads = 3; }), HasSubstr("heads: 3: expected a divisor"));
+    EXPECT_THAT(refusal([](TrainConfig& c) { c.model.context = 1 << 20; }),
+                HasSubstr("expected more than the context"));
+    EXPECT_THAT(refusal([](TrainConfig& c) { c.model.vocabulary = 100; }), HasSubstr("vocabulary of 100"));
+    EXPECT_THAT(refusal([](TrainConfig& c) { c.batch = 0; }), HasSubstr("batch"));
+    EXPECT_THAT(refusal([](TrainConfig& c) {
+                    c.model.softcap = 5;
+                    c.model.attention = {{0, {}, std::make_shared<const RoundingPlan>(plan("fa2"))}};
+                }),
+                HasSubstr("softcap"));
+    EXPECT_THAT(refusal([](TrainConfig& c) { c.model.attention = {{7, {}, nullptr}}; }), HasSubstr("layer 7"));
+}
+
+}  // namespace
+}  // namespace faultline::gpt
