@@ -96,6 +96,7 @@ std::optional<RunRecord> open_record(Trainer& trainer, const RunFiles& files) {
         throw RequestError(fmt::format("{}: is missing: expected the checkpoint of the run to resume",
                                        escaped(checkpoint, checkpoint.size())));
     trainer.restore(checkpoint);
+    if (trainer.finished()) return std::nullopt;  // the file is whole
     return RunRecord::resume(files.output, trainer.next_step() - 1);
 }
 

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+// faultline train as a user meets it: killed at any moment and resumed, interrupted, on a full disk, with bad input, and
+// its captures through attribute.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <thread>
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <nlohmann/json.hpp>
+
+#include <faultline/base/error.hpp>
+#include <faultline/record/record_reader.hpp>
+
+#include "support.hpp"
+
+namespace faultline::test {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+class Train : public testing::Test {
+  protected:
+    Train() {
+        std::string text;
+        for (int i = 0; i < 3000; ++i)
+            text += "The square of " + std::to_string(i) + " is " + std::to_string(i * i) + ".\n";
+        folder.write("text", text);
+    }
+    std::vector<std::string> arguments(const std::string& steps, std::vector<std::string> more) const {
+        std::vector<std::string> all{"train",
+                                     "--data",
+                                     folder / "text",
+                                     "--steps",
+                                     steps,
+                                     "--layers",
+                                     "1",
+                                     "--width",
+                                     "16",
+                                     "--context",
+                                     "32",
+                                     "--batch",
+                                     "8",
+                                     "--warmup",
+                                     "5",
+                                     "--threads",
+                                     "1",
+                                     "--checkpoint-every",
+                                     "7",
+                                     "--monitor-every",
+                                     "3",
+                                     "--validate-every",
+                                     "10",
+                                     "--validation-batches",
+                                     "1"};
+        all.insert(all.end(), more.begin(), more.end());
+        return all;
+    }
+    Outcome train(const std::string& steps, const std::vector<std::string>& more) const {
+        return run_program(arguments(steps, more));
+    }
+    /// Starts it, lets it write its first checkpoint, and sends a signal; the exit status as run_program has it.
+    int train_and_signal(const std::string& steps, const std::vector<std::string>& more, const std::string& checkpoint,
+                         int signal, int delay_ms) const {
+        const pid_t child = ::fork();
+        if (child == 0) {
+            const int null = ::open("/dev/null", O_WRONLY);
+            ::dup2(null, STDOUT_FILENO);
+            ::dup2(null, STDERR_FILENO);
+            std::vector<std::string> words{FAULTLINE_PROGRAM};
+            for (const std::string& word : arguments(steps, more)) words.push_back(word);
+            std::vector<char*> argv;
+            for (std::string& word : words) argv.push_back(word.data());
+            argv.push_back(nullptr);
+            ::execv(FAULTLINE_PROGRAM, argv.data());
+            ::_exit(127);
+        }
+        for (int i = 0; i < 2000 && !std::filesystem::exists(checkpoint); ++i)
+            std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms));
+        ::kill(child, signal);
+        int status = 0;
+        ::waitpid(child, &status, 0);
+        return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+    }
+    static void expect_same_content(const std::string& a, const std::string& b) {
+        const RecordReader one(a), two(b);
+        EXPECT_EQ(one.datasets(), two.datasets());
+        for (const std::string& path : one.datasets()) {
+            const Tensor x = one.read(path), y = two.read(path);
+            EXPECT_EQ(x.shape, y.shape) << path;
+            EXPECT_TRUE(x.bytes == y.bytes) << path;
+        }
+    }
+
+    Folder folder;
+};
+
+TEST_F(Train, KilledAndResumedIsTheRunThatNeverStopped) {
+    const std::string steps = "400";
+    const std::vector<std::string> fault{"--inject", "delta:multiplicative:0.3"};
+    const auto with = [&](std::vector<std::string> more) {
+        more.insert(more.end(), fault.begin(), fault.end());
+        return more;
+    };
+    ASSERT_EQ(train(steps, with({"-o", folder / "whole.h5"})).status, 0);
+    int status =
+        train_and_signal(steps, with({"-o", folder / "cut.h5"}), folder / "cut.checkpoint.safetensors", SIGKILL, 40);
+    EXPECT_EQ(status, -SIGKILL);
+    {
+        const RecordReader cut(folder / "cut.h5");  // readable as it was left
+        EXPECT_GE(cut.read("steps/loss").size(), 7);
+        EXPECT_LT(cut.read("steps/loss").size(), 400);
+    }
+    status = train_and_signal(steps, with({"--resume", folder / "cut.h5"}), folder / "cut.checkpoint.safetensors",
+                              SIGKILL, 250);
+    EXPECT_EQ(status, -SIGKILL);
+    const Outcome rest = train(steps, with({"--resume", folder / "cut.h5"}));
+    EXPECT_EQ(rest.status, 0) << rest.err;
+    expect_same_content(folder / "whole.h5", folder / "cut.h5");
+    const RecordReader whole(folder / "whole.h5");
+    EXPECT_EQ(whole.read("steps/loss").size(), 400);
+    EXPECT_TRUE(whole.contains("steps/injected_rms"));
+}
+
+TEST_F(Train, AnInterruptSavesAndSaysHowToGoOn) {
+    for (const int signal : {SIGINT, SIGTERM}) {
+        const std::string file = folder / (std::to_string(signal) + ".h5");
+        const std::string checkpoint = folder / (std::to_string(signal) + ".checkpoint.safetensors");
+        EXPECT_EQ(train_and_signal("100000", {"-o", file}, checkpoint, signal, 30), 1);
+        const RecordReader reader(file);
+        EXPECT_GE(reader.read("steps/loss").size(), 7);
+    }
+    const Outcome rest = train("8", {"--resume", folder / "2.h5"});
+    EXPECT_EQ(rest.status, 0) << rest.err;  // it is beyond step 8: nothing is left to do
+}
+
+TEST_F(Train, SummaryAsTextAndJson) {
+    const Outcome text = train("12", {});
+    EXPECT_EQ(text.status, 0) << text.err;
+    EXPECT_THAT(text.out, AllOf(HasSubstr("12 of 12 steps"), HasSubstr("tokens/s"), HasSubstr("validation loss")));
+    const Outcome json = train("12", {"--json"});
+    const auto object = nlohmann::json::parse(json.out);
+    EXPECT_EQ(object["schema"], "faultline.training/1");
+    EXPECT_EQ(object["end"], "finished");
+    EXPECT_EQ(object["steps"], 12);
+    EXPECT_GT(object["sigma_q"].get<double>(), 0);
+}
+
+TEST_F(Train, PrintedConfigurationMakesTheSameRun) {
+    const Outcome printed = train("9", {"--lr", "0.01", "--qk-norm", "learned", "--print-config"});
+    ASSERT_EQ(printed.status, 0) << printed.err;
+    folder.write("run.toml", printed.out);
+    ASSERT_EQ(train("9", {"--lr", "0.01", "--qk-norm", "learned", "-o", folder / "a.h5"}).status, 0);
+    const Outcome again =
+        run_program({"train", "--config", folder / "run.toml", "-o", folder / "b.h5", "--threads", "2"});
+    ASSERT_EQ(again.status, 0) << again.err;
+    expect_same_content(folder / "a.h5", folder / "b.h5");
+}
+
+TEST_F(Train, CapturesAreReadByAttribute) {
+    ASSERT_EQ(train("4", {"--capture", "0,3", "-o", folder / "run.h5"}).status, 0);
+    for (const char* step : {"000000", "000003"}) {
+        const Outcome read = run_program({"attribute", folder / (std::string("run.step") + step + ".safetensors"),
+                                          "--plan", "fa2", "--correction", "none"});
+        EXPECT_EQ(read.status, 0) << read.err;
+        EXPECT_THAT(read.out, HasSubstr("layer0   batch 4, 2 heads, 32 x 32, head_dim 8, causal"));
+    }
+    EXPECT_THAT(train("4", {"--capture", "1"}).err, HasSubstr("expected -o"));
+}
+
+TEST_F(Train, RequestsThatAreWrongAreOneSentenceAndStatus2) {
+    const auto refused = [&](const std::vector<std::string>& more, const std::string& part) {
+        const Outcome outcome = train("3", more);
+        EXPECT_EQ(outcome.status, 2) << outcome.err;
+        EXPECT_THAT(outcome.err, HasSubstr(part));
+        EXPECT_EQ(lines(outcome.err).size(), 1U) << outcome.err;
+        EXPECT_EQ(outcome.out, "");
+    };
+    folder.write("tiny", "too short");
+    folder.write("x.bin", "no magic here");
+    folder.write("train.bin", std::string("\x30\xc6", 2) + std::string(1000, '\0'));
+    refused({"--data", folder / "tiny"}, "expected more than the context of 32");
+    refused({"--data", folder / "x.bin"}, "magic");
+    refused({"--data", folder / "absent"}, "absent");
+    refused({"--data", folder / "train.bin", "--vocab", "50000"}, "token 50736 at position 0: expected ids below");
+    refused({"--attention", "fa9"}, "fa9");
+    refused({"--layer-attention", "one=fa2"}, "LAYER=PLAN");
+    refused({"--layer-attention", "4=fa2"}, "layer 4");
+    refused({"--optimizer", "adam"}, "did you mean \"adamw\"");
+    refused({"--inject", "delta:huge:1"}, "--inject");
+    refused({"--inject", "delta:fixed:1:layers=3"}, "layer 3");
+    refused({"--resume", folder / "none.h5"}, "checkpoint");
+    refused({"-o", folder / "no/such/folder.h5"}, "no/such/folder.h5");
+    refused({"--replay", folder / "text"}, "line 1");
+    refused({"--heads", "3"}, "divisor of the width");
+}
+
+TEST_F(Train, AFullDiskIsStatus1AndLeavesTheStepsThatWereWritten) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+        std::signal(SIGXFSZ, SIG_IGN);  // writes then fail with EFBIG, as with ENOSPC
+        const rlimit size{64 << 10, 64 << 10};
+        ::setrlimit(RLIMIT_FSIZE, &size);
+        const Outcome outcome = train("400", {"--checkpoint-every", "0", "-o", folder / "full.h5"});
+        ::_exit(outcome.status == 1 && outcome.err.find("full.h5") != std::string::npos ? 0 : 1);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    EXPECT_EQ(status, 0);
+}
+
+TEST_F(Train, ARunThatExplodesSaysWhere) {
+    const Outcome outcome = train("50", {"--inject", "ffn_output:multiplicative:1e40:from=5", "-o", folder / "nan.h5"});
+    EXPECT_EQ(outcome.status, 1);
+    EXPECT_THAT(outcome.err,
+                AllOf(HasSubstr("is not finite"), HasSubstr("layer0."), HasSubstr("nan.checkpoint.safetensors")));
+    EXPECT_TRUE(std::filesystem::exists(folder / "nan.checkpoint.safetensors"));
+    const RecordReader reader(folder / "nan.h5");
+    EXPECT_GE(reader.read("steps/loss").size(), 5);
+}
+
+}  // namespace
+}  // namespace faultline::test
