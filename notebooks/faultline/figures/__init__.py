@@ -2,6 +2,6 @@
 """The figures, from recorded files: `python -m faultline.figures FILE -o DIR`, or by name in a notebook."""
 
 from . import attribution, runs  # noqa: F401  (registers its figures)
-from .registry import figures, write
+from .registry import draw, figures, write
 
-__all__ = ["figures", "write"]
+__all__ = ["draw", "figures", "write"]

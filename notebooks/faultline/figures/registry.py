@@ -37,6 +37,14 @@ def figures(kind: str | None = None) -> list[FigureKind]:
     return [f for f in _figures.values() if kind is None or f.kind == kind]
 
 
+def draw(name: str, *trees):
+    """The matplotlib Figures of one kind of figure, from one opened file, or from several where it compares. Raises
+    KeyError for a name that there is not, and NotRecorded where a file lacks what it needs."""
+    kind = _figures[name]
+    with style():
+        return [drawn for _, drawn in kind.draw(list(trees) if kind.several else trees[0])]
+
+
 def write(trees, folder, only=None) -> Iterator[tuple[str, str | None, str | None]]:
     """Draws each figure that belongs to the files' kinds, as PDF and PNG in `folder`: one for each file, in a folder of
     its own where there are several, and one for all where the figure compares. Yields (figure, path of the PDF, None), or
