@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <faultline/plan/plan.hpp>
 
+#include <algorithm>
+
 namespace faultline {
 
 RoundingPlan RoundingPlan::with(Site site, const Rule& rule) const {
@@ -23,47 +25,125 @@ std::vector<Site> RoundingPlan::rounding_sites() const {
     return found;
 }
 
-std::string problem_with(const RoundingPlan& plan) {
-    const Schedule& s = plan.schedule;
-    for (const int block : {s.block_q, s.block_k, s.bwd_block_q, s.bwd_block_k})
-        if (block < 0) return "schedule: a block size is negative: expected 0 (whole sequence) or more";
+namespace {
+
+bool is_power_of_two(int n) { return n > 0 && (n & (n - 1)) == 0; }
+
+std::optional<PlanProblem> out_of_range(const Schedule& s) {
+    const auto outside = [](const char* field, int value, int least, int most) -> std::optional<PlanProblem> {
+        if (value >= least && value <= most) return std::nullopt;
+        return PlanProblem{std::string("schedule.") + field, "is " + std::to_string(value) + ": expected " +
+                                                                 std::to_string(least) + " to " + std::to_string(most)};
+    };
+    if (auto p = outside("block_q", s.block_q, 0, most_block)) return p;
+    if (auto p = outside("block_k", s.block_k, 0, most_block)) return p;
+    if (auto p = outside("bwd_block_q", s.bwd_block_q, 0, most_block)) return p;
+    if (auto p = outside("bwd_block_k", s.bwd_block_k, 0, most_block)) return p;
+    if (auto p = outside("key_splits", s.key_splits, 1, most_key_splits)) return p;
+    if (is_power_of_two(s.delta_threads) && s.delta_threads <= most_delta_threads) return std::nullopt;
+    return PlanProblem{"schedule.delta_threads", "is " + std::to_string(s.delta_threads) +
+                                                     ": expected a power of two from 1 to " +
+                                                     std::to_string(most_delta_threads)};
+}
+
+/// Settings that exclude each other.
+std::optional<PlanProblem> contradiction(const Schedule& s) {
     if (s.normalize == Normalize::before_pv && s.block_k != 0)
-        return "schedule: normalize is \"before_pv\": expected block_k = 0, because the row sum is known only after the last key";
-    if (s.key_splits < 1) return "schedule: key_splits is " + std::to_string(s.key_splits) + ": expected 1 or more";
+        return PlanProblem{
+            "schedule.normalize",
+            "is \"before_pv\": expected block_k = 0, because the row sum is known only after the last key"};
     if (s.key_splits > 1 && s.normalize != Normalize::after_pv)
-        return "schedule: key_splits is above 1: expected normalize = \"after_pv\", because each split has its own row sum";
+        return PlanProblem{"schedule.key_splits",
+                           "is above 1: expected normalize = \"after_pv\", because each split has its own row sum"};
     if (s.p_saved && s.normalize != Normalize::before_pv)
-        return "schedule: p_saved is true: expected normalize = \"before_pv\", because the backward can use only a normalised p again";
-    if (s.delta_threads < 1 || (s.delta_threads & (s.delta_threads - 1)) != 0)
-        return "schedule: delta_threads is " + std::to_string(s.delta_threads) + ": expected a power of two";
+        return PlanProblem{
+            "schedule.p_saved",
+            "is true: expected normalize = \"before_pv\", because the backward can use only a normalised p again"};
     if (s.delta_in == DeltaIn::accumulator && needs_dp(s.delta_from))
-        return "schedule: delta_in is \"accumulator\": expected delta_from = \"o\" or \"o_unrounded\", a delta that is known before dp";
+        return PlanProblem{
+            "schedule.delta_in",
+            "is \"accumulator\": expected delta_from = \"o\" or \"o_unrounded\", a delta that is known before dp"};
     if (s.normalize == Normalize::each_tile &&
         (s.row_sum_adds == RowSumAdds::two_sums || s.scale_at != ScaleAt::exponent))
-        return "schedule: normalize is \"each_tile\": expected one row sum and scale_at = \"exponent\"";
+        return PlanProblem{"schedule.normalize", "is \"each_tile\": expected one row sum and scale_at = \"exponent\""};
     if (s.max_offset != 0 &&
         (s.exp_base != ExpBase::two || s.scale_at != ScaleAt::exponent || s.normalize != Normalize::after_pv))
-        return "schedule: max_offset is in log2 units of the exponent: expected exp_base = \"two\", scale_at = \"exponent\" and normalize = \"after_pv\" with it";
+        return PlanProblem{
+            "schedule.max_offset",
+            "is in log2 units of the exponent: expected exp_base = \"two\", scale_at = \"exponent\" and normalize = \"after_pv\" with it"};
     if (s.lse_form == LseForm::log2 &&
         (s.exp_base != ExpBase::two || s.scale_at != ScaleAt::exponent || s.normalize == Normalize::each_tile))
-        return "schedule: lse_form is \"log2\": expected exp_base = \"two\", scale_at = \"exponent\" and normalize = \"after_pv\" or \"before_pv\", where the maximum is scaled to log2 units";
+        return PlanProblem{
+            "schedule.lse_form",
+            "is \"log2\": expected exp_base = \"two\", scale_at = \"exponent\" and normalize = \"after_pv\" or \"before_pv\", where the maximum is scaled to log2 units"};
     if (s.max_policy == MaxPolicy::lazy && s.exp_base != ExpBase::two)
-        return "schedule: max_policy = \"lazy\" expects exp_base = \"two\": its threshold is in log2 units";
+        return PlanProblem{"schedule.max_policy",
+                           "is \"lazy\": expected exp_base = \"two\", because its threshold is in log2 units"};
+    if (s.max_policy == MaxPolicy::stable && s.stable_beta <= 1)
+        return PlanProblem{"schedule.stable_beta",
+                           "is too small: expected more than 1, so that a repeated maximum is moved off the scores"};
+    if (s.max_policy == MaxPolicy::lazy && s.scale_at != ScaleAt::exponent)
+        return PlanProblem{
+            "schedule.max_policy",
+            "is \"lazy\": expected scale_at = \"exponent\", because its threshold is in log2 units of the exponent"};
+    return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<PlanProblem> find_problem(const RoundingPlan& plan) {
+    if (auto problem = out_of_range(plan.schedule)) return problem;
+    if (auto problem = contradiction(plan.schedule)) return problem;
     for (const Site site : {Site::delta, Site::row_sum}) {
         const auto kind = plan[site].accumulation.kind;
         if (kind == Accumulation::Kind::fused || (kind == Accumulation::Kind::exact && !is_exact(plan[site].format)))
-            return "sites." + std::string(name(site)) +
-                   ".accumulation: expected an fp32 one (its order is the schedule's), or an exact site";
+            return PlanProblem{"sites." + std::string(name(site)) + ".accumulation",
+                               "expected an fp32 one (its order is the schedule's), or an exact site"};
     }
-    if (s.max_policy == MaxPolicy::stable && s.stable_beta <= 1)
-        return "schedule: stable_beta is too small: expected more than 1, so that a repeated maximum is moved off the scores";
-    if (s.max_policy == MaxPolicy::lazy && s.scale_at != ScaleAt::exponent)
-        return "schedule: max_policy is \"lazy\": expected scale_at = \"exponent\", because its threshold is in log2 units of the exponent";
     for (const SiteInfo& site : sites())
         if (!site.accumulates && plan[site.site].accumulation != exact_sum)
-            return "sites." + std::string(site.name) +
-                   ": has an accumulation: expected none, because the site does not sum";
-    return {};
+            return PlanProblem{"sites." + std::string(site.name) + ".accumulation",
+                               "expected none, because the site does not sum"};
+    return std::nullopt;
+}
+
+std::string problem_with(const RoundingPlan& plan) {
+    const auto problem = find_problem(plan);
+    return problem ? problem->field + ": " + problem->what : "";
+}
+
+bool reaches(const RoundingPlan& plan, Site site) {
+    const Schedule& s = plan.schedule;
+    const auto several = [](const TileCase& tile) { return tile.block_k.value_or(0) != 0; };
+    switch (site) {
+        case Site::rescale_argument:
+        case Site::rescale_factor:
+        case Site::o_rescale:  // from one key tile to the next
+            return s.block_k != 0 || std::any_of(plan.tiles.begin(), plan.tiles.end(), several);
+        case Site::p_normalize:
+            return s.normalize == Normalize::before_pv;
+        case Site::o_normalize:
+            return s.normalize != Normalize::before_pv;
+        case Site::partial_o_cast:
+        case Site::merge:
+            return s.key_splits > 1;
+        case Site::lse_scale: {
+            const bool raw = s.bwd_argument == ArgumentForm::subtract_then_scale && s.scale_at == ScaleAt::exponent;
+            return !s.p_saved && (raw || s.bwd_exp_base == ExpBase::two);
+        }
+        case Site::delta_product:
+            return !needs_dp(s.delta_from);
+        case Site::bwd_s_accumulate:
+        case Site::bwd_s_cast:
+        case Site::bwd_s_scale:
+        case Site::bwd_exp_argument:
+        case Site::bwd_exp:
+            return !s.p_saved;
+        case Site::ds_scaled:
+            return s.ds_scale == DsScale::after_cast;
+        default:
+            return true;
+    }
 }
 
 }  // namespace faultline

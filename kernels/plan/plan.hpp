@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -51,7 +52,21 @@ class RoundingPlan {
 /// list is empty. A plan without a list, or none of whose cases fits, keeps its schedule. head_dim is d, the size of q and k.
 [[nodiscard]] RoundingPlan for_head_dim(const RoundingPlan& plan, int head_dim, bool causal = true);
 
-/// What is wrong with a plan, in a sentence, or empty. E.g. p normalised before P V needs a single key tile.
+/// Ranges of the schedule's integers: far beyond any kernel, and small enough that nothing made of them overflows or fills
+/// the memory. Block sizes are 0 (the whole sequence) or more.
+inline constexpr int most_block = 1 << 20, most_key_splits = 1 << 12, most_delta_threads = 1 << 10;
+
+struct PlanProblem {
+    std::string field;  ///< as a plan file spells it: "schedule.key_splits"
+    std::string what;   ///< "is 0: expected 1 to 4096"
+};
+/// What is wrong with a plan, or nothing. E.g. p normalised before P V needs a single key tile.
+[[nodiscard]] std::optional<PlanProblem> find_problem(const RoundingPlan& plan);
+/// The same as a sentence, empty for nothing.
 [[nodiscard]] std::string problem_with(const RoundingPlan& plan);
+
+/// False where the plan's schedule passes the site for no input whatever, so that a rule for it would say nothing: the
+/// backward's scores where p is saved, the merge of splits where there are none.
+[[nodiscard]] bool reaches(const RoundingPlan& plan, Site site);
 
 }  // namespace faultline

@@ -154,6 +154,9 @@ class Reader {
     void read(const toml::node& node, std::string_view field, Format& value) const;
     void read(const toml::node& node, std::string_view field, Accumulation& value) const;
     void read_sites(const toml::node& node, RoundingPlan& plan) const;
+    void settle_reach(const toml::table& root, RoundingPlan& plan) const;
+    /// Where the field stands, or what it is in, where that comes from the base.
+    [[nodiscard]] static toml::source_region place_of(const toml::table& root, std::string_view field);
     void read_tiles(const toml::node& node, RoundingPlan& plan) const;
     [[nodiscard]] RoundingPlan read_root(const toml::table& root, std::span<const RoundingPlan> bases) const;
 
@@ -256,6 +259,34 @@ void Reader::read_sites(const toml::node& node, RoundingPlan& plan) const {
     }
 }
 
+toml::source_region Reader::place_of(const toml::table& root, std::string_view field) {
+    const toml::node* node = &root;
+    toml::source_region place = root.source();
+    for (std::size_t begin = 0; begin < field.size();) {
+        const std::size_t end = std::min(field.find('.', begin), field.size());
+        const toml::table* table = node->as_table();
+        node = table == nullptr ? nullptr : table->get(field.substr(begin, end - begin));
+        if (node == nullptr) break;
+        place = node->source();
+        begin = end + 1;
+    }
+    return place;
+}
+
+/// A rule that the file itself gives and that no input would bring to bear is a mistake; one of the base that a changed
+/// schedule leaves behind goes.
+void Reader::settle_reach(const toml::table& root, RoundingPlan& plan) const {
+    const toml::table* given = root.get_as<toml::table>("sites");
+    for (const SiteInfo& site : sites()) {
+        if (plan[site.site].is_exact() || reaches(plan, site.site)) continue;
+        if (const toml::node* rule = given == nullptr ? nullptr : given->get(site.name))
+            fail(
+                rule->source(), joined("sites", site.name),
+                "has a rule, and the plan's schedule never reaches it: expected no rule, or a schedule with that step");
+        plan.set(site.site, Rule{});
+    }
+}
+
 void Reader::read_tiles(const toml::node& node, RoundingPlan& plan) const {
     const toml::array* cases = node.as_array();
     if (cases == nullptr) fail_type(node, "tiles", "an array of tables, [[tiles]]");
@@ -274,14 +305,24 @@ void Reader::read_tiles(const toml::node& node, RoundingPlan& plan) const {
             visit("bwd_block_k", tile.bwd_block_k);
             visit("delta_threads", tile.delta_threads);
         });
-        if (tile.head_dim < 1)
-            fail(entry.source(), joined(field, "head_dim"),
-                 "expected the largest head size that the case fits, 1 or more");
-        for (const auto* block : {&tile.block_q, &tile.block_k, &tile.bwd_block_q, &tile.bwd_block_k})
-            if (*block && **block < 0)
-                fail(entry.source(), field, "a block size is negative: expected 0 (whole sequence) or more");
-        if (const int threads = tile.delta_threads.value_or(1); threads < 1 || (threads & (threads - 1)) != 0)
-            fail(entry.source(), joined(field, "delta_threads"), "expected a power of two");
+        const auto expect = [&](std::string_view key, int value, int least, int most) {
+            if (value >= least && value <= most) return;
+            const toml::node* at = fields.get(key);
+            fail(at != nullptr ? at->source() : entry.source(), joined(field, key),
+                 (at != nullptr ? "is " + std::to_string(value) : std::string("is missing")) + ": expected " +
+                     std::to_string(least) + " to " + std::to_string(most));
+        };
+        constexpr int most_head_dim = 1 << 16;  // the largest head size that the case fits
+        expect("head_dim", tile.head_dim, 1, most_head_dim);
+        expect("block_q", tile.block_q.value_or(0), 0, most_block);
+        expect("block_k", tile.block_k.value_or(0), 0, most_block);
+        expect("bwd_block_q", tile.bwd_block_q.value_or(0), 0, most_block);
+        expect("bwd_block_k", tile.bwd_block_k.value_or(0), 0, most_block);
+        const int threads = tile.delta_threads.value_or(1);
+        if (threads < 1 || threads > most_delta_threads || (threads & (threads - 1)) != 0)
+            fail(fields.get("delta_threads")->source(), joined(field, "delta_threads"),
+                 "is " + std::to_string(threads) + ": expected a power of two from 1 to " +
+                     std::to_string(most_delta_threads));
         plan.tiles.push_back(tile);
     }
 }
@@ -317,8 +358,8 @@ RoundingPlan Reader::read_root(const toml::table& root, std::span<const Rounding
                     [&](auto&& visit) { for_each_field(plan.schedule, visit); });
     if (const toml::node* node = root.get("tiles")) read_tiles(*node, plan);
     if (const toml::node* node = root.get("sites")) read_sites(*node, plan);
-    if (const std::string problem = problem_with(plan); !problem.empty())
-        throw RequestError(escaped(source_) + ": " + problem);
+    if (const auto problem = find_problem(plan)) fail(place_of(root, problem->field), problem->field, problem->what);
+    settle_reach(root, plan);
     return plan;
 }
 

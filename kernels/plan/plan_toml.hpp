@@ -17,6 +17,8 @@
 //   format = "bf16"               # or { precision = 5, emin = -14, emax = 15 }
 //   rounding = "nearest_even"
 //
+// A rule for a site that the schedule never reaches is refused; what a base has of them is dropped.
+//
 // An accumulation is a name of lib/tensor_core or a table with the numbers of a matrix unit:
 //   accumulation = { terms = 16, fraction_bits = 20, output = "f32_rz" }
 #pragma once
@@ -41,7 +43,7 @@ namespace faultline {
 [[nodiscard]] RoundingPlan parse_plan(std::string_view toml, std::string_view source_name,
                                       std::span<const RoundingPlan> bases);
 
-/// The whole plan, every field of the schedule and every site that is not exact. parse_plan(to_toml(p), …) gives p back,
+/// The whole plan, every field of the schedule and every site that is not exact and is reached. parse_plan(to_toml(p), …) gives p back,
 /// the names included.
 [[nodiscard]] std::string to_toml(const RoundingPlan& plan);
 

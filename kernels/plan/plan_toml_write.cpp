@@ -90,7 +90,7 @@ std::string to_toml(const RoundingPlan& plan) {
     }
     for (const SiteInfo& site : sites()) {
         const Rule& rule = plan[site.site];
-        if (rule == Rule{}) continue;
+        if (rule == Rule{} || !reaches(plan, site.site)) continue;
         ((out += "\n[sites.") += site.name) += "]\n";
         line(out, "format", rule.format);
         line(out, "rounding", name(rule.rounding));

@@ -6,6 +6,7 @@
 
 #include "binary64_bound.hpp"
 #include "heads.hpp"
+#include "log.hpp"
 
 namespace faultline::testing {
 namespace {
@@ -137,7 +138,11 @@ TEST(Shapes, EveryScheduleIsTheSameFunction) {
     for (std::size_t i = 0; i < all.size(); ++i) {
         SCOPED_TRACE("schedule number " + std::to_string(i));
         ASSERT_EQ(problem_with(exact_with(all[i])), "");
-        expect_true(head, exact_with(all[i]));
+        const RoundingPlan plan = exact_with(all[i]);
+        expect_true(head, plan);
+        Log log;
+        run(head, plan, &log);
+        for (const Event& event : log.events) EXPECT_TRUE(reaches(plan, event.site)) << name(event.site);
     }
 }
 

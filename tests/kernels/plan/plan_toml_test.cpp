@@ -134,5 +134,15 @@ TEST(PlanToml, BaseIsChangedWhereTheFileSaysSo) {
     EXPECT_THAT(parse_plan("base = \"fa2\"\ntiles = []", "x").tiles, IsEmpty());
 }
 
+TEST(PlanToml, WhatABaseHasAndTheScheduleLeavesBehindIsDropped) {
+    const RoundingPlan two = parse_plan("base = \"fa2\"", "two");
+    ASSERT_FALSE(two[Site::lse_scale].is_exact());
+    const RoundingPlan e = parse_plan("base = \"fa2\"\nschedule.bwd_exp_base = \"e\"", "e");
+    EXPECT_TRUE(e[Site::lse_scale].is_exact());
+    EXPECT_EQ(parse_plan(to_toml(e), "e"), e);
+    for (const RoundingPlan& preset : presets())
+        for (const Site site : preset.rounding_sites()) EXPECT_TRUE(reaches(preset, site)) << preset.name << name(site);
+}
+
 }  // namespace
 }  // namespace faultline
