@@ -356,6 +356,11 @@ LayerAttribution attribute(const LayerCapture& layer, const RoundingPlan& plan, 
     a.batch = layer.q.batch;
     a.heads = layer.heads();
     a.kv_heads = layer.kv_heads();
+    for (const Group& group : work.groups)
+        if (group.batch == 0)
+            for (std::size_t h = 0; h < group.query_heads(); ++h)
+                a.head_indices.push_back(group.kv_head * static_cast<std::ptrdiff_t>(group.query_heads()) +
+                                         static_cast<std::ptrdiff_t>(h));
     a.seq_q = layer.q.rows;
     a.seq_k = layer.k.rows;
     a.head_dim = layer.head_dim();

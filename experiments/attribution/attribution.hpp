@@ -70,14 +70,17 @@ struct RowStatistics {
     std::vector<double> zero_sum_relative;  ///< the same over sum_j |ds_ij|; 0 where that is 0
     std::vector<double> delta_error;        ///< delta of the plan minus true delta
     double saturated_fraction = 0;          ///< rows with p_max > 1 - 2^-9
-    double zero_sum_rms = 0;                ///< rms of zero_sum_relative
-    double zero_sum_coherence = 0;          ///< |sum zero_sum| / sum |zero_sum|, with the sign of the sum
-    double repeated_max_fraction = 0;       ///< rows with repeated_max >= 2
+    double zero_sum_rms = 0;           ///< rms of zero_sum_relative; NaN where the plan's ds is not finite, as below
+    double zero_sum_coherence = 0;     ///< |sum zero_sum| / sum |zero_sum|, with the sign of the sum
+    double repeated_max_fraction = 0;  ///< rows with repeated_max >= 2
 };
 
 struct LayerAttribution {
     std::string name;
     std::ptrdiff_t batch = 1, heads = 0, kv_heads = 0, seq_q = 0, seq_k = 0, head_dim = 0, head_dim_v = 0;
+    std::vector<std::ptrdiff_t> head_indices;  ///< query heads of each batch element that this speaks of: all, or those
+                                               ///< asked for with those that share their keys; [head] below runs over
+                                               ///< them, batch by batch
     bool causal = true;
     std::vector<Site> sites;            ///< the plan's rounding sites, schedule order
     std::vector<Realised> faults;       ///< parallel to AttributionOptions::faults: what each did in the plan's run

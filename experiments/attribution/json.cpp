@@ -24,6 +24,9 @@ ordered_json number(double x) {
 /// A statistic that may be undefined.
 ordered_json number_or_null(double x) { return std::isnan(x) ? ordered_json(nullptr) : number(x); }
 
+/// A statistic that is undefined where the plan's own values are not finite.
+ordered_json finite_or_null(double x) { return std::isfinite(x) ? ordered_json(x) : ordered_json(nullptr); }
+
 ordered_json number(const WideReal& x) {
     const double near = x.to_double();
     const bool held = near == 0 ? x.mantissa == 0 : std::isnormal(near);
@@ -106,15 +109,21 @@ ordered_json output_json(const OutputAttribution& a, const LayerAttribution& lay
 ordered_json layer_json(const LayerAttribution& layer, const RoundingPlan& plan) {
     ordered_json outputs = ordered_json::object();
     for (const OutputAttribution& a : layer.outputs) outputs[std::string(name(a.output))] = output_json(a, layer, plan);
-    ordered_json out{{"name", layer.name},         {"batch", layer.batch},
-                     {"heads", layer.heads},       {"kv_heads", layer.kv_heads},
-                     {"seq", layer.seq_q},         {"seq_k", layer.seq_k},
-                     {"head_dim", layer.head_dim}, {"head_dim_v", layer.head_dim_v},
-                     {"causal", layer.causal},     {"outputs", std::move(outputs)}};
+    ordered_json out{{"name", layer.name},
+                     {"batch", layer.batch},
+                     {"heads", layer.heads},
+                     {"kv_heads", layer.kv_heads},
+                     {"head_indices", layer.head_indices},
+                     {"seq", layer.seq_q},
+                     {"seq_k", layer.seq_k},
+                     {"head_dim", layer.head_dim},
+                     {"head_dim_v", layer.head_dim_v},
+                     {"causal", layer.causal},
+                     {"outputs", std::move(outputs)}};
     out["rows"] = {{"count", layer.rows.p_max.size()},
                    {"saturated_fraction", number(layer.rows.saturated_fraction)},
-                   {"zero_sum_rms", number(layer.rows.zero_sum_rms)},
-                   {"zero_sum_coherence", number(layer.rows.zero_sum_coherence)},
+                   {"zero_sum_rms", finite_or_null(layer.rows.zero_sum_rms)},
+                   {"zero_sum_coherence", finite_or_null(layer.rows.zero_sum_coherence)},
                    {"repeated_max_fraction", number(layer.rows.repeated_max_fraction)}};
     if (!layer.faults.empty()) {
         out["faults"] = ordered_json::array();

@@ -36,7 +36,7 @@ void append_rows(const Group& group, const GroupTruth& truth, const std::vector<
             const auto row = static_cast<std::size_t>(i);
             const RecordedRows& r = recorded[h];
             rows.zero_sum.push_back(r.ds_sum[row]);
-            rows.zero_sum_relative.push_back(r.ds_abs_sum[row] > 0 ? r.ds_sum[row] / r.ds_abs_sum[row] : 0.0);
+            rows.zero_sum_relative.push_back(r.ds_abs_sum[row] == 0 ? 0.0 : r.ds_sum[row] / r.ds_abs_sum[row]);
             rows.delta_error.push_back(r.delta[row] - truth.heads[h].delta(i, 0));
         }
     }
@@ -57,7 +57,7 @@ void summarize(RowStatistics& rows) {
         rows.repeated_max_fraction = repeated / n;
         rows.zero_sum_rms = std::sqrt(squares / n);
     }
-    rows.zero_sum_coherence = abs_sum > 0 ? sum / abs_sum : 0;
+    rows.zero_sum_coherence = abs_sum == 0 ? 0 : sum / abs_sum;  // NaN where ds is not finite
 }
 
 TransformedGroup::TransformedGroup(const Group& original, const Correction& correction, const Format& q_format,

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <faultline/attribution/level.hpp>
 #include <faultline/format/names.hpp>
@@ -65,6 +66,12 @@ std::string t_text(double t) {
     if (std::isnan(t)) return "-";
     if (std::isinf(t)) return t > 0 ? "+inf" : "-inf";
     return std::abs(t) < 1000 ? signed_text(t, 1) : fmt::format("{:+.1e}", t);
+}
+
+/// Right-aligned in a column of that width, whatever the number at least two blanks from what stands before it.
+std::string cell(std::string_view text, std::size_t width) {
+    constexpr std::size_t gap = 2;
+    return std::string(std::max(width, text.size() + gap) - text.size(), ' ') + std::string(text);
 }
 
 Color color_of(const ErrorMeasure& error, const std::optional<WideReal>& level) {
@@ -151,9 +158,14 @@ std::string nearer(const Attribution& a, const Pen& pen) {
 }
 
 std::string layer_head(const LayerAttribution& layer, const Pen& pen) {
-    std::string heads = layer.heads == 1 ? "1 head" : fmt::format("{} heads", layer.heads);
+    const bool some = std::ssize(layer.head_indices) < layer.heads;
+    std::string heads = layer.heads == 1 ? "1 head" : fmt::format("{}{}", layer.heads, some ? "" : " heads");
     if (layer.kv_heads != layer.heads) heads += fmt::format(" on {} of keys", layer.kv_heads);
     if (layer.batch > 1) heads = fmt::format("batch {}, ", layer.batch) + heads;
+    if (some)
+        heads = fmt::format("head{} {} of {}{}", layer.head_indices.size() == 1 ? "" : "s",
+                            fmt::join(layer.head_indices, ", "), heads,
+                            layer.kv_heads != layer.heads ? " (those that share keys go together)" : "");
     std::string out = "\n" + pen(Color::bold, escaped(layer.name)) +
                       fmt::format("   {}, {} x {}, head_dim {}{}\n", heads, layer.seq_q, layer.seq_k, layer.head_dim,
                                   layer.causal ? ", causal" : "");
@@ -165,9 +177,11 @@ std::string layer_head(const LayerAttribution& layer, const Pen& pen) {
     const RowStatistics& rows = layer.rows;
     out += fmt::format("  rows: {} saturated, {} with a repeated maximum", share_text(rows.saturated_fraction),
                        share_text(rows.repeated_max_fraction));
-    if (!rows.zero_sum.empty())
+    if (!rows.zero_sum.empty() && std::isfinite(rows.zero_sum_rms))
         out += fmt::format("; sum of ds off 0 by {:.2g} of its terms, sign {}", rows.zero_sum_rms,
                            signed_text(rows.zero_sum_coherence, 2));
+    else if (!rows.zero_sum.empty())
+        out += "; sum of ds undefined: the plan's score gradient is not finite";
     out += "\n";
     if (layer.verified) {
         out += fmt::format(
@@ -195,12 +209,11 @@ std::string errors(const LayerAttribution& layer, const RoundingPlan& plan, cons
         for (std::size_t k = begin; k < end; ++k) out += fmt::format("{:>11} {:>7}", escaped(kernels[k], 11), "=plan");
         out += "\n";
         for (const OutputAttribution& output : layer.outputs) {
-            out +=
-                fmt::format("  {:<2}{:>11}{:>8}", name(output.output), begin == 0 ? output.truth_norm.to_string(3) : "",
-                            begin == 0 && output.level ? error_text(*output.level) : "");
-            out += begin == 0 ? pen(color_of(output.plan, output.level),
-                                    fmt::format("{:>11}", marked(output.plan, output.level)))
-                              : std::string(11, ' ');
+            const bool leads = begin == 0;
+            out += fmt::format("  {:<2}", name(output.output)) + cell(leads ? output.truth_norm.to_string(3) : "", 11) +
+                   cell(leads && output.level ? error_text(*output.level) : "", 8);
+            out += leads ? pen(color_of(output.plan, output.level), cell(marked(output.plan, output.level), 11))
+                         : std::string(11, ' ');
             for (std::size_t k = begin; k < end; ++k) {
                 const auto seen = std::find_if(output.observed.begin(), output.observed.end(),
                                                [&](const ObservedOutput& o) { return o.kernel == kernels[k]; });
@@ -208,9 +221,8 @@ std::string errors(const LayerAttribution& layer, const RoundingPlan& plan, cons
                     out += std::string(column, ' ');
                     continue;
                 }
-                out +=
-                    pen(color_of(seen->error, output.level), fmt::format("{:>12}", marked(seen->error, output.level)));
-                out += pen(Color::dim, fmt::format("{:>7}", share_text(seen->bit_equal_to_plan)));
+                out += pen(color_of(seen->error, output.level), cell(marked(seen->error, output.level), 12));
+                out += pen(Color::dim, cell(share_text(seen->bit_equal_to_plan), 7));
             }
             out += "\n";
         }
@@ -250,15 +262,15 @@ std::string site_line(const LayerAttribution& layer, const OutputAttribution& ou
     const TileStatistics& local = layer.local[s];
     const bool silent = e.alone_below_floor;
     std::string line = fmt::format("    {:<17}", name(layer.sites[s]));
-    line += pen(std::abs(e.share) > 0.1 ? Color::bold : Color::none, fmt::format("{:>9}", share_text(e.share)));
-    line += fmt::format("{:>11}{:>11}", silent ? "-" : counterfactual_text(e.alone), counterfactual_text(e.repaired));
-    line += fmt::format("{:>8}{:>9}{:>7}", silent ? "-" : signed_text(e.alone.signed_bias),
-                        silent ? "-" : t_text(e.alone.t_statistic),
-                        silent ? "-" : fmt::format("{:.2f}", e.alone.row_coherence));
+    line += pen(std::abs(e.share) > 0.1 ? Color::bold : Color::none, cell(share_text(e.share), 9));
+    line += cell(silent ? "-" : counterfactual_text(e.alone), 11) + cell(counterfactual_text(e.repaired), 11);
+    line += cell(silent ? "-" : signed_text(e.alone.signed_bias), 8) +
+            cell(silent ? "-" : t_text(e.alone.t_statistic), 9) +
+            cell(silent ? "-" : fmt::format("{:.2f}", e.alone.row_coherence), 7);
     if (!std::isnan(e.alone.mean_key_share))
-        line += fmt::format("{:>9}{:>7}", silent ? "-" : share_text(e.alone.mean_key_share),
-                            silent ? "-" : signed_text(e.alone.mean_key_sign, 2));
-    line += fmt::format("{:>9.1e}{:>8}", local.total_rms(), signed_text(local.signed_bias()));
+        line += cell(silent ? "-" : share_text(e.alone.mean_key_share), 9) +
+                cell(silent ? "-" : signed_text(e.alone.mean_key_sign, 2), 7);
+    line += cell(fmt::format("{:.1e}", local.total_rms()), 9) + cell(signed_text(local.signed_bias()), 8);
     return line + "\n";
 }
 

@@ -47,6 +47,8 @@ struct Wide {
     }
 };
 
+const About head_about{"query head: batch element times the layer's heads, plus head", "1"};
+
 /// Writes the datasets of one layer below its group.
 class LayerWriter {
   public:
@@ -60,6 +62,8 @@ class LayerWriter {
     }
 
     void write() {
+        // In the group of the rows once more, since xarray reads one group at a time; the tiles' groups have it from here.
+        for (const std::string& group : {group_, below("rows")}) file_.coordinate(group + "head", heads(), head_about);
         tiles();
         rows();
         for (const OutputAttribution& output : layer_.outputs) errors_of(output);
@@ -75,6 +79,14 @@ class LayerWriter {
                     const std::string& long_name) {
         file_.coordinate(group + axis, labels, {long_name, "1"});
         return {axis, static_cast<std::int64_t>(labels.size())};
+    }
+
+    /// Of each head of the file its number among all: batch element times heads, plus head.
+    [[nodiscard]] std::vector<std::int64_t> heads() const {
+        std::vector<std::int64_t> numbers;
+        for (std::ptrdiff_t b = 0; b < layer_.batch; ++b)
+            for (const std::ptrdiff_t head : layer_.head_indices) numbers.push_back(b * layer_.heads + head);
+        return numbers;
     }
 
     void attributes() {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What `attribute` leaves: the JSON object, the HDF5 file, the same for any number of threads and any form of the capture.
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <set>
