@@ -10,6 +10,7 @@ namespace {
 struct Float8 {
     using Element = float;
     using Type = __m256;
+    using Index [[gnu::vector_size(32)]] = int;
     static constexpr std::ptrdiff_t width = 8;
     static constexpr int wide = 2, rows_wide = 6, rows_two = 6, rows_narrow = 12;
     static Type zero() { return _mm256_setzero_ps(); }
@@ -22,6 +23,7 @@ struct Float8 {
 struct Double4 {
     using Element = double;
     using Type = __m256d;
+    using Index [[gnu::vector_size(32)]] = long long;
     static constexpr std::ptrdiff_t width = 4;
     static constexpr int wide = 2, rows_wide = 6, rows_two = 6, rows_narrow = 12;
     static Type zero() { return _mm256_setzero_pd(); }

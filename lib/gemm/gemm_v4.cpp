@@ -10,6 +10,7 @@ namespace {
 struct Float16 {
     using Element = float;
     using Type = __m512;
+    using Index [[gnu::vector_size(64)]] = int;
     static constexpr std::ptrdiff_t width = 16;
     static constexpr int wide = 4, rows_wide = 6, rows_two = 12, rows_narrow = 12;
     static Type zero() { return _mm512_setzero_ps(); }
@@ -22,6 +23,7 @@ struct Float16 {
 struct Double8 {
     using Element = double;
     using Type = __m512d;
+    using Index [[gnu::vector_size(64)]] = long long;
     static constexpr std::ptrdiff_t width = 8;
     static constexpr int wide = 4, rows_wide = 6, rows_two = 12, rows_narrow = 12;
     static Type zero() { return _mm512_setzero_pd(); }

@@ -62,10 +62,38 @@ void rows_of_panel(const Problem<typename V::Element>& p, const typename V::Elem
         if (rows > 0) rows_of_panel<V, ROWS / 2, VECTORS>(p, a, rows, panel, depth, c, columns, from_zero);
 }
 
-/// Rows [0, depth) of b's columns [first, first + columns) into a panel of `width` columns.
-template <class T>
-void pack(const Problem<T>& p, std::ptrdiff_t k0, std::ptrdiff_t depth, std::ptrdiff_t first, std::ptrdiff_t columns,
-          std::ptrdiff_t width, T* panel) {
+/// `width` rows of as many elements, `stride` apart, into columns: to[t * to_stride + j] = from[j * stride + t]. Blocks off
+/// the diagonal are swapped, of half the size, then a quarter, and so on; rows from `rows` on count as zeros.
+template <class V>
+[[gnu::always_inline]] inline void transpose_block(const typename V::Element* from, std::ptrdiff_t stride,
+                                                   std::ptrdiff_t rows, typename V::Element* to,
+                                                   std::ptrdiff_t to_stride) {
+    constexpr int width = V::width;
+    typename V::Type r[width];
+    for (int j = 0; j < width; ++j) r[j] = j < rows ? V::load(from + j * stride) : V::zero();
+#pragma GCC unroll 4
+    for (int half = width / 2; half > 0; half /= 2) {
+        typename V::Index low, high;
+        for (int l = 0; l < width; ++l) {
+            low[l] = (l & half) != 0 ? width + l - half : l;
+            high[l] = (l & half) != 0 ? width + l : l + half;
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < width; ++i) {
+            if ((i & half) != 0) continue;
+            const typename V::Type a = r[i], b = r[i + half];
+            r[i] = __builtin_shuffle(a, b, low);
+            r[i + half] = __builtin_shuffle(a, b, high);
+        }
+    }
+    for (int t = 0; t < width; ++t) V::store(to + t * to_stride, r[t]);
+}
+
+/// Rows [k0, k0 + depth) of b's columns [first, first + columns) into a panel of `width` columns.
+template <class V>
+void pack(const Problem<typename V::Element>& p, std::ptrdiff_t k0, std::ptrdiff_t depth, std::ptrdiff_t first,
+          std::ptrdiff_t columns, std::ptrdiff_t width, typename V::Element* panel) {
+    using T = typename V::Element;
     const T* b = p.b + k0 * p.b_row + first * p.b_col;
     if (p.b_col == 1) {
         for (std::ptrdiff_t t = 0; t < depth; ++t, b += p.b_row, panel += width) {
@@ -74,11 +102,14 @@ void pack(const Problem<T>& p, std::ptrdiff_t k0, std::ptrdiff_t depth, std::ptr
         }
         return;
     }
-    constexpr std::ptrdiff_t strip = 16;  // so that the lines of b and of the panel are both used while they are cached
-    for (std::ptrdiff_t t0 = 0; t0 < depth; t0 += strip)
+    std::ptrdiff_t done = 0;
+    if constexpr (V::width > 1)
+        for (; p.b_row == 1 && done + V::width <= depth; done += V::width)
+            for (std::ptrdiff_t j = 0; j < width; j += V::width)
+                transpose_block<V>(b + done + j * p.b_col, p.b_col, columns - j, panel + done * width + j, width);
+    for (std::ptrdiff_t t = done; t < depth; ++t)
         for (std::ptrdiff_t j = 0; j < width; ++j)
-            for (std::ptrdiff_t t = t0; t < depth && t < t0 + strip; ++t)
-                panel[t * width + j] = j < columns ? b[t * p.b_row + j * p.b_col] : T(0);
+            panel[t * width + j] = j < columns ? b[t * p.b_row + j * p.b_col] : T(0);
 }
 
 /// Panels of WIDE vectors, then narrower ones for what is left of n.
@@ -117,7 +148,7 @@ void multiply(const Problem<typename V::Element>& p) {
             for (std::ptrdiff_t j = n0; j < n1;) {
                 const std::ptrdiff_t columns = n1 - j < Shape<V>::widest ? n1 - j : Shape<V>::widest;
                 const std::ptrdiff_t width = Shape<V>::vectors(columns) * V::width;
-                pack(p, k0, depth, j, columns, width, packed);
+                pack<V>(p, k0, depth, j, columns, width, packed);
                 packed += width * depth;
                 j += columns;
             }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every bit of a product is what a plain loop of fma over ascending k gives, for all shapes around the tiles' sizes, all
 // transpositions, strided operands, and every instruction set of this machine.
+#include <faultline/gemm/block.hpp>
 #include <faultline/gemm/gemm.hpp>
 
 #include <gtest/gtest.h>
@@ -61,9 +62,9 @@ TYPED_TEST_SUITE(Gemm, Types);
 TYPED_TEST(Gemm, EveryShapeAroundTheTiles) {
     for (const std::ptrdiff_t m : {1, 2, 5, 6, 7, 11, 12, 13, 25})
         for (const std::ptrdiff_t n : {1, 3, 8, 15, 16, 17, 32, 33, 48, 63, 64, 65, 100})
-            for (const std::ptrdiff_t k : {1, 2, 17})
-                this->expect_specified(m, n, k, m % 2 ? Transpose::yes : Transpose::no,
-                                       n % 2 ? Transpose::yes : Transpose::no, k == 2, m % 3);
+            for (const std::ptrdiff_t k : {1, 2, 8, 17, 32})
+                for (const Transpose b : {Transpose::no, Transpose::yes})
+                    this->expect_specified(m, n, k, m % 2 ? Transpose::yes : Transpose::no, b, k == 2, m % 3);
 }
 
 TYPED_TEST(Gemm, AcrossBlocksOfDepthAndOfRows) {
@@ -71,6 +72,29 @@ TYPED_TEST(Gemm, AcrossBlocksOfDepthAndOfRows) {
     this->expect_specified(7, 70, 256, Transpose::yes, Transpose::no, true, 1);
     this->expect_specified(195, 9, 257, Transpose::no, Transpose::no, true, 0);
     this->expect_specified(3, 1030, 19, Transpose::no, Transpose::yes, true, 0);
+}
+
+// The kernels that this machine would not choose give the same bits.
+TYPED_TEST(Gemm, EveryInstructionSetGivesTheSameBits) {
+    using T = TypeParam;
+    std::vector<void (*)(const gemm_detail::Problem<T>&)> kernels{gemm_detail::multiply_plain};
+#if defined(__x86_64__) && !defined(FAULTLINE_NO_CLONES)
+    if (__builtin_cpu_supports("x86-64-v3")) kernels.push_back(gemm_detail::multiply_v3);
+    if (__builtin_cpu_supports("x86-64-v4")) kernels.push_back(gemm_detail::multiply_v4);
+#endif
+    const std::ptrdiff_t m = 13, k = 40;
+    for (const std::ptrdiff_t n : {5, 16, 31, 70})
+        for (const bool transposed : {false, true}) {
+            const auto a = this->random(m, k, 0, 1), b = this->random(transposed ? n : k, transposed ? k : n, 0, 2);
+            std::vector<std::vector<T>> results;
+            for (const auto kernel : kernels) {
+                std::vector<T> c(static_cast<std::size_t>(m * n)), packed(gemm_detail::packed_size);
+                kernel({m, n, k, a.values.data(), k, 1, b.values.data(), transposed ? 1 : n, transposed ? k : 1,
+                        c.data(), n, false, packed.data()});
+                results.push_back(c);
+            }
+            for (const auto& result : results) EXPECT_EQ(result, results[0]) << n << " " << transposed;
+        }
 }
 
 TYPED_TEST(Gemm, DepthZeroGivesZerosOrLeavesC) {
