@@ -23,7 +23,7 @@ constexpr std::array<Layer, 5> layers{
     {{"lib", 0}, {"kernels", 1}, {"injectors", 2}, {"probes", 2}, {"experiments", 3}}};
 
 // Within lib, a folder may use those before it. In the other layers any order goes that has no cycle.
-constexpr std::array<const char*, 8> lib_order{"base", "random",      "format", "special", "tensor",
+constexpr std::array<const char*, 9> lib_order{"base", "random",      "format", "special", "tensor",
                                                "gemm", "tensor_core", "record", "truth"};
 
 // A folder of the tree that is one library: lib/format, or injectors itself where its headers stand directly in it.
