@@ -130,7 +130,7 @@ TEST(Identify, RefusesWhatCannotBeIdentified) {
     RoundingPlan impossible = plan("fa2");
     impossible.schedule.key_splits = 0;
     EXPECT_THAT(refusal(capture, [&](IdentifyOptions& o) { o.candidates = {impossible}; }),
-                HasSubstr("key_splits is 0"));
+                HasSubstr("schedule.key_splits: is 0"));
 }
 
 TEST(Identify, StopsWhenAsked) {
