@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include <faultline/cpu/tiles.hpp>
+#include <faultline/probes/saturation.hpp>
 
 namespace faultline::attribution {
 
@@ -16,22 +17,15 @@ void append_rows(const Group& group, const GroupTruth& truth, const std::vector<
         std::vector<double> s(static_cast<std::size_t>(n_k));
         for (std::ptrdiff_t i = 0; i < n_q; ++i) {
             // Scores in binary64: enough for counting; the truth keeps no score matrix.
-            double top = -INFINITY;
             const std::ptrdiff_t visible = visible_keys(i, n_q, n_k, in.causal);
             for (std::ptrdiff_t j = 0; j < visible; ++j) {
                 double dot = 0;
                 for (std::ptrdiff_t c = 0; c < in.k.cols; ++c) dot += in.q[h](i, c) * in.k(j, c);
                 s[static_cast<std::size_t>(j)] = dot * in.scale + (in.bias.empty() ? 0.0 : in.bias[h](i, j));
-                top = std::max(top, s[static_cast<std::size_t>(j)]);
             }
-            double repeats = 0, sum = 0;
-            for (std::ptrdiff_t j = 0; j < visible; ++j) {
-                const double p = std::exp(s[static_cast<std::size_t>(j)] - top);
-                sum += p;
-                repeats += p > rounds_to_one;
-            }
-            rows.p_max.push_back(sum > 0 ? 1.0 / sum : 0.0);
-            rows.repeated_max.push_back(repeats);
+            const RowSaturation row_state = row_saturation({s.data(), static_cast<std::size_t>(visible)});
+            rows.p_max.push_back(row_state.p_max);
+            rows.repeated_max.push_back(row_state.rounded_to_one);
             if (in.dout.empty()) continue;
             const auto row = static_cast<std::size_t>(i);
             const RecordedRows& r = recorded[h];

@@ -9,9 +9,6 @@
 
 namespace faultline::attribution {
 
-/// p / p_max above this rounds to 1 in bf16 (the neighbour below 1 is 1 - 2^-8; half way is 1 - 2^-9).
-inline constexpr double rounds_to_one = 1.0 - 0x1p-9;
-
 /// Appends the rows of a group's query heads.
 void append_rows(const Group& group, const GroupTruth& truth, const std::vector<RecordedRows>& recorded,
                  RowStatistics& rows);

@@ -11,6 +11,7 @@
 
 #include <faultline/base/error.hpp>
 #include <faultline/cpu/tiles.hpp>
+#include <faultline/probes/saturation.hpp>
 #include <faultline/tensor/text.hpp>
 
 namespace faultline::cli {
@@ -60,20 +61,12 @@ double largest_logit(const LayerCapture& layer, double scale) {
     return largest;
 }
 
-double key_mean_over_spread(const LayerCapture& layer) {
+double largest_key_mean_over_spread(const LayerCapture& layer) {
     double largest = 0;
     for (std::ptrdiff_t b = 0; b < layer.k.batch; ++b)
         for (std::ptrdiff_t h = 0; h < layer.kv_heads(); ++h) {
-            const auto k = layer.k(b, h);
-            const auto n = static_cast<double>(k.rows);
-            double mean_squared = 0, spread_squared = 0;
-            for (std::ptrdiff_t c = 0; c < k.cols; ++c) {
-                double mean = 0;
-                for (std::ptrdiff_t j = 0; j < k.rows; ++j) mean += k(j, c) / n;
-                mean_squared += mean * mean;
-                for (std::ptrdiff_t j = 0; j < k.rows; ++j) spread_squared += (k(j, c) - mean) * (k(j, c) - mean) / n;
-            }
-            if (spread_squared > 0) largest = std::max(largest, std::sqrt(mean_squared / spread_squared));
+            const double ratio = key_mean_over_spread(layer.k(b, h));
+            if (std::isfinite(ratio)) largest = std::max(largest, ratio);  // one key, or equal keys, have no spread
         }
     return largest;
 }
@@ -97,7 +90,7 @@ void fill(LayerSummary& summary, const LayerCapture& layer) {
     summary.has_mask = layer.bias.has_value();
     summary.scale = layer.scale.value_or(1 / std::sqrt(static_cast<double>(layer.head_dim())));
     summary.max_logit = largest_logit(layer, summary.scale);
-    summary.key_mean_over_spread = key_mean_over_spread(layer);
+    summary.key_mean_over_spread = largest_key_mean_over_spread(layer);
     for (const ObservedKernel& kernel : layer.observed) summary.kernels.push_back(kernel_text(kernel));
 }
 

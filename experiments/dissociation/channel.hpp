@@ -8,8 +8,8 @@
 
 #include <faultline/dissociation/fault_hooks.hpp>
 #include <faultline/dissociation/intervention.hpp>
-#include <faultline/dissociation/leading.hpp>
 #include <faultline/gpt/hooks.hpp>
+#include <faultline/probes/leading.hpp>
 
 namespace faultline {
 

@@ -8,6 +8,7 @@
 #include <faultline/format/bulk.hpp>
 #include <faultline/gemm/gemm.hpp>
 #include <faultline/gpt/attention_rows.hpp>
+#include <faultline/probes/saturation.hpp>
 
 namespace faultline::gpt {
 namespace {
@@ -90,11 +91,10 @@ class Sites {
 
 template <class T>
 void count_details(MatrixView<const T> e, std::ptrdiff_t first, const T* row_sum, HeadStatistics& statistics) {
-    constexpr double threshold = 1.0 - 0x1p-9;  // above it p rounds to 1 in bf16
     for (std::ptrdiff_t i = 0; i < e.rows; ++i) {
         if (first + i == 0) continue;  // one key: p is 1 whatever the scores
         statistics.rows += 1;
-        statistics.saturated += 1.0 / static_cast<double>(row_sum[i]) > threshold ? 1 : 0;
+        statistics.saturated += 1.0 / static_cast<double>(row_sum[i]) > rounds_to_one ? 1 : 0;
         statistics.entropy -= negative_entropy(e.row(i), first + i + 1, row_sum[i]);
     }
 }

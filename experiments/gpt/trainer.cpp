@@ -8,7 +8,7 @@
 #include <fmt/format.h>
 
 #include <faultline/base/error.hpp>
-#include <faultline/gpt/monitors.hpp>
+#include <faultline/probes/spectra.hpp>
 
 namespace faultline::gpt {
 namespace {

@@ -24,6 +24,9 @@ class LeadingDirections {
     /// Follows W to its current value: iterates until |W^T u_i - sigma_i v_i| <= tolerance sigma_1 for i < k, or
     /// max_iterations are done. A cold start takes a fixed pseudo-random block. Returns the iterations.
     int update(const Eigen::MatrixXd& w, double tolerance = 1e-6, int max_iterations = 200);
+    /// The same of W = A B^T from the factors A [rows, d] and B [cols, d], without forming the product: W_Q W_K^T of a head.
+    int update_product(const Eigen::MatrixXd& a, const Eigen::MatrixXd& b, double tolerance = 1e-6,
+                       int max_iterations = 200);
 
     /// [rows, k] and [cols, k], orthonormal columns in descending order of sigma.
     [[nodiscard]] const Eigen::MatrixXd& left() const { return left_; }
@@ -37,6 +40,9 @@ class LeadingDirections {
     void set_block(Eigen::MatrixXd block) { block_ = std::move(block); }
 
   private:
+    template <class Apply, class ApplyTransposed>
+    int iterate(Eigen::Index rows, Eigen::Index cols, Eigen::Index rank, const Apply& apply,
+                const ApplyTransposed& apply_transposed, double tolerance, int max_iterations);
     int k_, extra_;
     Eigen::MatrixXd block_;  ///< [cols, k + extra]
     Eigen::MatrixXd left_, right_;

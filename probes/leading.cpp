@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <faultline/dissociation/leading.hpp>
+#include <faultline/probes/leading.hpp>
 
 #include <algorithm>
 
@@ -32,20 +32,22 @@ Eigen::MatrixXd to_eigen(MatrixView<const float> w) {
     return m;
 }
 
-int LeadingDirections::update(const Eigen::MatrixXd& w, double tolerance, int max_iterations) {
-    const Eigen::Index smaller = std::min(w.rows(), w.cols());
+template <class Apply, class ApplyTransposed>
+int LeadingDirections::iterate(Eigen::Index rows, Eigen::Index cols, Eigen::Index rank, const Apply& apply,
+                               const ApplyTransposed& apply_transposed, double tolerance, int max_iterations) {
+    const Eigen::Index smaller = std::min({rows, cols, rank});
     const Eigen::Index width = std::min<Eigen::Index>(k_ + extra_, smaller);
     const Eigen::Index k = std::min<Eigen::Index>(k_, smaller);
-    if (block_.rows() != w.cols() || block_.cols() != width || !block_.allFinite())
-        block_ = orthonormal(random_block(w.cols(), width));
+    if (block_.rows() != cols || block_.cols() != width || !block_.allFinite())
+        block_ = orthonormal(random_block(cols, width));
     int iterations = 0;
     for (;;) {
         ++iterations;
         // Rayleigh-Ritz on the right block: W B = U S R^T, so the directions are U and B R.
-        const Eigen::MatrixXd image = w * block_;
+        const Eigen::MatrixXd image = apply(block_);
         const Eigen::JacobiSVD<Eigen::MatrixXd> svd(image, Eigen::ComputeThinU | Eigen::ComputeThinV);
         const Eigen::MatrixXd right = block_ * svd.matrixV();
-        const Eigen::MatrixXd back = w.transpose() * svd.matrixU();
+        const Eigen::MatrixXd back = apply_transposed(svd.matrixU());
         sigma_ = svd.singularValues().head(k);
         left_ = svd.matrixU().leftCols(k);
         right_ = right.leftCols(k);
@@ -56,6 +58,22 @@ int LeadingDirections::update(const Eigen::MatrixXd& w, double tolerance, int ma
         // For finite W; a matrix with a NaN has no directions, and iterating finds none.
         if (!(residual_ > tolerance) || iterations >= max_iterations) return iterations;
     }
+}
+
+int LeadingDirections::update(const Eigen::MatrixXd& w, double tolerance, int max_iterations) {
+    return iterate(
+        w.rows(), w.cols(), std::min(w.rows(), w.cols()),
+        [&](const Eigen::MatrixXd& x) -> Eigen::MatrixXd { return w * x; },
+        [&](const Eigen::MatrixXd& x) -> Eigen::MatrixXd { return w.transpose() * x; }, tolerance, max_iterations);
+}
+
+int LeadingDirections::update_product(const Eigen::MatrixXd& a, const Eigen::MatrixXd& b, double tolerance,
+                                      int max_iterations) {
+    return iterate(
+        a.rows(), b.rows(), a.cols(),
+        [&](const Eigen::MatrixXd& x) -> Eigen::MatrixXd { return a * (b.transpose() * x); },
+        [&](const Eigen::MatrixXd& x) -> Eigen::MatrixXd { return b * (a.transpose() * x); }, tolerance,
+        max_iterations);
 }
 
 }  // namespace faultline

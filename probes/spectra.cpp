@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <faultline/gpt/monitors.hpp>
+#include <faultline/probes/spectra.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include <Eigen/Eigenvalues>
 
-namespace faultline::gpt {
+namespace faultline {
 namespace {
 
 using Eigen::MatrixXd;
@@ -49,4 +50,40 @@ std::vector<double> product_singular_values(MatrixView<const float> w_q, MatrixV
     return roots(root * gram_k * root, count);
 }
 
-}  // namespace faultline::gpt
+double effective_rank(std::span<const double> energies) {
+    double sum = 0;
+    for (const double e : energies) sum += std::isnan(e) ? e : std::max(0.0, e);
+    if (!(sum > 0) || !std::isfinite(sum)) return std::numeric_limits<double>::quiet_NaN();
+    double entropy = 0;
+    for (const double e : energies)
+        if (e > 0) entropy -= e / sum * std::log(e / sum);
+    return std::exp(entropy);
+}
+
+double stable_rank(std::span<const double> energies) {
+    double sum = 0, largest = 0;
+    for (const double e : energies) {
+        sum += std::isnan(e) ? e : std::max(0.0, e);
+        largest = std::max(largest, e);
+    }
+    return sum > 0 && std::isfinite(sum) ? sum / largest : std::numeric_limits<double>::quiet_NaN();
+}
+
+Alignment alignment(MatrixView<const double> dw, MatrixView<const double> u, MatrixView<const double> v) {
+    using Rows = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+    const auto map = [](MatrixView<const double> m) {
+        return Eigen::Map<const Rows, 0, Eigen::OuterStride<>>(m.data, m.rows, m.cols, Eigen::OuterStride<>(m.stride));
+    };
+    const double total = map(dw).squaredNorm();
+    const double nan = std::numeric_limits<double>::quiet_NaN();
+    if (!(total > 0) || !std::isfinite(total)) return {nan, nan, nan, nan};
+    const MatrixXd rows = map(u).transpose() * map(dw);
+    Alignment a;
+    a.left = rows.squaredNorm() / total;
+    a.right = (map(dw) * map(v)).squaredNorm() / total;
+    a.two_sided = (rows * map(v)).squaredNorm() / total;
+    a.one_sided = a.left + a.right - a.two_sided;
+    return a;
+}
+
+}  // namespace faultline

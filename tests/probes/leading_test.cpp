@@ -5,7 +5,7 @@
 #include <Eigen/QR>
 #include <Eigen/SVD>
 
-#include <faultline/dissociation/leading.hpp>
+#include <faultline/probes/leading.hpp>
 #include <faultline/random/random_stream.hpp>
 
 namespace faultline {
@@ -97,6 +97,26 @@ TEST(LeadingDirections, SmallMatricesGiveWhatTheyHave) {
     LeadingDirections zero(3);
     EXPECT_EQ(zero.update(Eigen::MatrixXd::Zero(8, 8)), 1);
     EXPECT_EQ(zero.sigma()(0), 0.0);
+}
+
+// W_Q W_K^T from its factors, cold and then warm, against the SVD of the product: within the 1e-6 that the probe promises.
+TEST(LeadingDirections, OfAProductFromItsFactors) {
+    constexpr double promised = 1e-6;
+    Eigen::MatrixXd a = gaussian(96, 24, 30), b = gaussian(80, 24, 31);
+    LeadingDirections found(3);
+    for (int step = 0; step < 5; ++step) {
+        found.update_product(a, b);
+        EXPECT_LE(found.residual(), promised) << step;
+        const Eigen::JacobiSVD<Eigen::MatrixXd> svd(a * b.transpose());
+        for (int i = 0; i < 3; ++i)
+            EXPECT_NEAR(found.sigma()(i), svd.singularValues()(i), promised * svd.singularValues()(i)) << step;
+        a += 1e-3 * gaussian(96, 24, 32 + static_cast<std::uint64_t>(step));
+    }
+    // Rank 1, and fewer directions than asked for.
+    LeadingDirections one(3);
+    one.update_product(gaussian(10, 1, 40), gaussian(12, 1, 41));
+    EXPECT_EQ(one.sigma().size(), 1);
+    EXPECT_NEAR(one.sigma()(0), gaussian(10, 1, 40).norm() * gaussian(12, 1, 41).norm(), 1e-12 * one.sigma()(0));
 }
 
 // A weight that is not finite must not hang the run that is to be stopped for it.
