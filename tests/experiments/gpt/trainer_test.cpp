@@ -12,8 +12,8 @@
 #include <set>
 
 #include <faultline/base/error.hpp>
-#include <faultline/gpt/monitors.hpp>
 #include <faultline/plan/presets.hpp>
+#include <faultline/probes/spectra.hpp>
 
 #include "../../lib/tensor/support.hpp"
 
