@@ -79,6 +79,7 @@ bool can_touch(const RoundingPlan& plan, Site site, Output output) {
         case Site::dp_cast:
         case Site::ds:
         case Site::ds_cast:
+        case Site::ds_scaled:
             return output != Output::dv;
         default:
             return true;

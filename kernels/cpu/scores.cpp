@@ -2,6 +2,7 @@
 #include <faultline/cpu/scores.hpp>
 
 #include <faultline/special/ex2_approx.hpp>
+#include <faultline/special/ex2_polynomial.hpp>
 #include <faultline/special/lg2_approx.hpp>
 
 namespace faultline::cpu {
@@ -41,6 +42,23 @@ void exponential(MatrixView<double> tile, ExpBase base) {
 void exponential(MatrixView<double> tile, ExpBase base, Functions functions) {
     if (functions == Functions::correctly_rounded || base == ExpBase::e) return exponential(tile, base);
     for_each(tile, [](double x, auto, auto) { return static_cast<double>(exp2f_cuda(static_cast<float>(x))); });
+}
+
+void exponential_of_tile(MatrixView<double> tile, const Schedule& schedule) {
+    constexpr std::ptrdiff_t fragment = 32;
+    if (schedule.exp_poly_every == 0) return exponential(tile, schedule.exp_base, schedule.functions);
+    const std::ptrdiff_t columns = schedule.block_k > 0 ? schedule.block_k : tile.cols;  // a last tile is padded to it
+    const std::ptrdiff_t fragments = (columns + fragment - 1) / fragment;
+    const auto by_polynomial = [&](std::ptrdiff_t j) {
+        const std::ptrdiff_t f = j / fragment, pair = j % fragment / 2 * 2;
+        return f >= schedule.exp_poly_skip && f < fragments - 1 &&
+               pair % schedule.exp_poly_every >= schedule.exp_poly_every - schedule.exp_poly_count;
+    };
+    Matrix polynomial{MatrixView<const double>(tile)};
+    for_each(polynomial.view(),
+             [](double x, auto, auto) { return static_cast<double>(exp2_polynomial(static_cast<float>(x))); });
+    exponential(tile, schedule.exp_base, schedule.functions);
+    for_each(tile, [&](double x, auto i, auto j) { return by_polynomial(j) ? polynomial(i, j) : x; });
 }
 
 double logarithm(double sum, Functions functions) {

@@ -72,6 +72,8 @@ void exponential(MatrixView<double> tile, ExpBase base);
 
 /// The same in the kernel's function: ex2.approx where the plan has the card's and the base is two.
 void exponential(MatrixView<double> tile, ExpBase base, Functions functions);
+/// The same of a forward tile, whose columns may take it by a polynomial (Schedule::exp_poly_every).
+void exponential_of_tile(MatrixView<double> tile, const Schedule& schedule);
 /// Natural logarithm of a row sum in the kernel's function (__logf of a Hopper card), before any rounding of ours.
 double logarithm(double sum, Functions functions);
 
@@ -203,7 +205,13 @@ void probabilities(Stage<I>& stage, const ScoreSites& at, const TileAt& where, A
     };
     stage.pass(at.argument, where, x, in_kernel, exactly);
     stage.pass(
-        at.exp, where, x, [&](MatrixView<double> t) { exponential(t, base, plan.schedule.functions); },
+        at.exp, where, x,
+        [&](MatrixView<double> t) {
+            if (at.backward)
+                exponential(t, base, plan.schedule.functions);
+            else
+                exponential_of_tile(t, plan.schedule);
+        },
         [&](MatrixView<double> t) { exponential(t, base); });
 }
 

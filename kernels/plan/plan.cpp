@@ -40,6 +40,9 @@ std::optional<PlanProblem> out_of_range(const Schedule& s) {
     if (auto p = outside("bwd_block_q", s.bwd_block_q, 0, most_block)) return p;
     if (auto p = outside("bwd_block_k", s.bwd_block_k, 0, most_block)) return p;
     if (auto p = outside("key_splits", s.key_splits, 1, most_key_splits)) return p;
+    if (auto p = outside("exp_poly_every", s.exp_poly_every, 0, most_block)) return p;
+    if (auto p = outside("exp_poly_count", s.exp_poly_count, 0, most_block)) return p;
+    if (auto p = outside("exp_poly_skip", s.exp_poly_skip, 0, most_block)) return p;
     if (is_power_of_two(s.delta_threads) && s.delta_threads <= most_delta_threads) return std::nullopt;
     return PlanProblem{"schedule.delta_threads", "is " + std::to_string(s.delta_threads) +
                                                      ": expected a power of two from 1 to " +
@@ -66,6 +69,13 @@ std::optional<PlanProblem> contradiction(const Schedule& s) {
     if (s.normalize == Normalize::each_tile &&
         (s.row_sum_adds == RowSumAdds::two_sums || s.scale_at != ScaleAt::exponent))
         return PlanProblem{"schedule.normalize", "is \"each_tile\": expected one row sum and scale_at = \"exponent\""};
+    if (s.exp_poly_every != 0 && s.exp_base != ExpBase::two)
+        return PlanProblem{"schedule.exp_poly_every",
+                           "is set: expected exp_base = \"two\", which the polynomial is of"};
+    if (s.exp_poly_every != 0 && s.exp_poly_count > s.exp_poly_every)
+        return PlanProblem{"schedule.exp_poly_count", "is " + std::to_string(s.exp_poly_count) +
+                                                          ": expected no more than exp_poly_every, " +
+                                                          std::to_string(s.exp_poly_every)};
     if (s.max_offset != 0 &&
         (s.exp_base != ExpBase::two || s.scale_at != ScaleAt::exponent || s.normalize != Normalize::after_pv))
         return PlanProblem{

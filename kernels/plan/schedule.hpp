@@ -140,6 +140,13 @@ struct Schedule {
         ExpBase::two;  ///< with scale_at = scores, base two has the scores in log2 units: scaled, then times log2(e)
     ExpBase bwd_exp_base = ExpBase::two;
     Functions functions = Functions::correctly_rounded;
+    /// Of every so many columns of a forward tile the last exp_poly_count take exp2 by a polynomial of degree 3
+    /// (special/ex2_polynomial.hpp) in place of `functions`; 0: none. Within fragments of 32 columns, in pairs; the first
+    /// exp_poly_skip fragments of a tile and its last one have none (FlashAttention-4, flash_attn/cute/softmax.py,
+    /// apply_exp2_convert: ex2_emu_freq, ex2_emu_res, ex2_emu_start_frg).
+    int exp_poly_every = 0;
+    int exp_poly_count = 4;
+    int exp_poly_skip = 1;
     ArgumentForm argument = ArgumentForm::fused;
     ArgumentForm bwd_argument = ArgumentForm::fused;
     MaxPolicy max_policy = MaxPolicy::exact;

@@ -150,6 +150,9 @@ constexpr void for_each_field(S& schedule, Visit&& visit) {
     visit("exp_base", schedule.exp_base);
     visit("bwd_exp_base", schedule.bwd_exp_base);
     visit("functions", schedule.functions);
+    visit("exp_poly_every", schedule.exp_poly_every);
+    visit("exp_poly_count", schedule.exp_poly_count);
+    visit("exp_poly_skip", schedule.exp_poly_skip);
     visit("argument", schedule.argument);
     visit("bwd_argument", schedule.bwd_argument);
     visit("max_policy", schedule.max_policy);

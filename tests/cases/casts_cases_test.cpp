@@ -152,6 +152,31 @@ TEST(Row11, CoherentRoundingOfOIsDelta) {
         }
 }
 
+// FlashAttention-4: neighbouring columns of a row use different exp2. Of 128 columns the polynomial takes, in the second and
+// third fragment of 32, the last four of every sixteen (the last fragment and the first have none).
+TEST(Fa4, SomeColumnsTakeAnotherExp2) {
+    Head head(4, 128, 64, 51);
+    head.causal = false;
+    const RoundingPlan fa4 = preset("fa4", 64);
+    RoundingPlan without = fa4;
+    without.schedule.exp_poly_every = 0;
+    Seen with_polynomial(Site::exp), plain(Site::exp);
+    (void)attention_forward(head.group(), fa4, &with_polynomial);
+    (void)attention_forward(head.group(), without, &plain);
+    int differing = 0;
+    for (std::ptrdiff_t i = 0; i < 4; ++i)
+        for (std::ptrdiff_t j = 0; j < 128; ++j) {
+            const double a = with_polynomial.tiles.at(0).value(i, j), b = plain.tiles.at(0).value(i, j);
+            const bool polynomial = j >= 32 && j < 96 && j % 16 >= 12;
+            if (!polynomial) {
+                EXPECT_EQ(a, b) << j;
+            }
+            EXPECT_NEAR(a, b, 9e-5 * b) << j;
+            differing += a != b;
+        }
+    EXPECT_GT(differing, 4 * 16 / 2);
+}
+
 // linkedin/Liger-Kernel#1329: the gradient of cross entropy of a confident token is p - 1; rounding p to bf16 first leaves
 // (bf16(p) - p)/(1 - p) of it. The same cancellation as a saturated row's dp - delta.
 TEST(Row12, RoundingBeforeSubtractingLosesTheDifference) {

@@ -137,7 +137,7 @@ TEST_P(Rules, AloneDiffersFromTheExactPlanAtItsSiteOnly) {
 
 INSTANTIATE_TEST_SUITE_P(Presets, Rules,
                          ::testing::Values("standard-bf16", "fa1", "fa2", "fa2-unfused", "fa2-unfused-splitkv", "fa3",
-                                           "repo-2510.04212"),
+                                           "fa4", "thunderkittens", "llmc", "repo-2510.04212"),
                          [](const auto& tested) {
                              std::string name = tested.param;
                              std::erase_if(name, [](char c) { return !std::isalnum(static_cast<unsigned char>(c)); });
