@@ -31,7 +31,7 @@ std::vector<T> get(const TensorSet& set, const std::string& name, std::size_t si
                                        print_name(tensor.dtype), shape_text(tensor.shape), size,
                                        print_name(dtype_of<T>())));
     std::vector<T> values(size);
-    std::memcpy(values.data(), tensor.bytes.data(), tensor.bytes.size());
+    if (size > 0) std::memcpy(values.data(), tensor.bytes.data(), tensor.bytes.size());
     return values;
 }
 

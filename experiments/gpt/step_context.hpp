@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -35,7 +36,7 @@ struct BatchStatistics {
     std::vector<double> max_logit, q_rms, k_rms, zero_sum, zero_sum_abs, saturated, entropy, rows;
 
     explicit BatchStatistics(std::size_t heads = 0)
-        : max_logit(heads, -1.0 / 0.0),
+        : max_logit(heads, -std::numeric_limits<double>::infinity()),
           q_rms(heads, 0.0),
           k_rms(heads, 0.0),
           zero_sum(heads, 0.0),
