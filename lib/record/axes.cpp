@@ -31,9 +31,10 @@ Handle create_plain_scale(hid_t file, const std::string& group, const Axis& axis
     const std::string path = group + "/" + axis.name;
     const Handle space = space_of(std::span(&axis.size, 1));
     // netCDF-4 uses a big-endian float for it; storage is allocated on first write, so none is.
-    Handle scale(wrote(H5Dcreate2(file, path.c_str(), H5T_IEEE_F32BE, space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
-                       file_name, fmt::format("dimension {}", in_quotes(path))),
-                 H5Dclose);
+    Handle scale(
+        wrote(H5Dcreate2(file, path.c_str(), H5T_IEEE_F32BE, space, H5P_DEFAULT, dataset_properties(), H5P_DEFAULT),
+              file_name, fmt::format("dimension {}", in_quotes(path))),
+        H5Dclose);
     make_scale(scale, fmt::format("This is a netCDF dimension but not a netCDF variable.{:10d}", axis.size), file_name);
     return scale;
 }

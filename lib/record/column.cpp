@@ -55,7 +55,7 @@ Column create_column(const Writer& out, const std::string& path, Dtype dtype, st
         chunk.push_back(static_cast<hsize_t>(extent));
     }
     const Handle space(H5Screate_simple(static_cast<int>(now.size()), now.data(), most.data()), H5Sclose);
-    const Handle properties(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
+    const Handle properties = dataset_properties();
     H5Pset_chunk(properties, static_cast<int>(chunk.size()), chunk.data());
     Column column{
         path, dtype,         std::move(row_shape), std::vector<std::byte>(static_cast<std::size_t>(*row_bytes)),

@@ -131,8 +131,15 @@ void write_attribute(hid_t object, const std::string& name, std::span<const std:
     if (!values.empty() && H5Awrite(attribute, type, pointers.data()) < 0) fail_write(file, what);
 }
 
+Handle dataset_properties() {
+    Handle properties(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
+    H5Pset_obj_track_times(properties, false);
+    return properties;
+}
+
 Handle require_group(hid_t file, const std::string& path, const std::string& file_name) {
     const Handle properties(H5Pcreate(H5P_GROUP_CREATE), H5Pclose);
+    H5Pset_obj_track_times(properties, false);
     H5Pset_link_creation_order(properties, H5P_CRT_ORDER_TRACKED | H5P_CRT_ORDER_INDEXED);
     Handle group(wrote(H5Gopen2(file, "/", H5P_DEFAULT), file_name, "/"), H5Gclose);
     for (std::size_t from = 0; from < path.size();) {

@@ -76,6 +76,10 @@ void write_attribute(hid_t object, const std::string& name, std::span<const std:
 /// One number of the given HDF5 memory type.
 void write_attribute(hid_t object, const std::string& name, hid_t type, const void* value, const std::string& file);
 
+/// Creation properties of a dataset, without the times that HDF5 would keep in it: the bytes of a file depend on what it
+/// holds and on created_utc, not on the second in which a dataset was written.
+[[nodiscard]] Handle dataset_properties();
+
 /// Group at that absolute path, and those above it, created where missing, children listed in order of creation.
 [[nodiscard]] Handle require_group(hid_t file, const std::string& path, const std::string& file_name);
 /// "a/b/c" -> "/a/b" and "c". "" is the root.

@@ -114,6 +114,7 @@ h5::Handle h5::create_file(const std::string& path, const std::string& file_name
     // list of datasets on a much-used dimension would meet.
     H5Pset_libver_bounds(access, H5F_LIBVER_V110, H5F_LIBVER_LATEST);
     const Handle creation(H5Pcreate(H5P_FILE_CREATE), H5Pclose);
+    H5Pset_obj_track_times(creation, false);
     H5Pset_link_creation_order(creation, H5P_CRT_ORDER_TRACKED | H5P_CRT_ORDER_INDEXED);
     return {wrote(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, creation, access), file_name, "the file"), H5Fclose};
 }

@@ -47,7 +47,7 @@ Handle Writer::write(const std::string& path, Dtype dtype, std::span<const std::
                      std::span<const std::int64_t> shape) const {
     expect_count(*this, path, dtype, bytes.size(), shape);
     const Handle type = type_of(dtype);
-    const Handle properties(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
+    const Handle properties = dataset_properties();
     const bool deflated = storage.compression != Storage::Compression::never && !shape.empty() &&
                           bytes.size() >= compressed_from &&
                           (storage.compression == Storage::Compression::always || worth_deflating(bytes, width(dtype)));
@@ -73,7 +73,7 @@ Handle Writer::write_strings(const std::string& path, std::span<const std::strin
     expect_count(*this, path, Dtype::u8, values.size(), shape);
     const Handle type = string_type();
     const auto pointers = c_strings(values, name, dataset(path));
-    Handle out = create_dataset(path, type, space_of(shape), H5P_DEFAULT);
+    Handle out = create_dataset(path, type, space_of(shape), dataset_properties());
     if (!values.empty() && H5Dwrite(out, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, pointers.data()) < 0)
         fail_write(name, dataset(path));
     return out;
