@@ -13,9 +13,15 @@ std::vector<FeatureError> ulp_error_by_feature(MatrixView<const double> value, M
     std::vector<FeatureError> features;
     for (std::ptrdiff_t c = 0; c < truth.cols; ++c) {
         FeatureError f;
-        double mean = 0, scatter = 0, squares = 0;
+        double mean = 0, scatter = 0, squares = 0, size = 0, rows = 0;
         for (std::ptrdiff_t i = 0; i < truth.rows; ++i) {
-            const double unit = ulp(std::max(std::abs(truth(i, c)), min_normal(format)), format);
+            if (!std::isfinite(truth(i, c))) continue;
+            size += truth(i, c) * truth(i, c);
+            rows += 1;
+        }
+        const double least = std::max(rows > 0 ? std::sqrt(size / rows) : 0, min_normal(format));
+        for (std::ptrdiff_t i = 0; i < truth.rows; ++i) {
+            const double unit = ulp(std::max(std::abs(truth(i, c)), least), format);
             const double error = (value(i, c) - truth(i, c)) / unit;
             if (!std::isfinite(error)) continue;
             f.count += 1;

@@ -13,12 +13,13 @@ namespace faultline {
 
 /// Over the rows of one feature (column). Rows where value or truth is not finite take no part.
 struct FeatureError {
-    double mean_ulp = 0;  ///< mean of (value - truth) / ulp(truth): signed, in ulps of the format; NaN without rows
+    double mean_ulp = 0;  ///< mean of (value - truth) / ulp: signed, in ulps of the format; NaN without rows
     double rms_ulp = 0;
     double t = 0;  ///< mean over its standard error, rows as samples; NaN for fewer than two rows or no scatter
     double count = 0;
 };
-/// `value`, `truth` [n, d]; the ulp is that of the truth in `format`, the smallest of its normal numbers at least.
+/// `value`, `truth` [n, d]. The ulp is that, in `format`, of the truth or of the rms of the truth's column, whichever is more:
+/// an element that cancels to nearly 0 has errors of its terms' size, and in its own ulps it would outweigh all others.
 [[nodiscard]] std::vector<FeatureError> ulp_error_by_feature(MatrixView<const double> value,
                                                              MatrixView<const double> truth, const Format& format);
 

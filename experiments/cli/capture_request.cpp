@@ -45,6 +45,23 @@ void remark_unused(const Capture& capture) {
 
 }  // namespace
 
+Allowances allowances(const std::vector<std::string>& allow, const Settings& settings) {
+    Allowances allowed;
+    for (const std::string& what : allow) {
+        constexpr std::array<std::string_view, 3> known{"single-key", "masked-rows", "mask-min"};
+        if (what == known[0])
+            allowed.single_key = true;
+        else if (what == known[1])
+            allowed.masked_rows = true;
+        else if (what == known[2])
+            allowed.mask_min = true;
+        else
+            throw RequestError(
+                fmt::format("{}: {}: {}", settings.where("allow"), in_quotes(what), expected_one_of(what, known)));
+    }
+    return allowed;
+}
+
 Capture CaptureRequest::read(const Invocation& call) const {
     const Settings& settings = call.settings;
     if (capture.empty())
@@ -54,18 +71,7 @@ Capture CaptureRequest::read(const Invocation& call) const {
     options.layers = layers;
     options.causal = causal;
     options.scale = scale;
-    for (const std::string& what : allow) {
-        constexpr std::array<std::string_view, 3> known{"single-key", "masked-rows", "mask-min"};
-        if (what == known[0])
-            options.allow.single_key = true;
-        else if (what == known[1])
-            options.allow.masked_rows = true;
-        else if (what == known[2])
-            options.allow.mask_min = true;
-        else
-            throw RequestError(
-                fmt::format("{}: {}: {}", settings.where("allow"), in_quotes(what), expected_one_of(what, known)));
-    }
+    options.allow = allowances(allow, settings);
     Capture read = read_capture(capture, options);
     for (const LayerCapture& layer : read.layers)
         for (const int head : heads)

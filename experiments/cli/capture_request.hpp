@@ -27,6 +27,9 @@ struct CaptureRequest {
     [[nodiscard]] Capture read(const Invocation& call) const;
 };
 
+/// What --allow names. RequestError where it names something else.
+[[nodiscard]] Allowances allowances(const std::vector<std::string>& allow, const Settings& settings);
+
 /// The preset or file that the setting `key` names; errors begin with where the name came from.
 [[nodiscard]] RoundingPlan plan_named(const std::string& name, const Settings& settings, std::string_view key);
 

@@ -55,6 +55,7 @@ Command check_command();
 Command generate_command();
 Command identify_command();
 Command train_command();
+Command probe_command();
 Command inspect_command();
 Command plans_command();
 Command sites_command();

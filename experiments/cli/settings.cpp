@@ -92,6 +92,11 @@ void Settings::positional(const std::string& key, std::string& target, const std
     settings_.back()->is_positional = true;
 }
 
+void Settings::positionals(const std::string& key, std::vector<std::string>& target, const std::string& help) {
+    items(key, target, "", help);
+    settings_.back()->is_positional = true;
+}
+
 void Settings::integer(const std::string& key, std::int64_t& target, std::int64_t least, const std::string& value,
                        const std::string& help, std::int64_t most) {
     const bool open = most == std::numeric_limits<std::int64_t>::max();
@@ -250,6 +255,7 @@ void Settings::add_to(CLI::App& command) {
         const auto keep = [&given](const CLI::results_t& results) { return given = results, true; };
         CLI::Option* option = command.add_option(names, keep, setting->help);
         option->type_name(setting->is_positional ? "" : setting->value);
+        if (setting->is_positional && setting->is_list) option->expected(-1);
         option->multi_option_policy(setting->is_list ? CLI::MultiOptionPolicy::TakeAll
                                                      : CLI::MultiOptionPolicy::TakeLast);
     }

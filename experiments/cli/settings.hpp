@@ -49,6 +49,8 @@ class Settings {
                const std::string& help);
     /// A positional argument.
     void positional(const std::string& key, std::string& target, const std::string& help);
+    /// All positional arguments.
+    void positionals(const std::string& key, std::vector<std::string>& target, const std::string& help);
     /// The same by a one-letter option too: short_name("output", 'o').
     void short_name(const std::string& key, char letter);
 

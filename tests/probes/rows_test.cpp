@@ -224,7 +224,7 @@ TEST(Saturation, TheWinnersExponent) {
 
 TEST(OutputError, SignedUlpsByFeature) {
     Matrix truth(2, 3), value(2, 3);
-    // Column 0: one ulp up in both rows (bf16: 2^-7 at 1, 2^-6 at 2). Column 1: up and down. Column 2: a row left out.
+    // Column 0: one ulp up in both rows (bf16: 2^-7 at 1 and at the column's rms of 1.6, 2^-6 at 2). Column 1: up and down. Column 2: a row left out.
     truth(0, 0) = 1, value(0, 0) = 1 + 0x1p-7, truth(1, 0) = 2, value(1, 0) = 2 + 0x1p-6;
     truth(0, 1) = 1, value(0, 1) = 1 + 0x1p-7, truth(1, 1) = 1, value(1, 1) = 1 - 0x1p-7;
     truth(0, 2) = 1, value(0, 2) = nan_value, truth(1, 2) = -4, value(1, 2) = -4 - 0x1p-4;
@@ -236,6 +236,10 @@ TEST(OutputError, SignedUlpsByFeature) {
     EXPECT_EQ(f[2].mean_ulp, -2);
     EXPECT_EQ(f[2].count, 1);
     EXPECT_TRUE(std::isnan(f[2].t) && std::isnan(f[0].t));  // one row; no scatter
+    // An element near 0 is measured by its column: 2^-7 off at a truth of 0 among threes is half an ulp of theirs.
+    Matrix cancelled(4, 1, 3.0), stored(4, 1, 3.0);
+    cancelled(0, 0) = 0, stored(0, 0) = 0x1p-7;
+    EXPECT_EQ(ulp_error_by_feature(stored.view(), cancelled.view(), bf16)[0].mean_ulp, 0.5 / 4);
     const Matrix none(0, 2);
     EXPECT_TRUE(std::isnan(ulp_error_by_feature(none.view(), none.view(), bf16)[0].mean_ulp));
 }

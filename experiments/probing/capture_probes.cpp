@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <faultline/base/error.hpp>
+#include <faultline/cpu/recorder.hpp>
+#include <faultline/probes/plan_conservation.hpp>
+#include <faultline/probing/layer_probes.hpp>
+
+namespace faultline::probing {
+
+void LayerProbes::run_plan() {
+    Source& source = sources_[1];
+    source.o.assign(heads_.size() * rows_ * static_cast<std::size_t>(layer_.v.cols), NAN);
+    for (const attribution::Group& group : groups_) {
+        expect_going_on(options_);
+        const HeadGroup& in = group.inputs;
+        TileRecorder recorder(in, plan_);
+        const bool sites = options_.wants("coherence");
+        const GroupForward forward = attention_forward(in, plan_, sites ? &recorder : nullptr);
+        std::vector<PlanRows> rows;
+        if (backward_) {
+            ConservationWatch watch(in, plan_, forward);
+            std::vector<Instrument*> parts{&watch};
+            if (sites) parts.push_back(&recorder);
+            Instruments both(parts);
+            (void)attention_backward(in, forward, plan_, &both);
+            rows = watch.rows();
+        }
+        for (std::size_t i = 0; i < in.q.size(); ++i) {
+            const int head = in.first_head % static_cast<int>(layer_.heads()) + static_cast<int>(i);
+            const std::size_t h = position(head);
+            if (h == heads_.size()) continue;
+            const auto b = static_cast<std::size_t>(group.batch);
+            const std::vector<double>& o = forward.heads[i].o.values;
+            std::ranges::copy(o, source.o.begin() + static_cast<std::ptrdiff_t>((h * layer_.q.batch + b) * o.size()));
+            if (!backward_) continue;
+            source.p_sum.set(h, b, rows[i].p_sum);
+            source.gradient_sum.set(h, b, rows[i].gradient_sum);
+            source.gradient_abs.set(h, b, rows[i].gradient_abs);
+            source.delta_error.set(h, b, rows[i].delta);  // the exact one is taken off in visit()
+            source.delta_gap.set(h, b, rows[i].delta_p_dp);
+        }
+        if (!sites) continue;
+        for (const Site site : plan_.rounding_sites()) {
+            const TileStatistics tiles = recorder.statistics(site);
+            const std::size_t per_head =
+                static_cast<std::size_t>(tiles.q_tiles) * static_cast<std::size_t>(tiles.k_tiles);
+            for (std::size_t i = 0; i < in.q.size(); ++i) {
+                const std::size_t h = position(in.first_head % static_cast<int>(layer_.heads()) + static_cast<int>(i));
+                if (h == heads_.size()) continue;
+                auto& errors = site_errors_[site];
+                errors.resize(heads_.size());
+                for (std::size_t t = i * per_head; t < (i + 1) * per_head; ++t)
+                    if (tiles.count[t] > 0) errors[h].push_back(tiles.signed_mean[t]);
+            }
+        }
+    }
+}
+
+void LayerProbes::visit(std::size_t h, std::ptrdiff_t b) {
+    const HeadInputs in = inputs_of(capture_, layer_, b, heads_[h], options_);
+    const ScoreGradient g = score_gradient(in);
+    const auto sequence = static_cast<std::size_t>(b);
+    for (Source& source : sources_) {
+        if (source.is_plan) {
+            if (backward_) take_off(source, h, sequence, g.delta);
+            continue;
+        }
+        if (source.kernel == nullptr) {
+            fill(source, h, sequence, g, g.delta, g.delta, !g.lse.empty());
+            append_output(source, exact_output(g, in));
+            continue;
+        }
+        const MatrixView<const double> o = (*(*source.kernel)[Output::o])(b, heads_[h]);
+        append_output(source, Matrix(o));
+        std::vector<double> lse, delta;
+        if (source.kernel->lse) {
+            const MatrixView<const double> column = (*source.kernel->lse)(b, heads_[h]);
+            for (std::ptrdiff_t i = 0; i < column.rows; ++i) lse.push_back(column(i, 0));
+        }
+        if (backward_) delta = delta_of_output(in.dout, o);
+        fill(source, h, sequence, score_gradient(in, lse, delta), delta, g.delta, source.kernel->lse.has_value());
+    }
+    for (const RowSaturation& row : saturation(g, options_.tolerance)) {
+        saturation_.push_back(row);
+        winner_fused_.push_back(winner_exponent(row.max_logit / in.scale, in.scale, true));
+        winner_unfused_.push_back(winner_exponent(row.max_logit / in.scale, in.scale, false));
+    }
+    key_spread_.push_back(key_mean_over_spread(in.k));
+}
+
+void LayerProbes::fill(Source& source, std::size_t h, std::size_t sequence, const ScoreGradient& g,
+                       const std::vector<double>& delta, const std::vector<double>& exact_delta, bool p_is_its_own) {
+    const Conservation c = conservation(g, options_.softcap);
+    if (p_is_its_own) source.p_sum.set(h, sequence, c.p_sum);
+    if (!backward_) return;
+    source.gradient_sum.set(h, sequence, c.gradient_sum);
+    source.gradient_abs.set(h, sequence, c.gradient_abs);
+    source.delta_error.set(h, sequence, delta);
+    source.delta_gap.set(h, sequence, delta_of_scores(g));
+    take_off(source, h, sequence, exact_delta);
+}
+
+void LayerProbes::take_off(Source& source, std::size_t h, std::size_t sequence,
+                           const std::vector<double>& exact_delta) {
+    const std::size_t first = sequence * exact_delta.size();
+    for (std::size_t i = 0; i < exact_delta.size(); ++i) {
+        double& delta = source.delta_error.head(h)[first + i];
+        double& gap = source.delta_gap.head(h)[first + i];
+        gap = delta - gap;
+        delta -= exact_delta[i];
+    }
+}
+
+Matrix LayerProbes::exact_output(const ScoreGradient& g, const HeadInputs& in) {
+    Matrix o(in.q.rows, in.v.cols);
+    for (std::ptrdiff_t i = 0; i < o.rows; ++i)
+        for (std::ptrdiff_t j = 0; j < in.v.rows; ++j)
+            if (g.p(i, j) != 0)
+                for (std::ptrdiff_t c = 0; c < o.cols; ++c) o(i, c) += g.p(i, j) * in.v(j, c);
+    return o;
+}
+
+Report probe_captures(std::span<const ProbeCapture> captures, const ProbeOptions& options) {
+    Report report{"capture", {}, options.plan.name, {}};
+    for (const ProbeCapture& capture : captures) {
+        report.inputs.push_back(capture.capture.path);
+        for (const LayerCapture& layer : capture.capture.layers)
+            LayerProbes(capture, layer, place_of(capture, layer, captures.size()), options).run(report);
+    }
+    if (options.wants("similarity")) add_similarity(captures, options, report);
+    for (const std::string& probe : options.probes)
+        if (std::ranges::none_of(report.blocks, [&](const Block& block) { return block.probe == probe; }))
+            throw RequestError(
+                fmt::format("{}: {}: there is nothing to measure: expected {}", captures.front().tensors.source, probe,
+                            probe == "invariance"     ? "a layer without softcap and sink, which plans do not have"
+                            : probe == "output-error" ? "a layer without softcap and sink, or an observed KERNEL.o"
+                                                      : "a layer with a tensor LAYER.do"));
+    return report;
+}
+
+}  // namespace faultline::probing
