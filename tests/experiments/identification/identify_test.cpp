@@ -157,8 +157,15 @@ void expect_named(const std::string& file, const Observed& wanted) {
     options.kernels = {wanted.kernel};
     options.search = false;
     const KernelIdentification found = identify(capture, options).kernels.front();
-    EXPECT_EQ(found.ranking.front().plan, wanted.plan);
-    const OutputMatches& m = found.match;
+    const auto named = std::find_if(found.ranking.begin(), found.ranking.end(),
+                                    [&](const RankedPlan& ranked) { return ranked.plan == wanted.plan; });
+    ASSERT_NE(named, found.ranking.end());
+    // Plans that differ in a few dozen of 260,000 elements are not told apart by a healthy layer: at head size 64 the presets
+    // cutlass and thunderkittens have the forward of cudnn-like, and only a collapsed layer's delta tells them.
+    constexpr double not_told = 5e-4;
+    EXPECT_GE(named->match.all().share(), found.ranking.front().match.all().share() - not_told)
+        << found.ranking.front().plan << " is nearer";
+    const OutputMatches& m = named->match;
     EXPECT_GE(m[Output::o].share(), wanted.o);
     EXPECT_GE(m[Output::dq].share(), wanted.dq);
     EXPECT_GE(m[Output::dk].share(), wanted.dk);
