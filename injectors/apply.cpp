@@ -145,7 +145,8 @@ Realised apply_fault(const Fault& fault, const FaultPlace& place, Format format,
             if (fault.law == Law::multiplicative) {
                 asked[j] = fault.magnitude * (in_ulps ? ulp(1.0, format) : 1.0) * x;
             } else {
-                const double size = in_ulps ? fault.magnitude * ulp(x, format) : amplitude;
+                const double relative = fault.by_value ? fault.magnitude * x : amplitude;
+                const double size = in_ulps ? fault.magnitude * ulp(x, format) : relative;
                 const double s = fault.law == Law::operand ? static_cast<double>((x > 0) - (x < 0)) : sign[j];
                 asked[j] = s * size;
             }

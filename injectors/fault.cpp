@@ -143,9 +143,13 @@ class Parser {
         const std::size_t equals = word.find('=');
         const std::string_view key = word.substr(0, equals);
         const std::string_view value = equals == std::string_view::npos ? "" : word.substr(equals + 1);
-        constexpr std::array<std::string_view, 8> keys{"layers", "heads", "column", "from",
-                                                       "until",  "seed",  "hold",   "format"};
-        if (key == "layers") {
+        constexpr std::array<std::string_view, 9> keys{"shape", "layers", "heads", "column", "from",
+                                                       "until", "seed",   "hold",  "format"};
+        if (key == "shape") {
+            if (value != "value" && value != "constant")
+                fail(fmt::format("shape={}: expected constant or value", value));
+            fault_.by_value = value == "value";
+        } else if (key == "layers") {
             fault_.layers = indices(key, value);
         } else if (key == "heads") {
             fault_.heads = indices(key, value);
@@ -210,6 +214,7 @@ std::string to_string(const Fault& fault) {
     std::string out = fmt::format("{}:{}", site_name(fault), name(fault.law));
     if (fault.law == Law::flip) out += fmt::format("@{}", fault.period);
     out += fmt::format(":{}{}", fault.magnitude, fault.unit == Fault::Unit::ulps ? "ulp" : "");
+    if (fault.by_value) out += ":shape=value";
     if (!fault.layers.empty()) out += fmt::format(":layers={}", fmt::join(fault.layers, ","));
     if (!fault.heads.empty()) out += fmt::format(":heads={}", fmt::join(fault.heads, ","));
     if (fault.column >= 0) out += fmt::format(":column={}", fault.column);

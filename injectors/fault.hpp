@@ -64,6 +64,9 @@ struct Fault {
     Law law = Law::fixed;
     int period = 1;        ///< steps, for `flip`
     double magnitude = 0;  ///< its sign is the sign of the error
+    bool by_value =
+        false;  ///< sizes are proportional to the value, |error| = magnitude |x|: the laws of the sign at the
+                ///< pattern of `multiplicative`, whose control in time is then random_step or flip
     Unit unit = Unit::relative;
     Hold hold = Hold::stochastic;
     std::optional<Format> format{};  ///< in place of the format of the plan's rule at the site
@@ -80,7 +83,7 @@ struct Fault {
 };
 
 /// SITE:LAW:MAGNITUDE[:KEY=VALUE...]. LAW as listed by laws(), with - or _; `flip@8`. MAGNITUDE: 0.1, 10%, -2ulp. Keys:
-/// layers=0,2 heads=1 column=N from=N until=N seed=N hold=stochastic|nearest|exact format=bf16. RequestError says what was expected.
+/// shape=value layers=0,2 heads=1 column=N from=N until=N seed=N hold=stochastic|nearest|exact format=bf16. RequestError says what was expected.
 [[nodiscard]] Fault parse_fault(std::string_view text);
 /// The word that parse_fault reads back to the same value.
 [[nodiscard]] std::string to_string(const Fault& fault);

@@ -56,6 +56,7 @@ Command generate_command();
 Command identify_command();
 Command train_command();
 Command probe_command();
+Command dissociate_command();
 Command inspect_command();
 Command plans_command();
 Command sites_command();

@@ -155,7 +155,7 @@ void Channel::after_step(gpt::StepReport& report) {
     report.extras.push_back({"removed_fraction", std::move(fraction)});
     report.extras.push_back({"leading_fraction", std::move(leading)});
     report.extras.push_back({"missing_fraction", std::move(missing)});
-    report.extras.push_back({"guard_active", {acted_ ? 1.0 : 0.0}});
+    report.extras.push_back({"intervention_active", {acted_ ? 1.0 : 0.0}});
     if (faults_ != nullptr) faults_->report(report);
 }
 

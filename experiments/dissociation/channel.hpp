@@ -24,7 +24,7 @@ class Channel final : public gpt::UpdateHook, public gpt::StepHook {
     void before_step(std::int64_t step, const gpt::StepReport* last, gpt::StepControl& control) override;
     /// Adds per layer, W_Q and W_K together, removed_energy (|D|^2 - |D'|^2), removed_fraction of |D|^2, leading_fraction
     /// (what lies along the leading directions, also where something else was removed) and missing_fraction; and
-    /// guard_active (0 or 1) and what the faults did.
+    /// intervention_active (0 or 1: the guard has acted) and what the faults did.
     void after_step(gpt::StepReport& report) override;
     [[nodiscard]] std::string save() const override;
     void load(std::string_view state) override;

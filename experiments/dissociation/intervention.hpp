@@ -5,7 +5,7 @@
 //   project:sides=both:k=3                 every update of W_Q and W_K loses its part along their leading 3 directions
 //   project:removal=elsewhere:sides=both   the control: the same energy from elsewhere
 //   qk_norm                                parameter-free QK normalisation from the start
-//   guard:action=qk_norm:monitor=max_logit:threshold=50
+//   guard:action=qk_norm:monitor=max_logit:threshold=100
 //                                          dormant until the monitor crosses; then the action, once and for good
 //   qk_clip:tau=100                        W_Q, W_K of a head scaled down where its largest logit passes tau (arXiv 2507.20534)
 //   repair:from=500                        the fault ends at that step: correction at the source
@@ -53,7 +53,7 @@ struct Intervention {
     // guard
     GuardAction action = GuardAction::qk_norm;
     Monitor monitor = Monitor::max_logit;
-    double threshold = 50;
+    double threshold = 100;  ///< healthy small models reach some 50 (docs/results/dissociation.md); QK-clip has 100 too
     bool continuous = true;  ///< logit scale that keeps the logits' size at the switch, else 1/sqrt(head_dim)
     double factor = 0.1;     ///< lower_rate, tighter_clip
     double tau = 100;        ///< qk_clip; 100 is Kimi K2's

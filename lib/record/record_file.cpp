@@ -93,6 +93,14 @@ void RecordFile::write_wide(const std::string& path, std::span<const double> man
     write(path + "_exponent2", exponent2, axes, {about.long_name + ", exponent of 2", "1"});
 }
 
+void RecordFile::link(const std::string& path, const std::string& file) {
+    h5::silence();
+    const auto [group, leaf] = h5::split_path(path);
+    const h5::Handle parent = h5::require_group(state_->out.file, group, name());
+    if (H5Lcreate_external(file.c_str(), "/", parent, leaf.c_str(), H5P_DEFAULT, H5P_DEFAULT) < 0)
+        h5::fail_write(name(), "link " + in_quotes(path));
+}
+
 void RecordFile::attribute(const std::string& object, const std::string& name, const std::string& value) {
     h5::silence();
     h5::write_attribute(state_->out.open(object, name), name, value, this->name());

@@ -59,6 +59,10 @@ class RecordFile {
     void write_wide(const std::string& path, std::span<const double> mantissa, std::span<const std::int64_t> exponent2,
                     std::span<const Axis> axes, const About& about = {});
 
+    /// `path` stands for the root of another file, an external link of HDF5; `file` is read relative to this file's folder.
+    /// It need not exist yet. WorkError when the path is taken.
+    void link(const std::string& path, const std::string& file);
+
     /// Attributes of an object written before ("" or "/" is the root). A NaN is written as a NaN.
     void attribute(const std::string& object, const std::string& name, const std::string& value);
     void attribute(const std::string& object, const std::string& name, const char* value);

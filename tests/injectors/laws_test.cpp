@@ -150,6 +150,21 @@ TEST(Laws, MultiplicativeIsOnePlusTheMagnitude) {
     for (std::size_t i = 0; i < x.values.size(); ++i) EXPECT_EQ(after.values[i], x.values[i] + 0.1 * x.values[i]);
 }
 
+// The control of a multiplicative error in time: the same sizes, another sign in each step.
+TEST(Laws, ShapeOfTheValueIsMultiplicativeUpToTheSignOfTheStep) {
+    const Matrix same = error({.law = Law::multiplicative, .magnitude = 0.1}, {});
+    EXPECT_EQ(error({.law = Law::fixed, .magnitude = 0.1, .by_value = true}, {}).values, same.values);
+    int flipped = 0;
+    for (std::int64_t step = 0; step < 40; ++step) {
+        const Matrix e = error({.law = Law::random_step, .magnitude = 0.1, .by_value = true}, {.step = step});
+        const double s = sign(e.values[0]) * sign(same.values[0]);
+        flipped += s < 0;
+        for (std::size_t i = 0; i < e.values.size(); ++i)
+            EXPECT_NEAR(e.values[i], s * same.values[i], additive_tolerance(10, 1));
+    }
+    EXPECT_NEAR(flipped, 20, 4 * std::sqrt(40) / 2);
+}
+
 TEST(Laws, UlpsAreThoseOfTheFormatAtTheValue) {
     const Matrix x = values();
     const Matrix after =

@@ -84,7 +84,7 @@ TEST(Guard, PlacebosActAtTheSameTrigger) {
     const auto acted = [](const std::string& word) {
         Channel channel(parse_intervention(word), layers, heads, 0, nullptr);
         Control control;
-        drive(channel, control, {60, 60, 60});
+        drive(channel, control, {160, 60, 60});
         return control;
     };
     EXPECT_EQ(acted("guard:action=lower_rate").rate, 0.1);
@@ -117,7 +117,7 @@ TEST(Guard, GoesOnAfterACheckpointBetweenTriggerAndAction) {
     const Intervention guard = parse_intervention("guard");
     Channel first(guard, layers, heads, 0, nullptr), second(guard, layers, heads, 0, nullptr);
     Control control;
-    drive(first, control, {60});
+    drive(first, control, {160});
     second.load(first.save());
     drive(second, control, {1}, 1);
     EXPECT_EQ(second.triggered_at(), 0);

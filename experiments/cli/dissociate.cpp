@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// faultline dissociate: does training fail through the same channel wherever the error comes from, and does it survive if
+// only the channel is closed?
+#include <filesystem>
+#include <memory>
+
+#include <fmt/format.h>
+
+#include <faultline/base/error.hpp>
+#include <faultline/cli/command.hpp>
+#include <faultline/cli/terminal.hpp>
+#include <faultline/cli/train_settings.hpp>
+#include <faultline/dissociation/intervention.hpp>
+#include <faultline/dissociation/report.hpp>
+#include <faultline/dissociation/source.hpp>
+#include <faultline/tensor/text.hpp>
+
+namespace faultline::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct DissociateSettings {
+    TrainSettings train;
+    // The quick matrix: experiments/configs/dissociate-quick.toml says the same.
+    std::vector<std::string> sources{"delta:multiplicative:0.2", "ds:fixed:0.01", "row_sum:multiplicative:-0.2",
+                                     "ffn_activation_gradient:per_column:0.1"};
+    std::vector<std::string> interventions{"none", "project", "project:removal=elsewhere", "qk_norm", "guard"};
+    std::vector<std::string> controls{"project", "qk_norm"};
+    std::vector<int> seeds;
+    std::optional<double> sigma_ratio, loss_ratio;
+};
+
+template <class Parse>
+void check_words(const std::vector<std::string>& words, const std::string& where, Parse&& parse) {
+    for (const std::string& word : words) {
+        try {
+            parse(word);
+        } catch (const RequestError& error) {
+            throw RequestError(fmt::format("{}: {}", where, error.what()));
+        }
+    }
+}
+
+MatrixConfig matrix_config(const DissociateSettings& own, const Settings& settings, const TrainData& data) {
+    MatrixConfig config;
+    config.train = train_config(own.train, settings, data, 1);
+    config.sources = own.sources;
+    config.interventions = own.interventions;
+    config.controls = own.controls;
+    for (const int seed : own.seeds) config.seeds.push_back(static_cast<std::uint64_t>(seed));
+    if (own.seeds.empty()) config.seeds.push_back(config.train.seed);
+    if (own.sigma_ratio) config.rule.sigma_ratio = *own.sigma_ratio;
+    if (own.loss_ratio) config.rule.loss_ratio = *own.loss_ratio;
+    check_words(own.sources, settings.where("source"),
+                [&](const std::string& word) { (void)parse_source(word, config.train.model.head_dim()); });
+    const auto intervention = [](const std::string& word) { (void)parse_intervention(word); };
+    check_words(own.interventions, settings.where("intervention"), intervention);
+    check_words(own.controls, settings.where("control"), intervention);
+    if (!own.train.replay.empty())
+        throw RequestError(
+            fmt::format("{}: every seed has windows of its own: expected none", settings.where("replay")));
+    if (own.train.monitor_every == 0)
+        throw RequestError(fmt::format("{}: 0: the verdict needs sigma_max(W_Q): expected 1 or more",
+                                       settings.where("monitor-every")));
+    return config;
+}
+
+/// FILE.runs beside FILE.h5.
+std::string runs_folder(const std::string& output) {
+    return (fs::path(output).parent_path() / fs::path(output).stem()).string() + ".runs";
+}
+
+Status run(const DissociateSettings& own, const Invocation& call) {
+    const TrainData data = read_data(own.train, call.settings);
+    const MatrixConfig config = matrix_config(own, call.settings, data);
+    const std::string& output = call.common.output;
+    MatrixFiles files;
+    files.command_line = call.command_line;
+    files.replace = call.common.force;
+    std::optional<RecordFile> file;
+    if (!output.empty()) {
+        Manifest manifest = call.manifest("dissociation", config.seeds.front());
+        manifest.inputs = data.inputs();
+        file = RecordFile::create(output, manifest);  // now, so that a disk that refuses is known before the work
+        files.folder = runs_folder(output);
+    }
+    watch_for_interrupts();
+    Progress line(call.talks());
+    const RunMatrix matrix = run_matrix(
+        config, data.tokens, files, static_cast<int>(call.common.threads),
+        [&](std::int64_t done, std::int64_t total, const std::string& what) {
+            line.update(static_cast<std::size_t>(done), static_cast<std::size_t>(total), what);
+        },
+        interrupted);
+    line.clear();
+    print(call.common.json ? to_json(matrix) : table(matrix));
+    if (matrix.complete()) {
+        if (file) {
+            write(matrix, *file, fs::path(files.folder).filename().string());
+            file->commit();
+        }
+        return Status::done;
+    }
+    remark(fmt::format("faultline dissociate: interrupted; {}",
+                       output.empty() ? std::string("nothing was written (-o FILE.h5 keeps the runs)")
+                                      : fmt::format("the same command goes on from what is in {}",
+                                                    escaped(files.folder, files.folder.size()))));
+    return Status::failed;
+}
+
+}  // namespace
+
+Command dissociate_command() {
+    return {"dissociate", "Train small GPTs with an error at each source under each intervention, and say which fail",
+            "  faultline dissociate                                  the quick matrix, minutes\n"
+            "  faultline dissociate --config experiments/configs/dissociate-full.toml -o full.h5\n"
+            "  faultline dissociate --source delta:multiplicative:0.2 --intervention guard:threshold=30 --seeds 0,1,2",
+            [](Settings& settings) -> Run {
+                const auto own = std::make_shared<DissociateSettings>();
+                own->train.validate_every = 0;  // here: at the end alone
+                settings.items(
+                    "source", own->sources, "SOURCE",
+                    "A fault SITE:LAW:MAGNITUDE or plan:NAME, joined by +; again for more (docs/dissociation.md)");
+                settings.items("intervention", own->interventions, "WHAT",
+                               "none, project, qk_norm, guard, qk_clip, repair with their options; again for more");
+                settings.items("control", own->controls, "WHAT", "Interventions that are also run without a fault");
+                settings.list("seeds", own->seeds, "0,1,2", "Seeds of weights, windows and faults; default: --seed");
+                settings.positive_number("sigma-ratio", own->sigma_ratio, "X",
+                                         "Runaway: sigma_max(W_Q) above X times the control's; default 2");
+                settings.positive_number("loss-ratio", own->loss_ratio, "X",
+                                         "Loss: final train loss above X times the control's; default 1.05");
+                own->train.declare(settings);
+                return [own](const Invocation& call) { return run(*own, call); };
+            }};
+}
+
+}  // namespace faultline::cli

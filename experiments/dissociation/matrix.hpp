@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// The matrix: sources x interventions x seeds, each a training run, several at once; runs that are done are not done again.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <faultline/dissociation/outcome.hpp>
+#include <faultline/gpt/data.hpp>
+#include <faultline/gpt/trainer.hpp>
+#include <faultline/record/manifest.hpp>
+
+namespace faultline {
+
+struct MatrixConfig {
+    gpt::TrainConfig train;                  ///< of every run but for seed, QK norm and attention
+    std::vector<std::string> sources;        ///< faults and plans (source.hpp)
+    std::vector<std::string> interventions;  ///< intervention.hpp
+    std::vector<std::string> controls;       ///< interventions that are also run without a fault; "none" is always
+    std::vector<std::uint64_t> seeds;
+    JudgingRule rule;
+};
+
+/// One run to be made.
+struct RunPlan {
+    std::string source, intervention;
+    std::uint64_t seed = 0;
+};
+
+/// All runs: by seed, the controls first. RequestError where a source or an intervention cannot be read, or the model
+/// cannot have both.
+[[nodiscard]] std::vector<RunPlan> runs_of(const MatrixConfig& config);
+
+struct MatrixFiles {
+    std::string folder;    ///< where the runs' records and checkpoints stand; empty: nothing is written
+    bool replace = false;  ///< records of another configuration are written anew; else they are a RequestError
+    std::string command_line;
+};
+
+struct RunMatrix {
+    MatrixConfig config;
+    std::vector<RunResult> runs;  ///< in the order of runs_of; not all finished where it was interrupted
+    [[nodiscard]] bool complete() const;
+};
+
+/// Makes the runs, `threads` at a time (0: one for each hardware thread), each on one thread. A run whose record is whole
+/// and of the same configuration is read; one that was interrupted goes on from its checkpoint. `progress(steps done, of,
+/// what)` is called from the threads, one at a time; after `cancelled()` the runs at work save their state and stop.
+/// WorkError when the disk refuses; runs that are done then are kept.
+[[nodiscard]] RunMatrix run_matrix(const MatrixConfig& config, const gpt::TokenData& data, const MatrixFiles& files,
+                                   int threads,
+                                   const std::function<void(std::int64_t, std::int64_t, const std::string&)>& progress,
+                                   const std::function<bool()>& cancelled);
+
+}  // namespace faultline

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/dissociation/source.hpp>
+
+#include <charconv>
+
+#include <fmt/format.h>
+
+#include <faultline/base/error.hpp>
+#include <faultline/corrections/correction.hpp>
+#include <faultline/plan/nearest_name.hpp>
+#include <faultline/plan/presets.hpp>
+#include <faultline/tensor/text.hpp>
+
+namespace faultline {
+namespace {
+
+std::vector<std::string> split(std::string_view text, char separator) {
+    std::vector<std::string> parts;
+    for (std::size_t begin = 0; begin <= text.size();) {
+        const std::size_t end = std::min(text.find(separator, begin), text.size());
+        parts.emplace_back(text.substr(begin, end - begin));
+        begin = end + 1;
+    }
+    return parts;
+}
+
+std::vector<int> indices(const std::string& word, std::string_view list) {
+    std::vector<int> found;
+    for (const std::string& item : split(list, ',')) {
+        int value = -1;
+        const auto [end, error] = std::from_chars(item.data(), item.data() + item.size(), value);
+        if (item.empty() || error != std::errc{} || end != item.data() + item.size() || value < 0)
+            throw RequestError(fmt::format("source {}: expected integers of 0 or more behind =", in_quotes(word)));
+        found.push_back(value);
+    }
+    return found;
+}
+
+void untile(Schedule& s) { s.block_q = s.block_k = s.bwd_block_q = s.bwd_block_k = 0; }
+
+/// plan:NAME[:layers=…][:heads=…][:correction=…][:exact=SITES][:untiled]
+void add_plan(const std::string& word, int head_dim, Source& source) {
+    const std::vector<std::string> parts = split(word, ':');
+    if (parts.size() < 2) throw RequestError(fmt::format("source {}: expected plan:NAME", in_quotes(word)));
+    RoundingPlan chosen = for_head_dim(plan(parts[1]), head_dim);
+    std::vector<int> layers{-1}, heads;
+    bool untiled = false;
+    for (std::size_t i = 2; i < parts.size(); ++i) {
+        const std::string& part = parts[i];
+        if (part.starts_with("layers=")) {
+            layers = indices(word, part.substr(7));
+        } else if (part.starts_with("heads=")) {
+            heads = indices(word, part.substr(6));
+        } else if (part.starts_with("correction=")) {
+            const Correction correction = parse_correction(part.substr(11));
+            if (correction.changes_function())
+                throw RequestError(
+                    fmt::format("source {}: correction {} changes the function: expected it among the model's settings",
+                                in_quotes(word), in_quotes(correction.name)));
+            chosen = apply(correction, chosen);
+        } else if (part.starts_with("exact=")) {
+            for (const std::string& name : split(part.substr(6), ',')) {
+                const auto site = find_site(name);
+                if (!site) {
+                    std::vector<std::string_view> known;
+                    for (const SiteInfo& s : sites()) known.push_back(s.name);
+                    throw RequestError(fmt::format("source {}: site {}: {}", in_quotes(word), in_quotes(name),
+                                                   expected_one_of(name, known)));
+                }
+                chosen = chosen.repaired(*site);
+            }
+        } else if (part == "untiled") {
+            untiled = true;
+        } else {
+            throw RequestError(fmt::format("source {}: {}: expected layers=, heads=, correction=, exact= or untiled",
+                                           in_quotes(word), in_quotes(part)));
+        }
+    }
+    if (untiled) untile(chosen.schedule);
+    const auto shared = std::make_shared<const RoundingPlan>(std::move(chosen));
+    for (const int layer : layers) source.attention.push_back({layer, heads, shared});
+}
+
+}  // namespace
+
+Source parse_source(std::string_view text, int head_dim) {
+    Source source;
+    source.text = std::string(text);
+    if (text == "none") return source;
+    for (const std::string& word : split(text, '+')) {
+        if (word.starts_with("plan:"))
+            add_plan(word, head_dim, source);
+        else
+            source.faults.push_back(parse_fault(word));
+    }
+    return source;
+}
+
+}  // namespace faultline

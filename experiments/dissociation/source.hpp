@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where the error of a run comes from, as data: faults, and plans of the attention kernel, joined by +.
+//
+//   none                                                   nothing: the control
+//   delta:multiplicative:0.2                               a fault (docs/injectors.md)
+//   plan:repo-2510.04212                                   every layer runs that plan in the emulated kernel
+//   plan:exact+plan:repo-2510.04212:layers=1:untiled       layer 1 runs it in one tile, the rest exactly
+//   plan:repo-2510.04212:correction=delta_p_dp             with a correction (faultline attribute lists them)
+//   plan:repo-2510.04212:exact=pv_accumulate               without the roundings of these sites
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <faultline/gpt/model_config.hpp>
+#include <faultline/injectors/fault.hpp>
+
+namespace faultline {
+
+struct Source {
+    std::string text;  ///< as given
+    std::vector<Fault> faults;
+    std::vector<gpt::AttentionChoice> attention;  ///< later ones win
+    [[nodiscard]] bool is_none() const { return faults.empty() && attention.empty(); }
+};
+
+/// RequestError says what was expected. `head_dim`: of the model, which decides a plan's tiles.
+[[nodiscard]] Source parse_source(std::string_view text, int head_dim);
+
+}  // namespace faultline

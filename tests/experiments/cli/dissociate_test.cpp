@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// faultline dissociate as a user meets it, on a small text and a small model: table, JSON, file, resumption, refusals, and
+// that the configurations that come with it can be read.
+#include <filesystem>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <faultline/record/record_reader.hpp>
+
+#include "support.hpp"
+
+namespace faultline::test {
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+
+std::vector<std::string> small(const Folder& folder, const std::vector<std::string>& more) {
+    std::string text;
+    for (int i = 0; i < 200000; ++i) text += "a small text that repeats "[(i * i + i / 5) % 26];
+    folder.write("text", text);
+    std::vector<std::string> arguments{"dissociate",
+                                       "--data",
+                                       folder / "text",
+                                       "--layers",
+                                       "1",
+                                       "--width",
+                                       "16",
+                                       "--heads",
+                                       "1",
+                                       "--context",
+                                       "16",
+                                       "--batch",
+                                       "2",
+                                       "--steps",
+                                       "20",
+                                       "--validation-batches",
+                                       "1",
+                                       "--source",
+                                       "delta:multiplicative:0.2",
+                                       "--intervention",
+                                       "none",
+                                       "--intervention",
+                                       "project",
+                                       "--control",
+                                       "none"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return arguments;
+}
+
+TEST(Dissociate, PrintsATableAndJson) {
+    const Folder folder;
+    const Outcome run = run_program(small(folder, {"--quiet"}));
+    EXPECT_EQ(run.status, 0) << run.err;
+    EXPECT_EQ(run.err, "");
+    for (const char* wanted : {"no fault", "delta:multiplicative:0.2", "project", "% of energy", "validation"})
+        EXPECT_THAT(run.out, HasSubstr(wanted));
+    const Outcome as_json = run_program(small(folder, {"--json", "--quiet", "--threads", "1"}));
+    const json object = json::parse(as_json.out);
+    EXPECT_EQ(object["complete"], true);
+    EXPECT_EQ(object["runs"].size(), 3U);
+    EXPECT_NEAR(object["runs"][1]["injected_rms"].get<double>(), 0.2, 1e-6);  // of floats
+}
+
+TEST(Dissociate, WritesAFileWithItsRuns) {
+    const Folder folder;
+    const Outcome run = run_program(small(folder, {"-o", folder / "m.h5", "--seeds", "0,1"}));
+    EXPECT_EQ(run.status, 0) << run.err;
+    const RecordReader reader(folder / "m.h5");
+    EXPECT_EQ(reader.manifest().kind, "dissociation");
+    EXPECT_EQ(reader.read("outcome/train_loss").shape, (std::vector<std::int64_t>{2, 2, 2}));
+    EXPECT_EQ(reader.attribute("", "complete"), "1");
+    EXPECT_TRUE(std::filesystem::exists(folder / "m.runs/none__none__seed1.h5"));
+    // It stands, so the same command is refused; with --force the runs are read and not made again.
+    EXPECT_EQ(run_program(small(folder, {"-o", folder / "m.h5"})).status, 2);
+    const auto before = std::filesystem::last_write_time(folder / "m.runs/none__none__seed1.h5");
+    const Outcome again = run_program(small(folder, {"-o", folder / "m.h5", "--seeds", "0,1", "--force"}));
+    EXPECT_EQ(again.status, 0) << again.err;
+    EXPECT_EQ(again.out, run.out);
+    EXPECT_EQ(std::filesystem::last_write_time(folder / "m.runs/none__none__seed1.h5"), before);
+}
+
+TEST(Dissociate, RefusesInOneSentence) {
+    const Folder folder;
+    const auto said = [&](const std::vector<std::string>& more) {
+        const Outcome run = run_program(small(folder, more));
+        EXPECT_EQ(run.status, 2) << run.err;
+        EXPECT_EQ(lines(run.err).size(), 1U);
+        return run.err;
+    };
+    EXPECT_THAT(said({"--source", "detla:fixed:1"}), HasSubstr("--source: fault \"detla:fixed:1\""));
+    EXPECT_THAT(said({"--intervention", "guard:threshold=x"}), HasSubstr("--intervention: intervention"));
+    EXPECT_THAT(said({"--monitor-every", "0"}), HasSubstr("sigma_max"));
+    EXPECT_THAT(said({"--data", folder / "missing"}), HasSubstr("missing"));
+    folder.write("short", "too short");
+    EXPECT_THAT(said({"--data", folder / "short"}), HasSubstr("short"));
+    EXPECT_EQ(folder.files(), (std::vector<std::string>{"short", "text"}));
+}
+
+TEST(Dissociate, ItsConfigurationsAreRead) {
+    const std::filesystem::path configs = std::filesystem::path(FAULTLINE_SOURCE_DIR) / "experiments/configs";
+    const std::string quick = run_program({"dissociate", "--print-config"}).out;
+    int read = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(configs)) {
+        const std::string name = entry.path().filename().string();
+        if (!name.starts_with("dissociate-")) continue;
+        const Outcome run = run_program({"dissociate", "--config", entry.path().string(), "--print-config"});
+        EXPECT_EQ(run.status, 0) << run.err;
+        if (name == "dissociate-quick.toml") {
+            EXPECT_EQ(run.out, quick);  // the defaults, said as a file
+        }
+        ++read;
+    }
+    EXPECT_EQ(read, 5);
+}
+
+}  // namespace
+}  // namespace faultline::test

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+// The matrix on a model of a few thousand parameters: threads, interruption, resumption, what is refused, what is written.
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+
+#include <unistd.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <faultline/base/error.hpp>
+#include <faultline/dissociation/report.hpp>
+#include <faultline/dissociation/source.hpp>
+#include <faultline/record/record_reader.hpp>
+
+namespace faultline {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+class Folder {
+  public:
+    Folder() : path_(fs::temp_directory_path() / ("matrix" + std::to_string(::getpid()) + std::to_string(counter_++))) {
+        fs::create_directories(path_);
+    }
+    ~Folder() { fs::remove_all(path_); }
+    std::string operator/(const std::string& name) const { return (path_ / name).string(); }
+
+  private:
+    static inline int counter_ = 0;
+    fs::path path_;
+};
+
+const gpt::TokenData& text() {
+    static const gpt::TokenData data = [] {
+        std::string words;
+        for (int i = 0; i < 30000; ++i) words += "the quick brown fox jumps over the lazy dog "[(i * i + i / 7) % 44];
+        return gpt::tokens_of_text(words);
+    }();
+    return data;
+}
+
+MatrixConfig small() {
+    MatrixConfig config;
+    config.train.model = {.layers = 2, .width = 16, .heads = 2, .context = 16, .attention = {}};
+    config.train.steps = 25;
+    config.train.batch = 2;
+    config.train.schedule.warmup = 2;
+    config.train.monitor_every = 5;
+    config.train.validate_every = 0;
+    config.train.validation_batches = 1;
+    config.sources = {"delta:multiplicative:0.5", "ffn_output:per_column:0.1"};
+    config.interventions = {"none", "project", "guard:threshold=0.01"};
+    config.controls = {"project"};
+    config.seeds = {0, 1};
+    return config;
+}
+
+RunMatrix run(const MatrixConfig& config, const std::string& folder = "", int threads = 2) {
+    return run_matrix(config, text(), {.folder = folder, .replace = false, .command_line = "test"}, threads, {}, {});
+}
+
+void expect_same(const RunMatrix& a, const RunMatrix& b) {
+    ASSERT_EQ(a.runs.size(), b.runs.size());
+    for (std::size_t i = 0; i < a.runs.size(); ++i) {
+        EXPECT_EQ(a.runs[i].sigma_q, b.runs[i].sigma_q) << i;
+        EXPECT_EQ(a.runs[i].max_logit, b.runs[i].max_logit) << i;
+        EXPECT_EQ(a.runs[i].loss, b.runs[i].loss) << i;
+        EXPECT_EQ(a.runs[i].validation_loss, b.runs[i].validation_loss) << i;
+        EXPECT_EQ(a.runs[i].injected_rms, b.runs[i].injected_rms) << i;
+        EXPECT_EQ(a.runs[i].removed_fraction, b.runs[i].removed_fraction) << i;
+        EXPECT_EQ(a.runs[i].triggered_at, b.runs[i].triggered_at) << i;
+    }
+}
+
+TEST(Matrix, ListsControlsFirst) {
+    const std::vector<RunPlan> runs = runs_of(small());
+    ASSERT_EQ(runs.size(), 2U * (2 + 2 * 3));
+    EXPECT_EQ(runs[0].source, "none");
+    EXPECT_EQ(runs[0].intervention, "none");
+    EXPECT_EQ(runs[1].intervention, "project");
+    EXPECT_EQ(runs[2].source, "delta:multiplicative:0.5");
+    EXPECT_EQ(runs[8].seed, 1U);
+}
+
+TEST(Matrix, DoesNotDependOnThreadsOrFiles) {
+    const Folder folder;
+    const RunMatrix one = run(small(), "", 1), three = run(small(), folder / "m.runs", 3);
+    EXPECT_TRUE(one.complete());
+    expect_same(one, three);
+    // What was asked for was done.
+    for (const RunResult& r : one.runs) {
+        EXPECT_EQ(r.steps, 25);
+        EXPECT_EQ(r.injected_rms > 0, r.source != "none") << r.source;
+        EXPECT_EQ(r.removed_fraction > 0, r.intervention == "project") << r.intervention;
+        EXPECT_EQ(r.triggered_at >= 0, r.intervention.starts_with("guard")) << r.intervention;
+        EXPECT_TRUE(std::isfinite(r.validation_loss));
+    }
+    EXPECT_NEAR(one.runs[2].injected_rms, 0.5, 1e-6);  // of floats
+    EXPECT_NE(one.runs[2].loss, one.runs[0].loss);
+    // All over again from the records alone.
+    expect_same(one, run(small(), folder / "m.runs"));
+}
+
+TEST(Matrix, GoesOnAfterAnInterruption) {
+    const Folder folder;
+    const RunMatrix whole = run(small());
+    std::atomic<std::int64_t> steps{0};
+    std::int64_t stop_at = 37;
+    int rounds = 0;
+    RunMatrix matrix;
+    do {
+        steps = 0;
+        matrix = run_matrix(
+            small(), text(), {.folder = folder / "m.runs", .replace = false, .command_line = ""}, 2,
+            [&](std::int64_t done, std::int64_t, const std::string&) { steps = done; },
+            [&] { return steps >= stop_at; });
+        stop_at += 90;
+        ASSERT_LT(++rounds, 12);
+    } while (!matrix.complete());
+    EXPECT_GT(rounds, 2);
+    expect_same(whole, matrix);
+}
+
+TEST(Matrix, RefusesRecordsOfAnotherConfiguration) {
+    const Folder folder;
+    MatrixConfig config = small();
+    config.sources = {"delta:multiplicative:0.5"};
+    config.interventions = {"none"};
+    config.controls = {};
+    config.seeds = {0};
+    (void)run(config, folder / "m.runs");
+    config.train.schedule.learning_rate *= 2;
+    try {
+        (void)run(config, folder / "m.runs");
+        FAIL() << "was not refused";
+    } catch (const RequestError& error) {
+        EXPECT_THAT(error.what(), HasSubstr("another configuration"));
+    }
+    const RunMatrix again =
+        run_matrix(config, text(), {.folder = folder / "m.runs", .replace = true, .command_line = ""}, 1, {}, {});
+    expect_same(again, run(config));
+}
+
+TEST(Matrix, RefusesBeforeTheFirstStep) {
+    MatrixConfig config = small();
+    config.sources.push_back("ffn_output:fixed:1ulp");
+    int steps = 0;
+    EXPECT_THROW((void)run_matrix(config, text(), {}, 1, [&](auto, auto, auto&) { ++steps; }, {}), RequestError);
+    EXPECT_EQ(steps, 0);
+}
+
+TEST(Matrix, AnUnwritableFolderIsSaid) {
+    const Folder folder;
+    std::ofstream(folder / "file") << "not a folder";
+    EXPECT_THROW((void)run(small(), folder / "file/m.runs"), WorkError);
+}
+
+TEST(Report, SaysTheSameThreeTimes) {
+    const Folder folder;
+    const RunMatrix matrix = run(small(), folder / "m.runs");
+    const nlohmann::json json = nlohmann::json::parse(to_json(matrix));
+    EXPECT_EQ(json["schema"], "faultline.dissociation/1");
+    EXPECT_EQ(json["runs"].size(), matrix.runs.size());
+    EXPECT_EQ(json["table"].size(), 8U);
+    EXPECT_EQ(json["runs"][2]["verdict"]["sigma_ratio"].get<double>(),
+              matrix.runs[2].last_sigma_q() / matrix.runs[0].last_sigma_q());
+    const std::string shown = table(matrix);
+    for (const char* wanted :
+         {"no fault", "delta:multiplicative:0.5   (50% of the rms, 50% asked", "project", "% of energy"})
+        EXPECT_THAT(shown, HasSubstr(wanted));
+
+    RecordFile file = RecordFile::create(folder / "m.h5", make_manifest("dissociation", "", "", 0));
+    write(matrix, file, "m.runs");
+    file.commit();
+    const RecordReader reader(folder / "m.h5");
+    const Tensor sigma = reader.read("outcome/sigma_q");
+    EXPECT_EQ(sigma.shape, (std::vector<std::int64_t>{3, 3, 2}));
+    EXPECT_EQ(sigma.to_double()[0], matrix.runs[0].last_sigma_q());  // none, none, seed 0
+    EXPECT_EQ(sigma.to_double()[1], matrix.runs[8].last_sigma_q());  // none, none, seed 1
+    EXPECT_TRUE(std::isnan(sigma.to_double()[4]));                   // no guard without a fault
+    EXPECT_EQ(reader.read_strings("outcome/source")[1], "delta:multiplicative:0.5");
+    EXPECT_EQ(reader.read("series/loss").shape, (std::vector<std::int64_t>{16, 6}));
+    EXPECT_EQ(RecordReader(folder / ("m.runs/" + matrix.runs[3].file)).manifest().kind, "run");
+}
+
+TEST(Source, IsFaultsAndPlans) {
+    const Source s = parse_source("plan:exact+plan:repo-2510.04212:layers=1:heads=0:untiled+delta:fixed:0.1", 32);
+    ASSERT_EQ(s.attention.size(), 2U);
+    EXPECT_EQ(s.attention[0].layer, -1);
+    EXPECT_EQ(s.attention[1].layer, 1);
+    EXPECT_EQ(s.attention[1].heads, std::vector<int>{0});
+    EXPECT_EQ(s.attention[1].plan->schedule.block_k, 0);
+    EXPECT_EQ(s.faults.size(), 1U);
+    EXPECT_TRUE(parse_source("none", 32).is_none());
+    EXPECT_EQ(parse_source("plan:fa2:correction=delta_p_dp", 32).attention[0].plan->schedule.delta_from,
+              DeltaFrom::p_dp);
+    EXPECT_TRUE((*parse_source("plan:fa2:exact=o_cast,lse", 32).attention[0].plan)[Site::o_cast].is_exact());
+    for (const char* word : {"plan", "plan:nokernel", "plan:fa2:exact=ocast", "plan:fa2:layer=1", "plan:fa2:layers=x",
+                             "plan:fa2:correction=qk_norm", ""})
+        EXPECT_THROW((void)parse_source(word, 32), RequestError) << word;
+}
+
+}  // namespace
+}  // namespace faultline
