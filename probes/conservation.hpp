@@ -44,6 +44,10 @@ struct ScoreGradient {
 [[nodiscard]] ScoreGradient score_gradient(const HeadInputs& in, std::span<const double> lse = {},
                                            std::span<const double> delta = {});
 
+/// The same head with another lse and delta, from its s and dp.
+[[nodiscard]] ScoreGradient with_statistics(const ScoreGradient& g, const HeadInputs& in, std::span<const double> lse,
+                                            std::span<const double> delta);
+
 /// sum_d dO_id O_id: delta as kernels make it. [n_q]
 [[nodiscard]] std::vector<double> delta_of_output(MatrixView<const double> dout, MatrixView<const double> o);
 /// sum_j p_ij dp_ij: delta of the other side. [n_q]

@@ -156,6 +156,7 @@ Status run(ProbeSettings& own, const Invocation& call) {
     options.plan = plan_named(own.plan, call.settings, "plan");
     watch_for_interrupts();
     options.cancelled = interrupted;
+    options.threads = static_cast<int>(call.common.threads);
 
     probing::Report report;
     if (kind == Kind::run) {

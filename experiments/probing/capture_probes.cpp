@@ -2,7 +2,7 @@
 #include <fmt/format.h>
 
 #include <faultline/base/error.hpp>
-#include <faultline/cpu/recorder.hpp>
+#include <faultline/base/parallel.hpp>
 #include <faultline/probes/plan_conservation.hpp>
 #include <faultline/probing/layer_probes.hpp>
 
@@ -10,12 +10,13 @@ namespace faultline::probing {
 
 void LayerProbes::run_plan() {
     Source& source = sources_[1];
-    source.o.assign(heads_.size() * rows_ * static_cast<std::size_t>(layer_.v.cols), NAN);
-    for (const attribution::Group& group : groups_) {
+    const bool sites = options_.wants("coherence") && backward_;
+    std::vector<std::vector<TileStatistics>> tiles(groups_.size());
+    parallel_for(groups_.size(), options_.threads, [&](std::size_t n) {
         expect_going_on(options_);
+        const attribution::Group& group = groups_[n];
         const HeadGroup& in = group.inputs;
         TileRecorder recorder(in, plan_);
-        const bool sites = options_.wants("coherence");
         const GroupForward forward = attention_forward(in, plan_, sites ? &recorder : nullptr);
         std::vector<PlanRows> rows;
         if (backward_) {
@@ -27,12 +28,10 @@ void LayerProbes::run_plan() {
             rows = watch.rows();
         }
         for (std::size_t i = 0; i < in.q.size(); ++i) {
-            const int head = in.first_head % static_cast<int>(layer_.heads()) + static_cast<int>(i);
-            const std::size_t h = position(head);
+            const std::size_t h = position_in(group, i);
             if (h == heads_.size()) continue;
             const auto b = static_cast<std::size_t>(group.batch);
-            const std::vector<double>& o = forward.heads[i].o.values;
-            std::ranges::copy(o, source.o.begin() + static_cast<std::ptrdiff_t>((h * layer_.q.batch + b) * o.size()));
+            std::ranges::copy(forward.heads[i].o.values, output_of(source, h, b).begin());
             if (!backward_) continue;
             source.p_sum.set(h, b, rows[i].p_sum);
             source.gradient_sum.set(h, b, rows[i].gradient_sum);
@@ -40,20 +39,22 @@ void LayerProbes::run_plan() {
             source.delta_error.set(h, b, rows[i].delta);  // the exact one is taken off in visit()
             source.delta_gap.set(h, b, rows[i].delta_p_dp);
         }
-        if (!sites) continue;
-        for (const Site site : plan_.rounding_sites()) {
-            const TileStatistics tiles = recorder.statistics(site);
-            const std::size_t per_head =
-                static_cast<std::size_t>(tiles.q_tiles) * static_cast<std::size_t>(tiles.k_tiles);
-            for (std::size_t i = 0; i < in.q.size(); ++i) {
-                const std::size_t h = position(in.first_head % static_cast<int>(layer_.heads()) + static_cast<int>(i));
-                if (h == heads_.size()) continue;
-                auto& errors = site_errors_[site];
-                errors.resize(heads_.size());
-                for (std::size_t t = i * per_head; t < (i + 1) * per_head; ++t)
-                    if (tiles.count[t] > 0) errors[h].push_back(tiles.signed_mean[t]);
-            }
-        }
+        if (!sites) return;
+        for (const Site site : plan_.rounding_sites()) tiles[n].push_back(recorder.statistics(site));
+    });
+    for (std::size_t n = 0; n < groups_.size(); ++n)
+        for (const TileStatistics& site : tiles[n]) add_site_errors(groups_[n], site);
+}
+
+void LayerProbes::add_site_errors(const attribution::Group& group, const TileStatistics& tiles) {
+    const std::size_t per_head = static_cast<std::size_t>(tiles.q_tiles) * static_cast<std::size_t>(tiles.k_tiles);
+    auto& errors = site_errors_[tiles.site];
+    errors.resize(heads_.size());
+    for (std::size_t i = 0; i < group.inputs.q.size(); ++i) {
+        const std::size_t h = position_in(group, i);
+        if (h == heads_.size()) continue;
+        for (std::size_t t = i * per_head; t < (i + 1) * per_head; ++t)
+            if (tiles.count[t] > 0) errors[h].push_back(tiles.signed_mean[t]);
     }
 }
 
@@ -68,25 +69,27 @@ void LayerProbes::visit(std::size_t h, std::ptrdiff_t b) {
         }
         if (source.kernel == nullptr) {
             fill(source, h, sequence, g, g.delta, g.delta, !g.lse.empty());
-            append_output(source, exact_output(g, in));
+            std::ranges::copy(exact_output(g, in).values, output_of(source, h, sequence).begin());
             continue;
         }
         const MatrixView<const double> o = (*(*source.kernel)[Output::o])(b, heads_[h]);
-        append_output(source, Matrix(o));
+        std::ranges::copy(Matrix(o).values, output_of(source, h, sequence).begin());
         std::vector<double> lse, delta;
         if (source.kernel->lse) {
             const MatrixView<const double> column = (*source.kernel->lse)(b, heads_[h]);
             for (std::ptrdiff_t i = 0; i < column.rows; ++i) lse.push_back(column(i, 0));
         }
         if (backward_) delta = delta_of_output(in.dout, o);
-        fill(source, h, sequence, score_gradient(in, lse, delta), delta, g.delta, source.kernel->lse.has_value());
+        fill(source, h, sequence, with_statistics(g, in, lse, delta), delta, g.delta, source.kernel->lse.has_value());
     }
+    std::size_t at = h * rows_ + sequence * static_cast<std::size_t>(in.q.rows);
     for (const RowSaturation& row : saturation(g, options_.tolerance)) {
-        saturation_.push_back(row);
-        winner_fused_.push_back(winner_exponent(row.max_logit / in.scale, in.scale, true));
-        winner_unfused_.push_back(winner_exponent(row.max_logit / in.scale, in.scale, false));
+        saturation_[at] = row;
+        winner_fused_[at] = winner_exponent(row.max_logit / in.scale, in.scale, true);
+        winner_unfused_[at] = winner_exponent(row.max_logit / in.scale, in.scale, false);
+        ++at;
     }
-    key_spread_.push_back(key_mean_over_spread(in.k));
+    key_spread_[h * static_cast<std::size_t>(layer_.q.batch) + sequence] = key_mean_over_spread(in.k);
 }
 
 void LayerProbes::fill(Source& source, std::size_t h, std::size_t sequence, const ScoreGradient& g,

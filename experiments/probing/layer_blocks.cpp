@@ -86,9 +86,14 @@ void LayerProbes::invariance_block(Report& report) {
               {}};
     std::vector<Invariance> all;
     std::vector<std::string> keys;
-    for (const attribution::Group& group : groups_) {
+    std::vector<Invariance> by_group(groups_.size());
+    parallel_for(groups_.size(), options_.threads, [&](std::size_t n) {
         expect_going_on(options_);
-        const Invariance found = plan_invariance(group.inputs, plan_, shift);
+        by_group[n] = plan_invariance(groups_[n].inputs, plan_, shift);
+    });
+    for (std::size_t n = 0; n < groups_.size(); ++n) {
+        const attribution::Group& group = groups_[n];
+        const Invariance& found = by_group[n];
         const std::string name = fmt::format("key head {}", group.kv_head);
         const auto at = static_cast<std::size_t>(std::ranges::find(out.columns, name) - out.columns.begin());
         if (at == out.columns.size()) {

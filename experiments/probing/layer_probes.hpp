@@ -10,6 +10,8 @@
 #include <vector>
 
 #include <faultline/attribution/group_run.hpp>
+#include <faultline/base/parallel.hpp>
+#include <faultline/cpu/recorder.hpp>
 #include <faultline/probes/coherence.hpp>
 #include <faultline/probes/output_error.hpp>
 #include <faultline/probes/saturation.hpp>
@@ -57,21 +59,25 @@ class LayerProbes {
           backward_(!layer.dout.empty()),
           plan_(for_head_dim(options.plan, static_cast<int>(layer.head_dim()), layer.causal)),
           plan_runs_(options.softcap == 0 && capture.tensors.find(layer.name + ".sink") == nullptr) {
-        add_source("exact");
-        if (plan_runs_) add_source(options.plan.name).is_plan = true;
+        add_source("exact", "");
+        if (plan_runs_) add_source(options.plan.name, "plan").is_plan = true;
         for (const ObservedKernel& kernel : layer.observed)
-            if (kernel[Output::o]) add_source(kernel.name).kernel = &kernel;
+            if (kernel[Output::o]) add_source(kernel.name, "kernel").kernel = &kernel;
     }
 
     void run(Report& report) {
         groups_ = attribution::groups_of(layer_, options_.heads, 0);
         if (needs_rows()) {
             if (plan_runs_) run_plan();
-            for (std::size_t h = 0; h < heads_.size(); ++h)
-                for (std::ptrdiff_t b = 0; b < layer_.q.batch; ++b) {
-                    expect_going_on(options_);
-                    visit(h, b);
-                }
+            saturation_.resize(heads_.size() * rows_);
+            winner_fused_.assign(saturation_.size(), NAN);
+            winner_unfused_ = winner_fused_;
+            const auto sequences = static_cast<std::size_t>(layer_.q.batch);
+            key_spread_.assign(heads_.size() * sequences, NAN);
+            parallel_for(heads_.size() * sequences, options_.threads, [&](std::size_t n) {
+                expect_going_on(options_);
+                visit(n / sequences, static_cast<std::ptrdiff_t>(n % sequences));
+            });
         }
         if (options_.wants("conservation")) conservation_block(report);
         if (options_.wants("invariance") && plan_runs_) invariance_block(report);
@@ -81,8 +87,10 @@ class LayerProbes {
     }
 
   private:
-    Source& add_source(const std::string& name) {
-        Source& source = sources_.emplace_back(name, heads_.size(), rows_);
+    Source& add_source(const std::string& name, const std::string& kind) {
+        const bool taken = std::ranges::any_of(sources_, [&](const Source& s) { return s.name == name; });
+        Source& source = sources_.emplace_back(taken ? name + " (" + kind + ")" : name, heads_.size(), rows_);
+        source.o.assign(heads_.size() * rows_ * static_cast<std::size_t>(layer_.v.cols), NAN);
         return source;
     }
     [[nodiscard]] bool needs_rows() const {
@@ -123,7 +131,18 @@ class LayerProbes {
     }
 
     /// The plan's kernel over every group: its rows, its output, and its sites' errors.
+    /// Where query head i of a group stands among the heads probed; heads_.size() where it does not.
+    [[nodiscard]] std::size_t position_in(const attribution::Group& group, std::size_t i) const {
+        const int first = group.inputs.first_head % static_cast<int>(layer_.heads());
+        return position(first + static_cast<int>(i));
+    }
+    /// [row, feature] of a source's output, one head and sequence.
+    [[nodiscard]] std::span<double> output_of(Source& source, std::size_t h, std::size_t sequence) const {
+        const auto size = static_cast<std::size_t>(layer_.q.rows * layer_.v.cols);
+        return std::span(source.o).subspan((h * static_cast<std::size_t>(layer_.q.batch) + sequence) * size, size);
+    }
     void run_plan();
+    void add_site_errors(const attribution::Group& group, const TileStatistics& tiles);
 
     void visit(std::size_t h, std::ptrdiff_t b);
 
@@ -131,9 +150,6 @@ class LayerProbes {
               const std::vector<double>& delta, const std::vector<double>& exact_delta, bool p_is_its_own);
     /// delta becomes its error, and P.dP its distance from delta.
     void take_off(Source& source, std::size_t h, std::size_t sequence, const std::vector<double>& exact_delta);
-    static void append_output(Source& source, const Matrix& o) {
-        source.o.insert(source.o.end(), o.values.begin(), o.values.end());
-    }
     static Matrix exact_output(const ScoreGradient& g, const HeadInputs& in);
 
     template <class F>

@@ -39,6 +39,7 @@ struct ProbeOptions {
     double softcap = 0;               ///< of the scores of a capture
     double rise = 0.3;                ///< nat: DivergenceRule
     double margin = 2;                ///< WarningRule
+    int threads = 1;                  ///< 0: one per hardware thread; results do not depend on it
     std::function<bool()> cancelled;  ///< polled between pieces; true: WorkError
 
     [[nodiscard]] bool wants(std::string_view probe) const;

@@ -8,6 +8,7 @@
 
 #include <faultline/attribution/group_run.hpp>
 #include <faultline/base/error.hpp>
+#include <faultline/base/parallel.hpp>
 #include <faultline/probes/leading.hpp>
 #include <faultline/probes/plan_conservation.hpp>
 #include <faultline/probes/similarity.hpp>
@@ -45,12 +46,13 @@ std::vector<std::vector<double>> plan_delta(const LayerCapture& layer, const Pro
     std::vector<std::vector<double>> all(static_cast<std::size_t>(layer.q.batch * layer.heads()));
     if (layer.dout.empty() || !runs) return all;
     const RoundingPlan plan = for_head_dim(options.plan, static_cast<int>(layer.head_dim()), layer.causal);
-    for (const attribution::Group& group : attribution::groups_of(layer, options.heads, 0)) {
+    const std::vector<attribution::Group> groups = attribution::groups_of(layer, options.heads, 0);
+    parallel_for(groups.size(), options.threads, [&](std::size_t n) {
         expect_going_on(options);
-        std::vector<PlanRows> rows = plan_conservation(group.inputs, plan);
+        std::vector<PlanRows> rows = plan_conservation(groups[n].inputs, plan);
         for (std::size_t i = 0; i < rows.size(); ++i)
-            all[static_cast<std::size_t>(group.inputs.first_head) + i] = std::move(rows[i].delta);
-    }
+            all[static_cast<std::size_t>(groups[n].inputs.first_head) + i] = std::move(rows[i].delta);
+    });
     return all;
 }
 

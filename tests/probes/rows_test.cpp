@@ -316,15 +316,18 @@ TEST(PlanConservation, EveryPresetIsReadInTheSameUnit) {
     for (const RoundingPlan& preset : presets()) {
         const RoundingPlan settled = for_head_dim(preset, 8);
         const PlanRows rows = plan_conservation(group, settled).at(0);
-        constexpr double bf16_level = 0x1p-5;  // some roundings of 2^-8 each, one after the other
+        // Some eight roundings of the plan's coarsest format, one after the other.
+        int precision = 44;  // of the exact plan: binary64 after exponentials and sums of 24 terms
+        for (const Site site : settled.rounding_sites())
+            if (!is_exact(settled[site].format)) precision = std::min(precision, settled[site].format.precision);
+        const double level = std::exp2(3 - precision);
         for (std::size_t i = 0; i < 24; ++i) {
-            EXPECT_NEAR(rows.p_sum[i], 1, bf16_level) << preset.name << " " << i;
-            EXPECT_NEAR(rows.delta_p_dp[i], g.delta[i], bf16_level * (1 + std::abs(g.delta[i])))
-                << preset.name << " " << i;
-            EXPECT_NEAR(rows.delta[i], g.delta[i], bf16_level * (1 + std::abs(g.delta[i]))) << preset.name << " " << i;
+            EXPECT_NEAR(rows.p_sum[i], 1, level) << preset.name << " " << i;
+            EXPECT_NEAR(rows.delta_p_dp[i], g.delta[i], level * (1 + std::abs(g.delta[i]))) << preset.name << " " << i;
+            EXPECT_NEAR(rows.delta[i], g.delta[i], level * (1 + std::abs(g.delta[i]))) << preset.name << " " << i;
             double magnitude = 0;
             for (std::ptrdiff_t j = 0; j < 24; ++j) magnitude += std::abs(g.ds(static_cast<std::ptrdiff_t>(i), j));
-            EXPECT_NEAR(rows.gradient_abs[i], magnitude, bf16_level * (magnitude + 1)) << preset.name << " " << i;
+            EXPECT_NEAR(rows.gradient_abs[i], magnitude, level * (magnitude + 1)) << preset.name << " " << i;
         }
     }
 }

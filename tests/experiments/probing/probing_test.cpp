@@ -68,7 +68,7 @@ TEST(Captures, TheExactPlanKeepsEveryLaw) {
     const Report report = probe_captures(captures, with_plan("exact"));
     expect_whole(report);
     constexpr double binary64 = 1e-12;  // sums of 24 terms of some 10
-    for (const char* source : {"exact"}) {
+    for (const char* source : {"exact", "exact (plan)"}) {
         const Block& b = block(report, "layer0", "conservation");
         for (const char* what : {": sum of p - 1, rms", ": r over sum of |ds|, rms", ": delta - exact, rms"})
             for (const double x : line(b, source + std::string(what))) EXPECT_LE(std::abs(x), binary64) << what;
@@ -87,6 +87,8 @@ TEST(Captures, HeadsAndRowsAreChosen) {
     const std::vector<ProbeCapture> captures{capture_from(std::move(set), "made")};
     ProbeOptions options = with_plan("fa2");
     const Report all = probe_captures(captures, options);
+    options.threads = 3;
+    EXPECT_EQ(to_json(probe_captures(captures, options)), to_json(all));  // whatever the number of threads
     options.heads = {3};
     options.row = 5;
     const Report one = probe_captures(captures, options);
