@@ -26,6 +26,14 @@ const char* name(Direction direction) {
     return "";
 }
 
+namespace {
+
+// Stands for an error of any size beyond it, and for one in a row where no rounding makes any (sigma 0): its square, summed
+// over any output and squared again, is a double.
+constexpr double farthest = 0x1p200;
+
+}  // namespace
+
 std::string Cell::where() const {
     if (extent == Extent::feature) return fmt::format("feature {}", index);
     if (extent == Extent::rows) return fmt::format("rows {}-{}", index, index + rows - 1);
@@ -61,12 +69,13 @@ std::vector<double> cell_sums(MatrixView<const double> value, MatrixView<const d
     double largest = 0;
     for (std::ptrdiff_t i = 0; i < value.rows; ++i) {
         const auto b = static_cast<std::size_t>(i / block);
-        const double unit = 1 / sigma[static_cast<std::size_t>(i)];
+        const double size_of_row = sigma[static_cast<std::size_t>(i)];
         double row_shift = 0, row_growth = 0, row_key = 0, row_size = 0;
         for (std::size_t j = 0; j < cols; ++j) {
             const double t = truth.row(i)[j];
-            double e = (value.row(i)[j] - t) * unit;
-            if (!std::isfinite(e)) e = 0;
+            const double v = value.row(i)[j];
+            // A value that is not finite counts elsewhere; a finite one however far off counts here.
+            const double e = std::isfinite(v) && v != t ? std::clamp((v - t) / size_of_row, -farthest, farthest) : 0;
             const double away = t > 0 ? e : t < 0 ? -e : 0;
             row_shift += e;
             row_growth += away;

@@ -41,7 +41,8 @@ struct Cell {
 [[nodiscard]] std::vector<Cell> cells_of(std::ptrdiff_t rows, std::ptrdiff_t cols, std::ptrdiff_t block, bool mean_key);
 
 /// The sums in that order, of value - truth over sigma. `direction`: unit vector [cols] along the mean key, or empty.
-/// Elements that are not finite count as 0.
+/// A row of sigma 0 has no error by right: any is as large as one can be. Values that are not finite count as 0, and must be
+/// counted elsewhere.
 [[nodiscard]] std::vector<double> cell_sums(MatrixView<const double> value, MatrixView<const double> truth,
                                             const std::vector<double>& sigma, std::ptrdiff_t block,
                                             const std::vector<double>& direction);

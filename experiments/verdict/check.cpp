@@ -59,8 +59,8 @@ struct HeadCells {
     std::vector<CellNull> null;
     std::vector<double> observed, plan;  // statistics
     std::vector<double> observed_sums, plan_sums;
-    double expected_squared = 0;  // mean over runs of the squared error norm
-    std::size_t nonfinite = 0;    // elements of the kernel
+    WideReal expected_squared;  // mean over runs of the squared error norm
+    std::size_t nonfinite = 0;  // elements of the kernel
 };
 
 struct OutputWork {
@@ -86,21 +86,36 @@ Matrix observed_matrix(const Group& group, const HeadArray& array, Output output
     return Matrix(array(group.batch, head));
 }
 
+/// Root of the sum of squares, which neither overflows nor underflows.
+class Norm {
+  public:
+    void add(double x) {
+        x = std::abs(x);
+        if (x == 0 || !std::isfinite(x)) return;
+        if (x > scale_) {
+            sum_ *= (scale_ / x) * (scale_ / x);
+            scale_ = x;
+        }
+        sum_ += (x / scale_) * (x / scale_);
+    }
+    [[nodiscard]] double rms(double count) const { return scale_ * std::sqrt(sum_ / count); }
+    [[nodiscard]] WideReal squared() const { return WideReal(scale_) * WideReal(scale_) * WideReal(sum_); }
+
+  private:
+    double scale_ = 0, sum_ = 0;
+};
+
 /// rms error of each row over the runs, with the floor.
 std::vector<double> row_sizes(const std::vector<RunOutputs>& runs, Output output, std::size_t i, const Matrix& truth,
-                              double floor, double& expected_squared) {
+                              double floor, WideReal& expected_squared) {
     std::vector<double> sigma;
     const auto count = static_cast<double>(runs.size());
     for (std::ptrdiff_t r = 0; r < truth.rows; ++r) {
-        double squares = 0;
+        Norm errors;
         for (const RunOutputs& run : runs)
-            for (std::ptrdiff_t c = 0; c < truth.cols; ++c) {
-                const double e = run[output][i](r, c) - truth(r, c);
-                if (std::isfinite(e)) squares += e * e;
-            }
-        expected_squared += squares / count;
-        const double size = std::sqrt(squares / (count * static_cast<double>(truth.cols)) + floor * floor);
-        sigma.push_back(size > 0 ? size : std::numeric_limits<double>::min());
+            for (std::ptrdiff_t c = 0; c < truth.cols; ++c) errors.add(run[output][i](r, c) - truth(r, c));
+        expected_squared = expected_squared + errors.squared() * WideReal(1 / count);
+        sigma.push_back(std::hypot(errors.rms(count * static_cast<double>(truth.cols)), floor));
     }
     return sigma;
 }
@@ -177,7 +192,7 @@ class LayerWork {
             work.observed_errors.push_back(attribution::errors_of(observed, truth, output, mean_key));
             work.plan_errors.push_back(attribution::errors_of(plan[output], truth, output, mean_key));
             for (std::size_t i = 0; i < count; ++i) {
-                work.expected_squared = work.expected_squared + WideReal(work.heads[first + i].expected_squared);
+                work.expected_squared = work.expected_squared + work.heads[first + i].expected_squared;
                 for (std::size_t a = 0; a < observed[i].values.size(); ++a)
                     work.equal += observed[i].values[a] == plan[output][i].values[a];
                 work.total += observed[i].values.size();
@@ -194,9 +209,9 @@ class LayerWork {
         Matrix truth(certified_truth.rows, certified_truth.cols);
         certified_truth.copy_to(truth.view());
         HeadCells head;
-        double squares = 0;
-        for (const double x : truth.values) squares += x * x;
-        const double rms = std::sqrt(squares / static_cast<double>(truth.values.size()));
+        Norm of_truth;
+        for (const double x : truth.values) of_truth.add(x);
+        const double rms = of_truth.rms(static_cast<double>(truth.values.size()));
         const bool low = std::any_of(flipped_.begin(), flipped_.end(), [&](Site site) {
             return !is_exact(plan_[site].format) && plan_[site].format.precision < fp32.precision;
         });
@@ -227,7 +242,8 @@ class LayerWork {
     static double floor_variance(const Cell& cell, const std::vector<double>& sigma, double floor) {
         double variance = 0;
         for (std::ptrdiff_t i = cell.extent == Extent::rows ? cell.index : 0, end = i + cell.rows; i < end; ++i) {
-            const double share = floor / sigma[static_cast<std::size_t>(i)];
+            const double size = sigma[static_cast<std::size_t>(i)];
+            const double share = size > 0 ? floor / size : 0;
             variance += share * share;
         }
         return variance * cell.elements / static_cast<double>(cell.rows);
@@ -254,10 +270,11 @@ class LayerWork {
             for (std::size_t c = 0; c < head.cells.size(); ++c) {
                 if (head.cells[c].direction != Direction::size || head.cells[c].extent != Extent::head) continue;
                 sizes += head.observed_sums[c];
-                expected += std::exp(head.null[c].center);
+                if (!head.null[c].exact) expected += std::exp(head.null[c].center);
             }
         }
-        out.size_ratio = expected > 0 ? std::sqrt(sizes / expected) : 0;
+        constexpr double infinity = std::numeric_limits<double>::infinity();
+        out.size_ratio = expected > 0 ? std::sqrt(sizes / expected) : sizes > 0 ? infinity : 0;
         std::stable_sort(out.findings.begin(), out.findings.end(), [](const Finding& a, const Finding& b) {
             return a.kind != b.kind ? a.kind > b.kind : a.log10_p < b.log10_p;
         });
@@ -306,6 +323,8 @@ class LayerWork {
                               std::signbit(head.plan[c]) == std::signbit(head.observed[c]);
             if (is_signed(cell.direction))
                 finding.effect = head.observed_sums[c] / cell.elements;
+            else if (head.null[c].exact)
+                finding.effect = std::numeric_limits<double>::infinity();
             else
                 finding.effect = std::exp((std::log(head.observed_sums[c]) - head.null[c].center) /
                                           (cell.direction == Direction::element ? 1 : 2));

@@ -30,7 +30,7 @@ struct Finding {
                          ///< (one fewer for sizes)
     double log10_p = 0;  ///< two-sided, before the correction for the number of tests
     double effect = 0;  ///< signed tests: mean error over the cell in rms errors of the plan's rounding; size, scatter,
-                        ///< element: the ratio to what the plan's rounding makes, in rms
+                        ///< element: the ratio to what the plan's rounding makes, in rms; infinite where it makes none
     double plan_t = 0;  ///< the same statistic of the plan's own run
     bool of_plan = false;  ///< the plan's own run fails the same test with the same sign: its numerics do it
 };

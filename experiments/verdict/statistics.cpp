@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <faultline/verdict/statistics.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -30,6 +31,7 @@ CellNull null_of(const Cell& cell, const std::vector<double>& sums, double floor
     const double power = cell.direction == Direction::element ? 1 : 2;
     null.slack = cell.direction == Direction::scatter ? 0 : power * std::log(slack);
     double squares = 0;
+    null.exact = std::all_of(sums.begin(), sums.end(), [](double s) { return s == 0; });
     for (const double s : sums) null.center += std::log(std::max(s, smallest)) / null.runs;
     for (const double s : sums) {
         const double apart = std::log(std::max(s, smallest)) - null.center;
@@ -41,6 +43,7 @@ CellNull null_of(const Cell& cell, const std::vector<double>& sums, double floor
 
 double CellNull::t(double observed) const {
     if (is_signed(direction)) return spread > 0 ? observed / spread : 0;
+    if (exact && observed > 0) return std::numeric_limits<double>::infinity();
     if (observed <= smallest) return -std::numeric_limits<double>::infinity();
     return (std::log(observed) - center - slack) / (spread * std::sqrt(1 + 1 / runs));
 }

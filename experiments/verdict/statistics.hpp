@@ -15,8 +15,9 @@ struct CellNull {
     double spread =
         0;  ///< signed: rms of the sums, whose mean is 0 by construction, with the floor in it; else the standard
             ///< deviation of their logarithms
-    double center = 0;  ///< mean of the logarithms; 0 for signed sums
-    double slack = 0;   ///< logarithm that a size may be larger by
+    double center = 0;   ///< mean of the logarithms; 0 for signed sums
+    double slack = 0;    ///< logarithm that a size may be larger by
+    bool exact = false;  ///< a size that is 0 in every run: the plan makes no error here, and any has t infinite
 
     /// Student's statistic of an observed sum: with `runs` degrees of freedom for a signed sum, runs - 1 for a size.
     [[nodiscard]] double t(double observed) const;

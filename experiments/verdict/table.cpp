@@ -26,34 +26,41 @@ std::string share_text(double share) {
     return share > 0.999 ? ">99.9%" : fmt::format("{:.1f}%", 100 * share);
 }
 
+/// Fixed point while that is readable.
+std::string size_text(double x, int digits) {
+    return std::abs(x) < 1e5 ? fmt::format("{:.{}f}", x, digits) : fmt::format("{:.0e}", x);
+}
+
 }  // namespace
 
 std::string text(const Finding& f) {
     if (f.nonfinite) return fmt::format("head {}: {:.0f} elements are not finite where the truth is", f.head, f.effect);
     const std::string place = fmt::format("head {}, {}", f.head, f.cell.where());
     std::string what;
+    if (std::isinf(f.effect)) return fmt::format("{}: errors where the plan's rounding makes none", place);
     switch (f.cell.direction) {
         case Direction::shift:
-            what = fmt::format("shifted by {:+.3f} of its rounding", f.effect);
+            what = fmt::format("shifted by {}{} of its rounding", f.effect < 0 ? "" : "+", size_text(f.effect, 3));
             break;
         case Direction::growth:
-            what = fmt::format("{} zero by {:.3f} of its rounding", f.effect > 0 ? "away from" : "towards",
-                               std::abs(f.effect));
+            what = fmt::format("{} zero by {} of its rounding", f.effect > 0 ? "away from" : "towards",
+                               size_text(std::abs(f.effect), 3));
             break;
         case Direction::mean_key:
-            what = fmt::format("{:+.3f} of its rounding along the mean key", f.effect);
+            what =
+                fmt::format("{}{} of its rounding along the mean key", f.effect < 0 ? "" : "+", size_text(f.effect, 3));
             break;
         case Direction::size:
-            what = fmt::format("{:.2f} times as large as its rounding", f.effect);
+            what = fmt::format("{} times as large as its rounding", size_text(f.effect, 2));
             break;
         case Direction::scatter:
-            what = fmt::format("features shifted {:.2f} times as far as rounding shifts them", f.effect);
+            what = fmt::format("features shifted {} times as far as rounding shifts them", size_text(f.effect, 2));
             break;
         case Direction::element:
-            what = fmt::format("an element {:.2f} times as far off as rounding takes any", f.effect);
+            what = fmt::format("an element {} times as far off as rounding takes any", size_text(f.effect, 2));
             break;
     }
-    return fmt::format("{}: {}, t {:+.1f} (p {}){}", place, what, f.t, p_text(f.log10_p),
+    return fmt::format("{}: {}, t {}{} (p {}){}", place, what, f.t < 0 ? "" : "+", size_text(f.t, 1), p_text(f.log10_p),
                        f.of_plan ? ", as the plan's own run is" : "");
 }
 
@@ -66,9 +73,9 @@ std::string table(const Check& c, bool full) {
         out += fmt::format("\n{}: {}\n", escaped(layer.name), name(layer.verdict));
         out += "          error      plan   expected   ratio   =plan   verdict\n";
         for (const OutputCheck& o : layer.outputs) {
-            out += fmt::format("  {:<4}{:>9} {:>9}  {:>9}  {:>6.3f}  {:>6}   {}\n", name(o.output),
+            out += fmt::format("  {:<4}{:>9} {:>9}  {:>9}  {:>6}  {:>6}   {}\n", name(o.output),
                                error_text(o.observed.rel_error), error_text(o.plan.rel_error), error_text(o.expected),
-                               o.size_ratio, share_text(o.bit_equal_to_plan), name(o.verdict));
+                               size_text(o.size_ratio, 3), share_text(o.bit_equal_to_plan), name(o.verdict));
             const std::size_t shown = full ? o.findings.size() : std::min(o.findings.size(), findings_shown);
             for (std::size_t i = 0; i < shown; ++i) out += fmt::format("      {}\n", text(o.findings[i]));
             if (shown < o.findings.size())

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Verdicts on kernels whose fault is known: none, a bias, a mistake. docs/results/check.md measures the rates; here are the
 // ends of the range.
+#include <algorithm>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <faultline/base/error.hpp>
+#include <faultline/generation/family.hpp>
 #include <faultline/plan/presets.hpp>
 #include <faultline/verdict/report.hpp>
 
@@ -95,6 +98,44 @@ TEST(Check, AMistakeAndANaNAreWrong) {
     ASSERT_FALSE(output_of(found, Output::dk).findings.empty());
     EXPECT_TRUE(output_of(found, Output::dk).findings[0].nonfinite);
     EXPECT_THAT(to_junit(found), HasSubstr("1 elements are not finite"));
+}
+
+TEST(Check, AnErrorWhereThereIsNoneByRightIsWrongHoweverSmallOrLarge) {
+    const auto checked = [](Capture capture, Output output, std::size_t head, double error) {
+        observe(capture.layers[0], plan("fa2"), "mine", 0, 1);
+        HeadArray& a = output_of(capture, output);
+        const auto of_head = static_cast<std::size_t>(a.rows * a.cols);
+        EXPECT_TRUE(std::all_of(a.values.begin() + static_cast<std::ptrdiff_t>(head * of_head),
+                                a.values.begin() + static_cast<std::ptrdiff_t>((head + 1) * of_head),
+                                [](double x) { return x == 0; }));
+        a.values[head * of_head + 7] = error;
+        const Check found = check(capture, plan("fa2"), quick());
+        EXPECT_EQ(output_of(found, output).verdict, error == 0 ? Verdict::within_rounding : Verdict::wrong)
+            << table(found, true);
+        EXPECT_LT(table(found, true).size(), 10000u);
+    };
+    for (const double error : {0.0, 5e-324, 1e-200, 1000.0, -1e308}) {
+        Capture dead = made_capture({}, shape);  // the second head's output goes nowhere
+        for (std::size_t i = dead.layers[0].dout.values.size() / 2; i < dead.layers[0].dout.values.size(); ++i)
+            dead.layers[0].dout.values[i] = 0;
+        checked(dead, Output::dq, 1, error);
+        Capture no_values = made_capture({}, shape);
+        std::fill(no_values.layers[0].v.values.begin(), no_values.layers[0].v.values.end(), 0);
+        checked(no_values, Output::o, 0, error);
+        Capture no_keys = made_capture({}, shape);
+        std::fill(no_keys.layers[0].k.values.begin(), no_keys.layers[0].k.values.end(), 0);
+        checked(no_keys, Output::dq, 0, error);
+    }
+}
+
+TEST(Check, AFiniteValueFarOffIsWrongWhateverItsSize) {
+    for (const double value : {1e30, 1e160, -1e300, 1.7e308}) {
+        Capture capture = made_capture({{"mine", plan("fa2")}}, shape);
+        output_of(capture, Output::dk).values[7] = value;
+        const Check found = check(capture, plan("fa2"), quick());
+        EXPECT_EQ(output_of(found, Output::dk).verdict, Verdict::wrong) << table(found, true);
+        EXPECT_EQ(output_of(found, Output::o).verdict, Verdict::within_rounding);
+    }
 }
 
 TEST(Check, ThePlansOwnBiasIsSaidToBeThePlans) {
