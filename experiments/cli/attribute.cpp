@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // faultline attribute: which rounding in which kernel made this gradient wrong.
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -30,7 +31,7 @@ namespace {
 
 struct AttributeSettings {
     CaptureRequest request;
-    std::string plan = "fa2", report;
+    std::string plan = "auto", report;
     std::vector<std::string> outputs, sites;
     std::vector<std::string> corrections{"all"};
     std::vector<std::string> injections;
@@ -169,6 +170,40 @@ std::string missing_layers(const Capture& capture, const Attribution& result) {
     return fmt::format("{}", fmt::join(missing, ","));
 }
 
+/// Of the presets that reproduce a kernel of the capture better than the plan asked for, the one of the kernel that people
+/// ask about first: flash, or else the first by name.
+const NearerPlan* own_plan(const std::vector<NearerPlan>& nearer) {
+    const auto flash =
+        std::find_if(nearer.begin(), nearer.end(), [](const NearerPlan& n) { return n.kernel == "flash"; });
+    if (flash != nearer.end()) return &*flash;
+    return nearer.empty() ? nullptr : &nearer.front();
+}
+
+/// What --plan names; for auto the preset that reproduces the capture's kernel best, and fa2 where there is no kernel.
+RoundingPlan chosen_plan(const AttributeSettings& own, const Capture& capture, const Invocation& call, int head) {
+    if (own.plan != "auto") return plan_named(own.plan, call.settings, "plan");
+    const RoundingPlan usual = plan("fa2");
+    const std::vector<NearerPlan> nearer =
+        nearer_plans(capture, usual, head, static_cast<int>(call.common.threads), interrupted);
+    const NearerPlan* best = own_plan(nearer);
+    return best == nullptr ? usual : plan(best->plan);
+}
+
+/// Where the plan asked for is not the kernel's, what is said of its roundings is not said of the kernel's error: the same
+/// for the preset that is nearest to the kernel. Empty where the plan is the nearest.
+std::string table_of_own_plan(const Attribution& result, const Capture& capture, AttributionOptions options,
+                              const AttributeSettings& own, const Invocation& call) {
+    const NearerPlan* best = own_plan(result.nearer);
+    if (best == nullptr || !own.injections.empty()) return {};
+    const RoundingPlan nearest = plan(best->plan);
+    options.corrections = chosen_corrections(own, nearest, call.settings);
+    options.verify_truth = 0;
+    const Attribution attributed = attribute(capture, nearest, options);
+    return fmt::format("\n{} is not {} but {}, which has {:.2f}% of its elements. The same by {}:\n\n", best->kernel,
+                       result.plan.name, best->plan, std::floor(1e4 * best->bit_equal) / 1e2, best->plan) +
+           table(attributed, {.full = own.full, .color = colors()});
+}
+
 Status run(const AttributeSettings& own, const Invocation& call) {
     AttributionOptions options;
     options.outputs = chosen_outputs(own, call.settings);
@@ -177,10 +212,17 @@ Status run(const AttributeSettings& own, const Invocation& call) {
     options.threads = static_cast<int>(call.common.threads);
     options.verify_truth = static_cast<std::size_t>(own.verify_truth);
     options.seed = static_cast<std::uint64_t>(own.seed);
-    const RoundingPlan plan = plan_named(own.plan, call.settings, "plan");
+    // What can be refused before the capture is read, is.
+    if (own.plan != "auto") {
+        const RoundingPlan asked = plan_named(own.plan, call.settings, "plan");
+        (void)chosen_corrections(own, asked, call.settings);
+        (void)chosen_faults(own, asked, call.settings);
+    }
+    const Capture capture = own.request.read(call);
+    const int head = own.request.heads.empty() ? 0 : own.request.heads.front();
+    const RoundingPlan plan = chosen_plan(own, capture, call, head);
     options.corrections = chosen_corrections(own, plan, call.settings);
     options.faults = chosen_faults(own, plan, call.settings);
-    const Capture capture = own.request.read(call);
     expect_gradients(capture, options);
     expect_layers(capture, options.corrections, call.settings);
 
@@ -194,9 +236,14 @@ Status run(const AttributeSettings& own, const Invocation& call) {
     options.progress = LayerProgress(line, capture.layers.size());
     options.cancelled = interrupted;
     Attribution result = attribute(capture, plan, options);
-    if (result.complete)
-        result.nearer = nearer_plans(capture, plan, own.request.heads.empty() ? 0 : own.request.heads.front(),
-                                     options.threads, options.cancelled);
+    if (result.complete) result.nearer = nearer_plans(capture, plan, head, options.threads, options.cancelled);
+    std::string text;
+    if (call.common.json) {
+        text = to_json(result);
+    } else {
+        text = table(result, {.full = own.full, .color = colors()});
+        if (result.complete && own.plan != "auto") text += table_of_own_plan(result, capture, options, own, call);
+    }
     line.clear();
 
     const auto write_file = [&] {
@@ -205,7 +252,7 @@ Status run(const AttributeSettings& own, const Invocation& call) {
         write(result, *file);
         file->commit();
     };
-    print_after(write_file, call.common.json ? to_json(result) : table(result, {.full = own.full, .color = colors()}));
+    print_after(write_file, text);
     if (result.complete) return Status::done;
     remark(fmt::format("faultline attribute: interrupted after {} of {} layers{}; the rest: --layers {}",
                        result.layers.size(), capture.layers.size(),
@@ -224,8 +271,9 @@ Command attribute_command() {
         [](Settings& settings) -> Run {
             const auto own = std::make_shared<AttributeSettings>();
             own->request.declare(settings);
-            settings.text("plan", own->plan, "NAME|FILE.toml",
-                          "The kernel's numerics: a preset (faultline plans) or a file; default fa2");
+            settings.text(
+                "plan", own->plan, "NAME|FILE.toml",
+                "The kernel's numerics: a preset (faultline plans), a file, or auto (the default): the preset that reproduces the capture's kernel best");
             settings.list("outputs", own->outputs, "o,dq,dk,dv", "Only these outputs");
             settings.list("sites", own->sites, "A,B", "Counterfactuals for these sites alone (faultline sites)");
             settings.items("correction", own->corrections, "NAME",

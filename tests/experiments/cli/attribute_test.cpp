@@ -320,6 +320,30 @@ TEST(Table, KeepsWithinALine) {
     }
 }
 
+// A capture whose kernel is another preset: asked for nothing, that one is attributed; asked for a plan that it is not, both.
+TEST(Attribute, AKernelIsAttributedByItsOwnPlan) {
+    const Folder folder;
+    const std::string file = folder / "kernel.safetensors";
+    ASSERT_EQ(run_program({"generate", "large-key-mean", "--plan", "standard-bf16", "--heads", "1", "--seq", "40",
+                           "--head-dim", "16", "-o", file, "--quiet"})
+                  .status,
+              0);
+    const std::vector<std::string> few{"--quiet", "--sites", "o_cast", "--correction", "none"};
+    std::vector<std::string> request{"attribute", file, "--json"};
+    request.insert(request.end(), few.begin(), few.end());
+    const Outcome automatic = run_program(request);
+    ASSERT_EQ(automatic.status, 0) << automatic.err;
+    EXPECT_EQ(json::parse(automatic.out)["plan"], "standard-bf16");
+    request = {"attribute", file, "--plan", "fa2"};
+    request.insert(request.end(), few.begin(), few.end());
+    const Outcome asked = run_program(request);
+    ASSERT_EQ(asked.status, 0) << asked.err;
+    EXPECT_THAT(asked.out,
+                ::testing::AllOf(::testing::HasSubstr("plan fa2\n"),
+                                 ::testing::HasSubstr("standard-bf16 is not fa2 but standard-bf16, which has "
+                                                      "100.00% of its elements. The same by standard-bf16:")));
+}
+
 TEST(Attribute, WritesAReportWholeAndNeverOverAFile) {
     const Folder folder;
     const std::string file = small_capture(folder), page = folder / "report.html";
