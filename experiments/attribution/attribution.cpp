@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <map>
 #include <memory>
 #include <mutex>
 
@@ -37,6 +38,11 @@ class Progress {
         const std::lock_guard lock(mutex_);
         ++done_;
         if (options_.progress) options_.progress(done_, total_, what);
+    }
+    /// Work that turned up on the way.
+    void expect(std::size_t more) {
+        const std::lock_guard lock(mutex_);
+        total_ += more;
     }
     void check() const {
         if (options_.cancelled && options_.cancelled()) throw Cancelled{};
@@ -133,7 +139,7 @@ struct FirstStage {
             for (const Output output : work.outputs) {
                 const auto o = static_cast<std::size_t>(output);
                 bases[g].plan_error[o] = error_vector(bases[g].plan[output], bases[g].truth, output);
-                bases[g].plan_error_squared[o] = unexplained_squared(bases[g].plan_error[o], {});
+                bases[g].plan_error_squared[o] = squared(bases[g].plan_error[o]);
             }
         }
     }
@@ -178,13 +184,11 @@ struct CorrectedGroup {
 struct SecondStage {
     std::vector<std::vector<std::array<SiteSums, 4>>> sites;  ///< [site][group]
     std::vector<std::vector<CorrectedGroup>> corrections;     ///< [correction][group]
-    std::vector<std::unique_ptr<OrderedSum>> alone_sums;      ///< [group]
 
     SecondStage(const Work& work, const FirstStage& first, const AttributionOptions& options, Progress& progress) {
         const std::size_t groups = work.groups.size();
         sites.assign(work.sites.size(), std::vector<std::array<SiteSums, 4>>(groups));
         corrections.assign(work.corrections.size(), std::vector<CorrectedGroup>(groups));
-        for (std::size_t g = 0; g < groups; ++g) alone_sums.push_back(std::make_unique<OrderedSum>());
         const std::size_t per_group = work.sites.size() + work.corrections.size();
         parallel_for(groups * per_group, options.threads, [&](std::size_t task) {
             progress.check();
@@ -192,8 +196,8 @@ struct SecondStage {
             const std::size_t item = task % per_group;
             if (item < work.sites.size()) {
                 const Site site = work.sites[item];
-                sites[item][g] = site_counterfactuals(work.groups[g], first.bases[g], work.plan, work.faults, site,
-                                                      work.outputs, item, *alone_sums[g]);
+                sites[item][g] =
+                    site_counterfactuals(work.groups[g], first.bases[g], work.plan, work.faults, site, work.outputs);
                 progress.step(fmt::format("{}: site {}", work.layer.name, faultline::name(site)));
             } else {
                 const std::size_t c = item - work.sites.size();
@@ -273,23 +277,6 @@ ObservedOutput observed_output(const Work& work, const FirstStage& first, const 
     return seen;
 }
 
-SiteEffect site_effect(const std::vector<std::array<SiteSums, 4>>& by_group, std::size_t o, long double plan_squared,
-                       const ErrorMeasure& floor) {
-    SiteEffect effect;
-    ShareSums share;
-    for (const auto& group : by_group) share.join(group[o].share);
-    effect.alone = measured(by_group.size(), [&](std::size_t g) { return by_group[g][o].alone; });
-    effect.repaired = measured(by_group.size(), [&](std::size_t g) { return by_group[g][o].repaired; });
-    if (plan_squared > 0) {
-        effect.share = static_cast<double>(share.removed_dot_plan / plan_squared);
-        effect.interaction = static_cast<double>(std::sqrt(share.interaction_squared / plan_squared));
-    }
-    // Within a factor of two of what binary64 itself leaves, the site did nothing that can be told.
-    effect.alone_below_floor =
-        effect.alone.nonfinite == 0 && effect.alone.error_norm <= WideReal(2.0) * floor.error_norm;
-    return effect;
-}
-
 OutputAttribution output_attribution(const Work& work, const FirstStage& first, const SecondStage& second,
                                      Output output) {
     const auto o = static_cast<std::size_t>(output);
@@ -299,7 +286,7 @@ OutputAttribution output_attribution(const Work& work, const FirstStage& first, 
     WideReal bound_squared;
     LevelSums level;
     const std::optional<Format> format = faultline::stored_format(work.plan, output);
-    long double plan_squared = 0, rest_squared = 0;
+    long double plan_squared = 0;
     for (std::size_t g = 0; g < groups; ++g) {
         const GroupBase& base = first.bases[g];
         for (std::size_t i = 0; i < base.plan[output].size(); ++i) {
@@ -308,7 +295,6 @@ OutputAttribution output_attribution(const Work& work, const FirstStage& first, 
         }
         level.add(base.truth, output, base.plan[output].size(), format);
         plan_squared += base.plan_error_squared[o];
-        rest_squared += unexplained_squared(base.plan_error[o], second.alone_sums[g]->total()[o]);
     }
     a.truth_norm = sqrt(level.truth);
     if (format) a.level = level.level();
@@ -319,11 +305,13 @@ OutputAttribution output_attribution(const Work& work, const FirstStage& first, 
     a.floor = measured(groups, [&](std::size_t g) {
         return errors_of(first.exact[g][output], first.bases[g].truth, output, first.bases[g].direction);
     });
-    if (work.all_sites)
-        a.unexplained = plan_squared > 0 ? static_cast<double>(std::sqrt(rest_squared / plan_squared)) : 0.0;
     for (const ObservedKernel& kernel : work.layer.observed)
         if (kernel[output]) a.observed.push_back(observed_output(work, first, kernel, output));
-    for (const auto& site : second.sites) a.sites.push_back(site_effect(site, o, plan_squared, a.floor));
+    for (const auto& site : second.sites) a.sites.push_back(site_effect(site, o, plan_squared, a.plan, a.floor));
+    if (work.all_sites) {
+        a.unexplained = plan_squared > 0 ? 1.0 : 0.0;
+        for (const SiteEffect& effect : a.sites) *a.unexplained -= effect.alone_squared;
+    }
     WideReal best = a.plan.rel_error;
     for (std::size_t c = 0; c < work.corrections.size(); ++c) {
         CorrectedOutput corrected{work.corrections[c].name, work.corrections[c].changes_function(),
@@ -341,6 +329,33 @@ OutputAttribution output_attribution(const Work& work, const FirstStage& first, 
         a.corrections.push_back(std::move(corrected));
     }
     return a;
+}
+
+/// Runs the redundant sites of each output repaired together: one run more for each set of them.
+void add_redundant(const Work& work, const FirstStage& first, const AttributionOptions& options, Progress& progress,
+                   std::vector<OutputAttribution>& outputs) {
+    std::map<std::vector<Site>, std::vector<std::array<SiteSums, 4>>> runs;  // by group
+    for (OutputAttribution& a : outputs)
+        for (std::vector<Site>& sites : redundant_sets(work.sites, a.sites)) {
+            runs[sites].resize(work.groups.size());
+            a.redundant.push_back({std::move(sites), {}, 0});
+        }
+    progress.expect(runs.size() * work.groups.size());
+    for (auto& [sites, by_group] : runs)
+        parallel_for(work.groups.size(), options.threads, [&, &set = sites, &found = by_group](std::size_t g) {
+            progress.check();
+            found[g] = repaired_together(work.groups[g], first.bases[g], work.plan, work.faults, set, work.outputs);
+            progress.step(work.layer.name + ": redundant sites");
+        });
+    for (OutputAttribution& a : outputs)
+        for (RedundantSites& together : a.redundant) {
+            const auto o = static_cast<std::size_t>(a.output);
+            long double plan_squared = 0;
+            for (const GroupBase& base : first.bases) plan_squared += base.plan_error_squared[o];
+            const SiteEffect effect = site_effect(runs[together.sites], o, plan_squared, a.plan, a.floor);
+            together.repaired = effect.repaired;
+            together.share = effect.share;
+        }
 }
 
 }  // namespace
@@ -376,6 +391,7 @@ LayerAttribution attribute(const LayerCapture& layer, const RoundingPlan& plan, 
         a.local.push_back(std::move(all));
     }
     for (const Output output : work.outputs) a.outputs.push_back(output_attribution(work, first, second, output));
+    add_redundant(work, first, options, progress, a.outputs);
     for (std::size_t g = 0; g < work.groups.size(); ++g) {
         append_rows(work.groups[g], first.bases[g].truth, first.recorders[g]->rows(), a.rows);
         a.truth_slow_elements += first.bases[g].truth.slow_elements;

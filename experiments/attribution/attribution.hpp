@@ -24,11 +24,28 @@ namespace faultline {
 struct SiteEffect {
     ErrorMeasure alone;     ///< of the plan with every other site exact
     ErrorMeasure repaired;  ///< of the plan with this site exact
-    double share = 0;  ///< <E - E_repaired, E> / <E, E>: the part of the plan's error that repairing removes; negative
-                       ///< where the site cancels others' error
-    double interaction = 0;  ///< |(E - E_repaired) - E_alone| / |E|: what the site does only together with others
+    double share =
+        0;  ///< (|E|^2 - |E_repaired|^2) / |E|^2: the part of the plan's squared error by which it falls when
+            ///< the site is repaired; negative where it grows, since the site cancels others' error
+    double alone_squared = 0;  ///< |E_alone|^2 / |E|^2
+    double interaction = 0;    ///< share - alone_squared: 0 where the site's error is added to the others' and has no
+                               ///< correlation with them; below 0 where others do the same (redundant) or cancel it
     bool alone_below_floor = false;  ///< alone is not distinguishable from binary64 arithmetic: read it as 0
 };
+
+/// Sites that do much alone and whose repair, one at a time, changes next to nothing (is_redundant): another of them rounds
+/// the same thing again. What they are responsible for shows when all of them are repaired.
+struct RedundantSites {
+    std::vector<Site> sites;  ///< schedule order, two or more
+    ErrorMeasure repaired;    ///< of the plan with all of them exact
+    double share = 0;         ///< as SiteEffect::share
+};
+
+/// Alone the site is worth naming, and its repair changes the squared error by less than a tenth of what it does alone.
+[[nodiscard]] bool is_redundant(const SiteEffect& effect);
+
+/// Of the plan's squared error: from here on the findings name a site.
+inline constexpr double worth_naming = 0.05;
 
 struct ObservedOutput {
     std::string kernel;
@@ -53,9 +70,13 @@ struct OutputAttribution {
     ErrorMeasure plan;
     ErrorMeasure floor;  ///< the exact plan in binary64: what no counterfactual can resolve
     std::optional<double>
-        unexplained;  ///< |E - sum over all rounding sites of E_alone| / |E|; empty where counterfactuals ran for some only
+        unexplained;  ///< 1 - sum over all rounding sites of alone_squared: 0 where their errors add up without
+                      ///< correlation, below 0 where they cancel or repeat each other; empty where counterfactuals ran
+                      ///< for some only
     std::vector<ObservedOutput> observed;
     std::vector<SiteEffect> sites;             ///< parallel to LayerAttribution::sites
+    std::vector<RedundantSites> redundant;     ///< sets of redundant sites that have the same error alone, in schedule
+                                               ///< order; last those that differ in it, where there are two or more
     std::vector<CorrectedOutput> corrections;  ///< in the order asked for
     std::string
         best_correction;  ///< smallest rel_error among those that keep the function; empty if none is better than the plan
@@ -63,16 +84,21 @@ struct OutputAttribution {
 
 /// Rows of all heads, [head][query].
 struct RowStatistics {
-    std::vector<double> p_max;  ///< largest true probability of the row
+    std::vector<double> p_max;         ///< largest true probability of the row
+    std::vector<double> repeated_max;  ///< keys whose score, as the plan's softmax receives it, is the largest of the
+                                       ///< whole row exactly; 1 = not repeated
     std::vector<double>
-        repeated_max;  ///< number of keys whose p / p_max is above 1 - 2^-9 (rounds to 1 in bf16); 1 = not repeated
+        rounded_to_one;  ///< keys whose true p / p_max is above 1 - 2^-9 (rounds to 1 in bf16); 1 = the largest alone
     std::vector<double> zero_sum;           ///< sum_j ds_ij after its cast, under the plan
-    std::vector<double> zero_sum_relative;  ///< the same over sum_j |ds_ij|; 0 where that is 0
+    std::vector<double> zero_sum_relative;  ///< the same over sum_j |ds_ij|; 0 where that is 0; +-1 in a row of one key
+    std::vector<double> keys;               ///< number of keys that the row sees
     std::vector<double> delta_error;        ///< delta of the plan minus true delta
     double saturated_fraction = 0;          ///< rows with p_max > 1 - 2^-9
-    double zero_sum_rms = 0;           ///< rms of zero_sum_relative; NaN where the plan's ds is not finite, as below
-    double zero_sum_coherence = 0;     ///< |sum zero_sum| / sum |zero_sum|, with the sign of the sum
-    double repeated_max_fraction = 0;  ///< rows with repeated_max >= 2
+    double zero_sum_rms = 0;  ///< rms of zero_sum_relative over the rows of two keys and more (of one key, |x| / |x|
+        ///< says nothing); NaN where the plan's ds is not finite, as below, or there is no such row
+    double zero_sum_coherence = 0;       ///< |sum zero_sum| / sum |zero_sum|, with the sign of the sum
+    double repeated_max_fraction = 0;    ///< rows with repeated_max >= 2
+    double rounded_to_one_fraction = 0;  ///< rows with rounded_to_one >= 2
 };
 
 struct LayerAttribution {

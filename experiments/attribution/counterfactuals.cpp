@@ -5,54 +5,105 @@
 
 namespace faultline::attribution {
 
-void OrderedSum::add(std::size_t number, std::array<std::vector<double>, 4> errors) {
-    const std::lock_guard lock(mutex_);
-    waiting_.emplace(number, std::move(errors));
-    for (auto it = waiting_.begin(); it != waiting_.end() && it->first == next_; it = waiting_.erase(it), ++next_)
-        for (std::size_t o = 0; o < total_.size(); ++o) {
-            const std::vector<double>& e = it->second[o];
-            if (total_[o].size() < e.size()) total_[o].resize(e.size(), 0.0);
-            for (std::size_t i = 0; i < e.size(); ++i) total_[o][i] += e[i];
-        }
-}
-
-std::array<SiteSums, 4> site_counterfactuals(const Group& group, const GroupBase& base, const RoundingPlan& plan,
-                                             const Faults& faults, Site site, const std::vector<Output>& outputs,
-                                             std::size_t number, OrderedSum& sum) {
+std::array<SiteSums, 4> repaired_together(const Group& group, const GroupBase& base, const RoundingPlan& plan,
+                                          const Faults& faults, const std::vector<Site>& sites,
+                                          const std::vector<Output>& outputs) {
+    RoundingPlan exact = plan;
+    Faults rest = faults;
+    for (const Site site : sites) {
+        exact.set(site, Rule{});
+        rest = rest.without(site);
+    }
+    const RunOutputs repaired = run_plan(group, exact, rest);
     std::array<SiteSums, 4> found;
-    std::array<std::vector<double>, 4> alone_errors;
-    const RunOutputs alone = run_plan(group, plan.exact_except(site), faults.only(site));
-    const RunOutputs repaired = run_plan(group, plan.repaired(site), faults.without(site));
     for (const Output output : outputs) {
         const auto o = static_cast<std::size_t>(output);
-        found[o].alone = errors_of(alone[output], base.truth, output, base.direction);
         found[o].repaired = errors_of(repaired[output], base.truth, output, base.direction);
-        alone_errors[o] = error_vector(alone[output], base.truth, output);
         const std::vector<double>& e = base.plan_error[o];
         std::size_t i = 0;
         for (std::size_t m = 0; m < base.plan[output].size(); ++m) {
             const std::vector<double>& with = base.plan[output][m].values;
             const std::vector<double>& without = repaired[output][m].values;
             for (std::size_t a = 0; a < with.size(); ++a, ++i) {
+                // e^2 - (e - r)^2 without the cancellation of two squares.
                 const long double removed = static_cast<long double>(with[a]) - without[a];
-                const long double beyond = removed - alone_errors[o][i];
-                if (!std::isfinite(removed * e[i]) || !std::isfinite(beyond)) continue;
-                found[o].share.removed_dot_plan += removed * e[i];
-                found[o].share.interaction_squared += beyond * beyond;
+                const long double fall = removed * (2 * static_cast<long double>(e[i]) - removed);
+                if (std::isfinite(fall)) found[o].fall += fall;
             }
         }
     }
-    sum.add(number, std::move(alone_errors));
     return found;
 }
 
-long double unexplained_squared(const std::vector<double>& plan_error, const std::vector<double>& total) {
-    long double squares = 0;
-    for (std::size_t i = 0; i < plan_error.size(); ++i) {
-        const long double rest = static_cast<long double>(plan_error[i]) - (total.empty() ? 0.0 : total[i]);
-        if (std::isfinite(rest)) squares += rest * rest;
+std::array<SiteSums, 4> site_counterfactuals(const Group& group, const GroupBase& base, const RoundingPlan& plan,
+                                             const Faults& faults, Site site, const std::vector<Output>& outputs) {
+    std::array<SiteSums, 4> found = repaired_together(group, base, plan, faults, {site}, outputs);
+    const RunOutputs alone = run_plan(group, plan.exact_except(site), faults.only(site));
+    for (const Output output : outputs)
+        found[static_cast<std::size_t>(output)].alone = errors_of(alone[output], base.truth, output, base.direction);
+    return found;
+}
+
+SiteEffect site_effect(const std::vector<std::array<SiteSums, 4>>& by_group, std::size_t o, long double plan_squared,
+                       const ErrorMeasure& plan, const ErrorMeasure& floor) {
+    SiteEffect effect;
+    long double fall = by_group.front()[o].fall;
+    ErrorSums alone = by_group.front()[o].alone, repaired = by_group.front()[o].repaired;
+    for (std::size_t g = 1; g < by_group.size(); ++g) {
+        fall += by_group[g][o].fall;
+        alone.join(by_group[g][o].alone);
+        repaired.join(by_group[g][o].repaired);
     }
+    effect.alone = alone.measure();
+    effect.repaired = repaired.measure();
+    if (plan_squared > 0) {
+        effect.share = static_cast<double>(fall / plan_squared);
+        const double size = (effect.alone.error_norm / plan.error_norm).to_double();
+        effect.alone_squared = size * size;
+        effect.interaction = effect.share - effect.alone_squared;
+    }
+    // Within a factor of two of what binary64 itself leaves, the site did nothing that can be told.
+    effect.alone_below_floor =
+        effect.alone.nonfinite == 0 && effect.alone.error_norm <= WideReal(2.0) * floor.error_norm;
+    return effect;
+}
+
+std::vector<std::vector<Site>> redundant_sets(const std::vector<Site>& sites, const std::vector<SiteEffect>& effects) {
+    std::vector<std::vector<Site>> sets;
+    std::vector<Site> differ;
+    std::vector<bool> taken(sites.size(), false);
+    for (std::size_t s = 0; s < sites.size(); ++s) {
+        if (taken[s] || !is_redundant(effects[s])) continue;
+        std::vector<Site> same{sites[s]};
+        for (std::size_t t = s + 1; t < sites.size(); ++t) {
+            if (!is_redundant(effects[t]) || !(effects[t].alone.error_norm == effects[s].alone.error_norm)) continue;
+            same.push_back(sites[t]);
+            taken[t] = true;
+        }
+        if (same.size() > 1)
+            sets.push_back(std::move(same));
+        else
+            differ.push_back(sites[s]);
+    }
+    if (differ.size() > 1) sets.push_back(std::move(differ));
+    return sets;
+}
+
+long double squared(const std::vector<double>& error) {
+    long double squares = 0;
+    for (const double e : error)
+        if (std::isfinite(e)) squares += static_cast<long double>(e) * e;
     return squares;
 }
 
 }  // namespace faultline::attribution
+
+namespace faultline {
+
+bool is_redundant(const SiteEffect& effect) {
+    constexpr double next_to_nothing = 0.1;  // of what it does alone
+    return !effect.alone_below_floor && effect.alone_squared >= worth_naming &&
+           std::abs(effect.share) < next_to_nothing * effect.alone_squared;
+}
+
+}  // namespace faultline

@@ -3,28 +3,16 @@
 #pragma once
 
 #include <array>
-#include <map>
-#include <mutex>
 #include <vector>
 
 #include <faultline/attribution/group_run.hpp>
 
 namespace faultline::attribution {
 
-/// Inner products of error vectors, summed over groups in order.
-struct ShareSums {
-    long double removed_dot_plan = 0;     ///< <E - E_repaired, E>
-    long double interaction_squared = 0;  ///< |(E - E_repaired) - E_alone|^2
-    void join(const ShareSums& next) {
-        removed_dot_plan += next.removed_dot_plan;
-        interaction_squared += next.interaction_squared;
-    }
-};
-
 /// One site's effect on one output of one group.
 struct SiteSums {
     ErrorSums alone, repaired;
-    ShareSums share;
+    long double fall = 0;  ///< |E|^2 - |E'|^2 over the elements that are finite in both
 };
 
 /// What is known of a group before its counterfactuals run.
@@ -37,27 +25,23 @@ struct GroupBase {
     std::vector<Realised> realised;                   ///< what each fault did in the plan's run
 };
 
-/// Adds up sum over sites of E_alone in site order, whatever order the sites are computed in, so that the result does not
-/// depend on the number of threads.
-class OrderedSum {
-  public:
-    /// `count` contributions will come, numbered 0 … count-1.
-    void add(std::size_t number, std::array<std::vector<double>, 4> errors);
-    [[nodiscard]] const std::array<std::vector<double>, 4>& total() const { return total_; }
-
-  private:
-    std::mutex mutex_;
-    std::size_t next_ = 0;
-    std::map<std::size_t, std::array<std::vector<double>, 4>> waiting_;
-    std::array<std::vector<double>, 4> total_;
-};
-
-/// Runs both counterfactuals of `site`; E_alone goes to `sum` under `number`.
+/// Runs both counterfactuals of `site`.
 std::array<SiteSums, 4> site_counterfactuals(const Group& group, const GroupBase& base, const RoundingPlan& plan,
-                                             const Faults& faults, Site site, const std::vector<Output>& outputs,
-                                             std::size_t number, OrderedSum& sum);
+                                             const Faults& faults, Site site, const std::vector<Output>& outputs);
 
-/// |E - total|^2 over finite elements.
-long double unexplained_squared(const std::vector<double>& plan_error, const std::vector<double>& total);
+/// One run with all of `sites` repaired; `alone` of what it returns is empty.
+std::array<SiteSums, 4> repaired_together(const Group& group, const GroupBase& base, const RoundingPlan& plan,
+                                          const Faults& faults, const std::vector<Site>& sites,
+                                          const std::vector<Output>& outputs);
+
+/// The sums of all groups on output `o` as an effect. plan_squared: |E|^2 of the plan, all groups.
+SiteEffect site_effect(const std::vector<std::array<SiteSums, 4>>& by_group, std::size_t o, long double plan_squared,
+                       const ErrorMeasure& plan, const ErrorMeasure& floor);
+
+/// The redundant sites in sets of two and more (OutputAttribution::redundant). `effects` parallel to `sites`.
+std::vector<std::vector<Site>> redundant_sets(const std::vector<Site>& sites, const std::vector<SiteEffect>& effects);
+
+/// |E|^2 over finite elements.
+long double squared(const std::vector<double>& error);
 
 }  // namespace faultline::attribution

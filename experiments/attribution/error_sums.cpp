@@ -99,6 +99,7 @@ ErrorSums::ErrorSums(MatrixView<const double> value, const CertifiedMatrix& trut
         take(HeadSums<WideReal>(value, truth, direction));
     has_direction_ = direction != nullptr;
     if (count_ > 0) {
+        heads_ = 1;
         head_mean_sum_ = sum_ / WideReal(static_cast<double>(count_));
         head_mean_abs_ = abs(head_mean_sum_);
     }
@@ -118,6 +119,8 @@ void ErrorSums::join(const ErrorSums& next) {
     count_ += next.count_;
     nonfinite_ += next.nonfinite_;
     rows_ += next.rows_;
+    heads_ += next.heads_;
+    rows_independent_ = rows_independent_ && next.rows_independent_;
     row_mean_sum_ = row_mean_sum_ + next.row_mean_sum_;
     row_mean_abs_ = row_mean_abs_ + next.row_mean_abs_;
     head_mean_sum_ = head_mean_sum_ + next.head_mean_sum_;
@@ -140,18 +143,18 @@ ErrorMeasure ErrorSums::measure() const {
     else
         m.rel_error = m.error_norm / sqrt(truth_squared_);
     m.gain = ratio(error_dot_truth_, truth_squared_);
-    m.row_coherence = ratio(abs(row_mean_sum_), row_mean_abs_);
-    m.head_coherence = ratio(abs(head_mean_sum_), head_mean_abs_);
+    const double nan = std::numeric_limits<double>::quiet_NaN();
+    m.row_coherence = rows_independent_ ? ratio(abs(row_mean_sum_), row_mean_abs_) : nan;
+    m.head_coherence = heads_ == 1 ? nan : ratio(abs(head_mean_sum_), head_mean_abs_);
     if (count_ > 0 && error_squared_ > zero) {
         const WideReal n(static_cast<double>(count_));
         m.signed_bias = ratio(sum_ / n, sqrt(error_squared_ / n));
     }
-    if (rows_ > 1) {
+    if (rows_ > 1 && rows_independent_) {
         const WideReal n(static_cast<double>(rows_));
         const WideReal variance = row_spread_ / WideReal(static_cast<double>(rows_ - 1));
         if (variance > zero) m.t_statistic = ratio(row_mean_, sqrt(variance / n));
     }
-    const double nan = std::numeric_limits<double>::quiet_NaN();
     m.mean_key_share = has_direction_ ? ratio(along_squared_, error_squared_) : nan;
     m.mean_key_sign = has_direction_ ? ratio(along_sum_, along_abs_) : nan;
     return m;

@@ -23,11 +23,14 @@ struct ErrorMeasure {
         std::numeric_limits<double>::quiet_NaN();  ///< mean of the rows' mean errors over its standard error: rows, not
     ///< elements, are the independent samples, since a row's errors share
     ///< its delta and its row sum. NaN where that is undefined: fewer than
-    ///< two rows, or rows whose means do not differ at all
+    ///< two rows, or rows whose means do not differ at all; and for dk and dv, whose rows
+    ///< are keys: each query's error enters the rows of all keys
     double gain =
         0;  ///< <e, truth> / <truth, truth>: -1 means that the output is not there, 0 none of the error lies along it
-    double row_coherence = 0;   ///< |sum over rows of the rows' mean errors| / sum of |rows' mean errors|, 0..1
-    double head_coherence = 0;  ///< the same over heads
+    double row_coherence = 0;   ///< |sum over rows of the rows' mean errors| / sum of |rows' mean errors|, 0..1; n rows
+                                ///< without bias give some 1/sqrt(n), more where few of them are much larger; NaN for
+                                ///< dk and dv
+    double head_coherence = 0;  ///< the same over heads; NaN where there is one
     double mean_key_share = 0;  ///< dq only: share of the error's energy along the mean key, 0..1; NaN elsewhere
     double mean_key_sign =
         0;  ///< dq only: coherence with sign of the rows' coefficients along the mean key, -1..1; NaN elsewhere
@@ -42,12 +45,15 @@ class ErrorSums {
     /// `direction`: unit vector [cols] along the mean key, or null.
     ErrorSums(MatrixView<const double> value, const CertifiedMatrix& truth, const double* direction);
     void join(const ErrorSums& next_head);
+    /// The rows are no independent samples (dk, dv): what takes them as such is undefined.
+    void rows_are_keys() { rows_independent_ = false; }
     [[nodiscard]] ErrorMeasure measure() const;
 
   private:
     WideReal error_squared_, truth_squared_, error_dot_truth_;
     WideReal sum_;
-    std::size_t count_ = 0, nonfinite_ = 0, rows_ = 0;
+    std::size_t count_ = 0, nonfinite_ = 0, rows_ = 0, heads_ = 0;  // heads_: with a finite element
+    bool rows_independent_ = true;
     WideReal row_mean_sum_, row_mean_abs_;
     WideReal row_mean_, row_spread_;  ///< mean of the rows' means, and the sum of squared distances from it
     WideReal head_mean_sum_, head_mean_abs_;

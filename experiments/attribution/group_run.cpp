@@ -152,6 +152,7 @@ ErrorSums errors_of(const std::vector<Matrix>& values, const GroupTruth& truth, 
     ErrorSums sums(values[0].view(), truth_of(truth, output, 0), along);
     for (std::size_t i = 1; i < values.size(); ++i)
         sums.join(ErrorSums(values[i].view(), truth_of(truth, output, i), along));
+    if (output == Output::dk || output == Output::dv) sums.rows_are_keys();
     return sums;
 }
 

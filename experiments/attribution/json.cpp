@@ -40,8 +40,8 @@ ordered_json error_json(const ErrorMeasure& e) {
                      {"signed_bias", number(e.signed_bias)},
                      {"t", number_or_null(e.t_statistic)},
                      {"gain", number(e.gain)},
-                     {"row_coherence", number(e.row_coherence)},
-                     {"head_coherence", number(e.head_coherence)}};
+                     {"row_coherence", number_or_null(e.row_coherence)},
+                     {"head_coherence", number_or_null(e.head_coherence)}};
     if (!std::isnan(e.mean_key_share)) {
         out["mean_key_share"] = e.mean_key_share;
         out["mean_key_sign"] = number(e.mean_key_sign);
@@ -57,7 +57,7 @@ ordered_json site_json(const SiteEffect& effect, const TileStatistics& local) {
                      {"repaired", number(effect.repaired.rel_error)},
                      {"signed_bias", number(effect.alone.signed_bias)},
                      {"t", number_or_null(effect.alone.t_statistic)},
-                     {"row_coherence", number(effect.alone.row_coherence)},
+                     {"row_coherence", number_or_null(effect.alone.row_coherence)},
                      {"interaction", number(effect.interaction)}};
     if (!std::isnan(effect.alone.mean_key_share)) {
         out["mean_key_share"] = effect.alone.mean_key_share;
@@ -83,6 +83,14 @@ ordered_json output_json(const OutputAttribution& a, const LayerAttribution& lay
     out["plan"] = error_json(a.plan);
     out["floor"] = number(a.floor.rel_error);
     out["unexplained"] = a.unexplained ? number(*a.unexplained) : ordered_json(nullptr);
+    out["redundant"] = ordered_json::array();
+    for (const RedundantSites& set : a.redundant) {
+        ordered_json together{{"sites", ordered_json::array()},
+                              {"share", number(set.share)},
+                              {"repaired", number(set.repaired.rel_error)}};
+        for (const Site site : set.sites) together["sites"].push_back(name(site));
+        out["redundant"].push_back(std::move(together));
+    }
     ordered_json observed = ordered_json::object(), sites = ordered_json::object(),
                  corrections = ordered_json::object();
     for (const ObservedOutput& seen : a.observed) {
@@ -124,7 +132,8 @@ ordered_json layer_json(const LayerAttribution& layer, const RoundingPlan& plan)
                    {"saturated_fraction", number(layer.rows.saturated_fraction)},
                    {"zero_sum_rms", finite_or_null(layer.rows.zero_sum_rms)},
                    {"zero_sum_coherence", finite_or_null(layer.rows.zero_sum_coherence)},
-                   {"repeated_max_fraction", number(layer.rows.repeated_max_fraction)}};
+                   {"repeated_max_fraction", number(layer.rows.repeated_max_fraction)},
+                   {"rounded_to_one_fraction", number(layer.rows.rounded_to_one_fraction)}};
     if (!layer.faults.empty()) {
         out["faults"] = ordered_json::array();
         for (const Realised& fault : layer.faults)

@@ -85,8 +85,8 @@ std::string errors_table(const LayerAttribution& layer) {
 /// Sites that do something, what matters most first: the share, or what a site does alone where others then hide it.
 std::vector<std::size_t> by_weight(const OutputAttribution& output) {
     const auto weight = [&](std::size_t s) {
-        const double alone = (output.sites[s].alone.rel_error / output.plan.rel_error).to_double();
-        return std::max(std::abs(output.sites[s].share), std::isfinite(alone) ? alone * alone : 0.0);
+        const double alone = output.sites[s].alone_squared;
+        return std::max(std::abs(output.sites[s].share), std::isfinite(alone) ? alone : 0.0);
     };
     std::vector<std::size_t> order;
     for (std::size_t s = 0; s < output.sites.size(); ++s)
@@ -118,6 +118,19 @@ std::string sites_table(const LayerAttribution& layer, const OutputAttribution& 
         out += "</tr>\n";
     }
     return out + "</table>\n";
+}
+
+std::string redundant_sites(const OutputAttribution& output) {
+    std::string out;
+    for (const RedundantSites& set : output.redundant) {
+        std::string names;
+        for (const Site site : set.sites) names += fmt::format("{}{}", names.empty() ? "" : ", ", name(site));
+        out += fmt::format(
+            "<p>{} do the same thing: repairing one of them alone changes nothing, repairing all takes {} of the squared "
+            "error away and leaves {}.</p>\n",
+            names, percent(set.share), error_text(set.repaired.rel_error));
+    }
+    return out;
 }
 
 std::string corrections_table(const OutputAttribution& output) {
@@ -188,10 +201,11 @@ std::string maps_of(const LayerAttribution& layer, const OutputAttribution& outp
 std::string rows_of(const LayerAttribution& layer) {
     const RowStatistics& rows = layer.rows;
     std::string out = fmt::format(
-        "<p>{} of the rows are saturated, {} have a repeated maximum; the sum of the score gradient is off 0 by {:.2g} of its "
-        "terms (rms), with sign {:+.2f}.</p>\n",
-        percent(rows.saturated_fraction), percent(rows.repeated_max_fraction), rows.zero_sum_rms,
-        rows.zero_sum_coherence);
+        "<p>{} of the rows are saturated (p above 1 &minus; 2<sup>&minus;9</sup>), {} have two keys that round to the "
+        "largest p in bf16, {} a repeated maximum in the plan's scores; the sum of the score gradient is off 0 by {:.2g} of "
+        "its terms (rms), with sign {:+.2f}.</p>\n",
+        percent(rows.saturated_fraction), percent(rows.rounded_to_one_fraction), percent(rows.repeated_max_fraction),
+        rows.zero_sum_rms, rows.zero_sum_coherence);
     if (layer.seq_q == 0) return out;
     const std::size_t heads = rows.p_max.size() / static_cast<std::size_t>(layer.seq_q);
     for (std::size_t h = 0; h < std::min(heads, heads_mapped); ++h) {
@@ -213,7 +227,7 @@ std::string layer_section(const LayerAttribution& layer) {
         out += fmt::format("<h3>{}: {} wrong under the plan{}</h3>\n", name(output.output),
                            error_text(output.plan.rel_error),
                            output.best_correction.empty() ? "" : ", best repaired by " + html(output.best_correction));
-        out += sites_table(layer, output) + maps_of(layer, output);
+        out += sites_table(layer, output) + redundant_sites(output) + maps_of(layer, output);
         const std::string corrections = corrections_table(output);
         if (!corrections.empty())
             out += fmt::format("<details><summary>corrections of {}</summary>\n{}</details>\n", name(output.output),
@@ -237,10 +251,10 @@ std::string html_report(const Attribution& a, const ReportContext& context) {
     if (!a.complete) out += "<p class=\"bad\">Interrupted: the layers below are whole, others are missing.</p>\n";
     out +=
         "<p class=\"note\">Errors are |value &minus; truth| / |truth| over all heads; truth is certified, element by element. "
-        "Green: no more than storing the truth in the output's format costs. <b>share</b>: the part of the plan's error that "
-        "lies along what making this one rounding exact removes (negative: it cancels others). <b>alone</b>: the error where "
+        "Green: no more than storing the truth in the output's format costs. <b>share</b>: the part of the plan's squared "
+        "error that making this one rounding exact takes away (negative: it cancels others). <b>alone</b>: the error where "
         "nothing else rounds; <b>repaired</b>: what is left when this one is exact. <b>mean/rms</b> and <b>t</b>: the sign of "
-        "the error that the site makes alone. Maps: local error of each tile, queries down, keys across.</p>\n";
+        "the error that the site makes alone; t only where rows are independent, not for dk and dv. Maps: local error of each tile, queries down, keys across.</p>\n";
     for (const LayerAttribution& layer : a.layers) out += layer_section(layer);
     const auto preformatted = [](std::string_view text) {
         std::string lines;

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <faultline/attribution/rows.hpp>
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include <faultline/cpu/tiles.hpp>
 #include <faultline/probes/saturation.hpp>
@@ -25,7 +27,11 @@ void append_rows(const Group& group, const GroupTruth& truth, const std::vector<
             }
             const RowSaturation row_state = row_saturation({s.data(), static_cast<std::size_t>(visible)});
             rows.p_max.push_back(row_state.p_max);
-            rows.repeated_max.push_back(row_state.rounded_to_one);
+            rows.rounded_to_one.push_back(row_state.rounded_to_one);
+            rows.repeated_max.push_back(recorded[h].score_max_keys[static_cast<std::size_t>(i)]);
+            rows.keys.push_back(static_cast<double>(std::count_if(s.begin(), s.begin() + visible, [](double x) {
+                return x > -std::numeric_limits<double>::infinity();
+            })));
             if (in.dout.empty()) continue;
             const auto row = static_cast<std::size_t>(i);
             const RecordedRows& r = recorded[h];
@@ -38,10 +44,16 @@ void append_rows(const Group& group, const GroupTruth& truth, const std::vector<
 
 void summarize(RowStatistics& rows) {
     const auto n = static_cast<double>(rows.p_max.size());
-    double saturated = 0, repeated = 0, squares = 0, sum = 0, abs_sum = 0;
+    double saturated = 0, repeated = 0, to_one = 0, squares = 0, sum = 0, abs_sum = 0;
     for (const double p : rows.p_max) saturated += p > rounds_to_one;
     for (const double r : rows.repeated_max) repeated += r >= 2;
-    for (const double z : rows.zero_sum_relative) squares += z * z;
+    for (const double r : rows.rounded_to_one) to_one += r >= 2;
+    std::size_t of_two_keys = 0;
+    for (std::size_t i = 0; i < rows.zero_sum_relative.size(); ++i) {
+        if (rows.keys[i] < 2) continue;
+        squares += rows.zero_sum_relative[i] * rows.zero_sum_relative[i];
+        ++of_two_keys;
+    }
     for (const double z : rows.zero_sum) {
         sum += z;
         abs_sum += std::abs(z);
@@ -49,7 +61,8 @@ void summarize(RowStatistics& rows) {
     if (n > 0) {
         rows.saturated_fraction = saturated / n;
         rows.repeated_max_fraction = repeated / n;
-        rows.zero_sum_rms = std::sqrt(squares / n);
+        rows.rounded_to_one_fraction = to_one / n;
+        rows.zero_sum_rms = std::sqrt(squares / static_cast<double>(of_two_keys));  // NaN: 0/0
     }
     rows.zero_sum_coherence = abs_sum == 0 ? 0 : sum / abs_sum;  // NaN where ds is not finite
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Row statistics of a layer: saturation and repeated maxima of the true softmax, zero-sum and delta error of the plan.
+// Row statistics of a layer: saturation of the true softmax; repeated maxima, zero sum and delta error of the plan.
 #pragma once
 
 #include <vector>

@@ -3,17 +3,23 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <faultline/attribution/finding.hpp>
 #include <faultline/attribution/level.hpp>
 #include <faultline/format/names.hpp>
 #include <faultline/tensor/text.hpp>
 
 namespace faultline {
 namespace {
+
+using attribution::by_weight;
+using attribution::share_text;
+using attribution::signed_text;
+using attribution::verdict;
+using attribution::weight;
 
 constexpr std::size_t line_width = 110;
 constexpr std::size_t sites_shown = 6;  // without --full
@@ -46,19 +52,6 @@ std::string percent(double ratio) {
     if (p == 0) return "0%";
     const int digits = std::clamp(2 - static_cast<int>(std::floor(std::log10(std::abs(p)))), 0, 6);
     return fmt::format("{:.{}f}%", p, digits);
-}
-
-/// Of a share of the whole, where 99.99 must not read as 100.
-std::string share_text(double share) {
-    if (share == 1) return "all";
-    if (share > 0.999 && share < 1) return ">99.9%";
-    if (std::abs(share) >= 100) return fmt::format("{:.3g}x", share);
-    if (std::abs(share) >= 1) return fmt::format("{:.0f}%", 100 * share);
-    return fmt::format("{:.1f}%", 100 * share);
-}
-
-std::string signed_text(double x, int decimals = 3) {
-    return std::isfinite(x) ? fmt::format("{:+.{}f}", x, decimals) : "-";
 }
 
 /// t grows with the number of rows: large ones need no decimals.
@@ -140,9 +133,10 @@ std::string head(const Attribution& a, const Pen& pen) {
             name(*format));
     out +=
         "=plan  elements of the kernel's output that equal the plan's bit for bit\n"
-        "share  of the plan's error along what this site's repair removes (repaired: what is left); below 0 it cancels;\n"
-        "       sites that act together each have the whole of it. alone: the error where nothing else rounds\n"
-        "bias   mean / rms of the site's error, t over rows, coherence of the rows' signs; bias adds up in training\n";
+        "share  of the plan's squared error that repairing this site takes away (repaired: what is left); below 0 it\n"
+        "       cancels; near 0 where alone, the error if nothing else rounds, is large: others do the same\n"
+        "bias   mean / rms of the site's error, t over rows, coherence of the rows' signs (1/sqrt(rows) is none); bias\n"
+        "       adds up in training\n";
     return out;
 }
 
@@ -155,6 +149,13 @@ std::string nearer(const Attribution& a, const Pen& pen) {
                                     share_text(n.bit_equal_to_asked)),
                         pen);
     return out.empty() ? out : "\n" + out;
+}
+
+std::string truth_line(const LayerAttribution& layer) {
+    if (!layer.verified) return "";
+    return fmt::format(
+        "  truth: {} elements recomputed in MPFR, {} outside their bound (largest difference {:.2g} of it)\n",
+        layer.verified->checked, layer.verified->outside, layer.verified->worst_ratio);
 }
 
 std::string layer_head(const LayerAttribution& layer, const Pen& pen) {
@@ -175,20 +176,19 @@ std::string layer_head(const LayerAttribution& layer, const Pen& pen) {
                            fault.rms() > 0 ? 100 * fault.relative_rms() * fault.asked_rms() / fault.rms() : 0.0,
                            fault.sign_coherence(), fault.count);
     const RowStatistics& rows = layer.rows;
-    out += fmt::format("  rows: {} saturated, {} with a repeated maximum", share_text(rows.saturated_fraction),
-                       share_text(rows.repeated_max_fraction));
+    out += fmt::format(
+        "  rows: {} saturated (p above 1 - 2^-9), {} with two keys that round to the largest p in bf16,\n"
+        "        {} with a repeated maximum in the plan's scores",
+        share_text(rows.saturated_fraction), share_text(rows.rounded_to_one_fraction),
+        share_text(rows.repeated_max_fraction));
+    const bool law = std::any_of(rows.keys.begin(), rows.keys.end(), [](double keys) { return keys > 1; });
+    if (!law) return out + "\n" + truth_line(layer);
     if (!rows.zero_sum.empty() && std::isfinite(rows.zero_sum_rms))
         out += fmt::format("; sum of ds off 0 by {:.2g} of its terms, sign {}", rows.zero_sum_rms,
                            signed_text(rows.zero_sum_coherence, 2));
     else if (!rows.zero_sum.empty())
         out += "; sum of ds undefined: the plan's score gradient is not finite";
-    out += "\n";
-    if (layer.verified) {
-        out += fmt::format(
-            "  truth: {} elements recomputed in MPFR, {} outside their bound (largest difference {:.2g} of it)\n",
-            layer.verified->checked, layer.verified->outside, layer.verified->worst_ratio);
-    }
-    return out;
+    return out + "\n" + truth_line(layer);
 }
 
 /// Outputs down, plan and kernels across: the error, and how much of the kernel's output the plan reproduces.
@@ -241,22 +241,6 @@ bool is_wrong(const OutputAttribution& output, const RoundingPlan& plan) {
                                               [&](const ObservedOutput& o) { return beyond(o.error); });
 }
 
-/// What a site matters: its share, or what it does alone where others then hide it; both of squared error.
-double weight(const OutputAttribution& output, std::size_t s) {
-    const SiteEffect& e = output.sites[s];
-    const double alone = (e.alone.rel_error / output.plan.rel_error).to_double();
-    return std::max(std::abs(e.share), std::isfinite(alone) ? alone * alone : 0.0);
-}
-
-/// Sites by weight, heaviest first.
-std::vector<std::size_t> by_weight(const OutputAttribution& output) {
-    std::vector<std::size_t> order(output.sites.size());
-    std::iota(order.begin(), order.end(), std::size_t{0});
-    std::stable_sort(order.begin(), order.end(),
-                     [&](std::size_t a, std::size_t b) { return weight(output, a) > weight(output, b); });
-    return order;
-}
-
 std::string site_line(const LayerAttribution& layer, const OutputAttribution& output, std::size_t s, const Pen& pen) {
     const SiteEffect& e = output.sites[s];
     const TileStatistics& local = layer.local[s];
@@ -266,7 +250,7 @@ std::string site_line(const LayerAttribution& layer, const OutputAttribution& ou
     line += cell(silent ? "-" : counterfactual_text(e.alone), 11) + cell(counterfactual_text(e.repaired), 11);
     line += cell(silent ? "-" : signed_text(e.alone.signed_bias), 8) +
             cell(silent ? "-" : t_text(e.alone.t_statistic), 9) +
-            cell(silent ? "-" : fmt::format("{:.2f}", e.alone.row_coherence), 7);
+            cell(silent || std::isnan(e.alone.row_coherence) ? "-" : fmt::format("{:.2f}", e.alone.row_coherence), 7);
     if (!std::isnan(e.alone.mean_key_share))
         line += cell(silent ? "-" : share_text(e.alone.mean_key_share), 9) +
                 cell(silent ? "-" : signed_text(e.alone.mean_key_sign, 2), 7);
@@ -329,67 +313,6 @@ std::string corrections_of(const OutputAttribution& output, const Pen& pen) {
     list("    changing the function:  ", changing);
     list("    not better:             ", useless);
     return out;
-}
-
-/// The kernel whose output the plan comes nearest to, or null.
-const ObservedOutput* nearest_kernel(const OutputAttribution& output) {
-    const auto less = [](const ObservedOutput& a, const ObservedOutput& b) {
-        return a.bit_equal_to_plan < b.bit_equal_to_plan;
-    };
-    const auto best = std::max_element(output.observed.begin(), output.observed.end(), less);
-    return best == output.observed.end() ? nullptr : &*best;
-}
-
-std::string against_kernels(const OutputAttribution& output) {
-    constexpr double most = 0.9;
-    const ObservedOutput* kernel = nearest_kernel(output);
-    if (kernel == nullptr) return "";
-    const std::string same = share_text(kernel->bit_equal_to_plan) + " of its elements are the same";
-    if (kernel->bit_equal_to_plan >= most) return fmt::format(" as {} is ({})", escaped(kernel->kernel), same);
-    return fmt::format(" where {}, nearest to it, is {} ({})", escaped(kernel->kernel),
-                       error_text(kernel->error.rel_error), same);
-}
-
-/// Who did it: the heaviest sites with a positive share.
-std::string culprits(const LayerAttribution& layer, const OutputAttribution& output) {
-    constexpr double worth_naming = 0.05;
-    std::string text;
-    std::size_t named = 0;
-    for (const std::size_t s : by_weight(output)) {
-        if (output.sites[s].share < worth_naming || named == 3) continue;
-        text += fmt::format("{}{} ({})", named == 0 ? ", by " : ", ", name(layer.sites[s]),
-                            share_text(output.sites[s].share));
-        ++named;
-    }
-    return text;
-}
-
-std::string verdict(const LayerAttribution& layer, const OutputAttribution& output, const RoundingPlan& plan) {
-    const std::optional<Format> format = stored_format(plan, output.output);
-    std::string text =
-        fmt::format("{}: {} is {} wrong", name(output.output), plan.name, error_text(output.plan.rel_error));
-    text += against_kernels(output);
-    if (output.plan.nonfinite > 0) text += fmt::format(", {} elements not finite", output.plan.nonfinite);
-    const auto best = std::find_if(output.corrections.begin(), output.corrections.end(),
-                                   [&](const CorrectedOutput& c) { return c.correction == output.best_correction; });
-    const bool repaired = best != output.corrections.end();
-    if (format && below_range(output.truth_norm, *format)) {
-        text += fmt::format(
-            "; |truth| = {} lies below the smallest number of {}: the best that can be stored is 0, with error 100%",
-            output.truth_norm.to_string(3), name(*format));
-        return repaired && best->error.rel_error == WideReal(1.0)
-                   ? fmt::format("{}, as {} does", text, best->correction)
-                   : text;
-    }
-    text += culprits(layer, output);
-    if (output.plan.mean_key_share > 0.5)
-        text += fmt::format("; {} of the error lies along the mean key, with sign {}",
-                            share_text(output.plan.mean_key_share), signed_text(output.plan.mean_key_sign, 2));
-    if (output.corrections.empty()) return text;
-    if (!repaired) return text + "; no correction helps";
-    return text +
-           fmt::format("; {} brings it to {}{}", best->correction, error_text(best->error.rel_error),
-                       format && at_level(best->error, best->level) ? fmt::format(", {} level", name(*format)) : "");
 }
 
 }  // namespace

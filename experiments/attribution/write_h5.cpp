@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <faultline/attribution/write_h5.hpp>
 
+#include <algorithm>
 #include <functional>
 #include <limits>
 
@@ -19,13 +20,15 @@ struct Measure {
 const std::vector<Measure>& measures() {
     static const std::vector<Measure> list{
         {"signed_bias", "mean of the error over its rms", [](const ErrorMeasure& e) { return e.signed_bias; }},
-        {"t", "t-statistic of the mean error, rows as samples; NaN: undefined",
+        {"t", "t-statistic of the mean error, rows as samples; NaN: undefined, and for dk and dv, whose rows are keys",
          [](const ErrorMeasure& e) { return e.t_statistic; }},
         {"gain", "inner product of error and truth over the squared norm of the truth",
          [](const ErrorMeasure& e) { return e.gain; }},
-        {"row_coherence", "magnitude of the sum of the rows' mean errors over the sum of their magnitudes",
+        {"row_coherence",
+         "magnitude of the sum of the rows' mean errors over the sum of their magnitudes: some 1/sqrt(rows) without bias; NaN for dk and dv",
          [](const ErrorMeasure& e) { return e.row_coherence; }},
-        {"head_coherence", "magnitude of the sum of the heads' mean errors over the sum of their magnitudes",
+        {"head_coherence",
+         "magnitude of the sum of the heads' mean errors over the sum of their magnitudes; NaN: one head",
          [](const ErrorMeasure& e) { return e.head_coherence; }},
         {"mean_key_share", "share of the error's energy along the mean key (dq only)",
          [](const ErrorMeasure& e) { return e.mean_key_share; }},
@@ -100,6 +103,7 @@ class LayerWriter {
         file_.attribute(object, "zero_sum_rms", layer_.rows.zero_sum_rms);
         file_.attribute(object, "zero_sum_coherence", layer_.rows.zero_sum_coherence);
         file_.attribute(object, "repeated_max_fraction", layer_.rows.repeated_max_fraction);
+        file_.attribute(object, "rounded_to_one_fraction", layer_.rows.rounded_to_one_fraction);
     }
 
     void faults() {
@@ -143,11 +147,17 @@ class LayerWriter {
                              const char* unit) {
             if (values.size() == rows.p_max.size()) file_.write(below("rows") + what, values, axes, {long_name, unit});
         };
-        put("p_max", rows.p_max, "largest true probability of the row", "1");
-        put("repeated_max", rows.repeated_max, "keys whose probability rounds to the row's largest in bf16", "1");
+        put("p_max", rows.p_max, "largest true probability of the row; saturated above 1 - 2^-9", "1");
+        put("keys", rows.keys, "keys that the row sees", "1");
+        put("repeated_max", rows.repeated_max,
+            "keys whose score, as the plan's softmax receives it, is the row's largest exactly; 1: not repeated", "1");
+        put("rounded_to_one", rows.rounded_to_one,
+            "keys whose true probability is above 1 - 2^-9 of the row's largest: 1 in bf16 before it is normalised",
+            "1");
         put("zero_sum", rows.zero_sum, "sum over keys of the score gradient after its cast; 0 in exact arithmetic",
             "gradient");
-        put("zero_sum_relative", rows.zero_sum_relative, "the same over the sum of magnitudes", "1");
+        put("zero_sum_relative", rows.zero_sum_relative, "the same over the sum of magnitudes; +-1 in a row of one key",
+            "1");
         put("delta_error", rows.delta_error, "delta of the plan minus true delta", "gradient x value");
     }
 
@@ -190,7 +200,7 @@ class LayerWriter {
         file_.write(
             group + "unexplained",
             std::vector<double>{a.unexplained.value_or(std::numeric_limits<double>::quiet_NaN())}, {},
-            {"norm of the plan's error less the sum of the sites' errors alone, over its norm; NaN: not all sites ran",
+            {"1 less the sum of the sites' squared errors alone, over the plan's squared error; NaN: not all sites ran",
              "1"});
         if (a.level) scalar(group + "level", *a.level, "relative error of the truth stored in the output's format");
     }
@@ -224,13 +234,31 @@ class LayerWriter {
                          {"relative error with every other site exact", "1"});
         file_.write_wide(group + "repaired", repaired.mantissa, repaired.exponent, axes,
                          {"relative error with this site exact", "1"});
-        by_site(group + "share", axes, "part of the plan's error that the repair removes",
+        by_site(group + "share", axes,
+                "fall of the squared error when the site is repaired, over the plan's squared error; below 0: it grows",
                 [](const SiteEffect& e) { return e.share; });
         by_site(group + "interaction", axes,
-                "norm of what the site does only together with others, over the plan's error",
+                "share less the squared error of the site alone, over the plan's squared error",
                 [](const SiteEffect& e) { return e.interaction; });
         by_site(group + "alone_below_floor", axes, "1: alone is not told from binary64 arithmetic",
                 [](const SiteEffect& e) { return e.alone_below_floor ? 1.0 : 0.0; });
+        std::vector<double> set_number, together;
+        for (const Site site : layer_.sites)
+            for (const OutputAttribution& a : layer_.outputs) {
+                const auto set = std::find_if(a.redundant.begin(), a.redundant.end(), [&](const RedundantSites& r) {
+                    return std::count(r.sites.begin(), r.sites.end(), site) > 0;
+                });
+                const bool none = set == a.redundant.end();
+                set_number.push_back(none ? 0 : static_cast<double>(set - a.redundant.begin() + 1));
+                together.push_back(none ? std::numeric_limits<double>::quiet_NaN() : set->share);
+            }
+        file_.write(
+            group + "redundant", set_number, axes,
+            {"number of the set of redundant sites that this one belongs to: much alone, and its repair changes "
+             "next to nothing as another does the same; 0: none",
+             "1"});
+        file_.write(group + "redundant_share", together, axes,
+                    {"share of the redundant sites of the set repaired together; NaN: none", "1"});
         for (const Measure& measure : measures())
             by_site(group + measure.name, axes, measure.long_name,
                     [&](const SiteEffect& e) { return measure.of(e.alone); });

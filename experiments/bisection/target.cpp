@@ -139,6 +139,12 @@ Target parse_target(std::string_view text, const std::vector<std::string>& layer
     if (rest.empty()) refuse(text, "there is no output before the measure");
     target.metric = static_cast<Metric>(position(metric, metric_names, "measure", text));
     target.output = static_cast<Output>(position(last_component(rest), output_names, "output", text));
+    const bool rows_are_keys = target.output == Output::dk || target.output == Output::dv;
+    if (rows_are_keys && (target.metric == Metric::t_statistic || target.metric == Metric::row_coherence))
+        refuse(text,
+               fmt::format("{} is defined for o and dq alone: the rows of dk and dv are keys, and each query's error "
+                           "enters all of them",
+                           metric_names[static_cast<std::size_t>(target.metric)]));
     target.layer = layer_named(rest, layers, text);
     return target;
 }

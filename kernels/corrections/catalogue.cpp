@@ -101,7 +101,7 @@ void set(RoundingPlan& plan, const Args&) {
 
 const std::vector<CorrectionInfo> table{
     {.name = "stable_max",
-     .description = "repeated row maxima are shifted so that no probability is exactly 1",
+     .description = "rows whose nonzero maximum is repeated are shifted, so that no probability of theirs is exactly 1",
      .source = "arXiv 2510.04212, algorithm 1; beta 7 as in its figure 7, tolerance as in its code",
      .topic = "the row maximum",
      .arguments = Arguments::numbers,
@@ -159,7 +159,7 @@ const std::vector<CorrectionInfo> table{
      .topic = "the zero-sum projection",
      .change = set<&Schedule::zero_sum, ZeroSum::largest>},
     {.name = "key_centering",
-     .description = "dq is the score gradient times (k - mean k)",
+     .description = "dq is the score gradient times (k - mean k), rounded to k_cast's format again",
      .source = "sum_j ds_ij = 0; smoothing of K in SageAttention, arXiv 2410.02367",
      .topic = "the keys that dq is made of",
      .change = set<&Schedule::key_centering, true>},

@@ -13,8 +13,10 @@ TileRecorder::TileRecorder(const HeadGroup& group, const RoundingPlan& plan)
       heads_(static_cast<int>(group.q.size())),
       score_gradient_(plan.schedule.ds_scale == DsScale::after_cast ? Site::ds_scaled : Site::ds_cast) {
     const auto rows = static_cast<std::size_t>(group.q.at(0).rows);
-    rows_.assign(group.q.size(), RecordedRows{std::vector<double>(rows, 0.0), std::vector<double>(rows, 0.0),
-                                              std::vector<double>(rows, 0.0)});
+    rows_.assign(
+        group.q.size(),
+        RecordedRows{std::vector<double>(rows, 0.0), std::vector<double>(rows, 0.0), std::vector<double>(rows, 0.0),
+                     std::vector<double>(rows, -std::numeric_limits<double>::infinity()), std::vector<int>(rows, 0)});
 }
 
 bool TileRecorder::watches(Site) const { return true; }
@@ -35,7 +37,32 @@ TileRecorder::Cell& TileRecorder::cell(Site site, int head, int q_tile, int k_ti
     return grid.cells[static_cast<std::size_t>((head * grid.q_tiles + q_tile) * grid.k_tiles + k_tile)];
 }
 
+void TileRecorder::count_maxima() {
+    if (scores_.values.empty()) return;
+    const auto head = static_cast<std::size_t>(scores_at_.head - group_.first_head);
+    RecordedRows& rows = rows_[head];
+    for (std::ptrdiff_t i = 0; i < scores_.rows; ++i)
+        for (std::ptrdiff_t j = 0; j < scores_.cols; ++j) {
+            if (!is_visible(group_, head, scores_at_.query0 + i, scores_at_.key0 + j)) continue;
+            const double s = scores_.view()(i, j);
+            const auto row = static_cast<std::size_t>(scores_at_.query0 + i);
+            if (s > rows.score_max[row]) {
+                rows.score_max[row] = s;
+                rows.score_max_keys[row] = 1;
+            } else if (s == rows.score_max[row] && std::isfinite(s)) {
+                ++rows.score_max_keys[row];
+            }
+        }
+    scores_ = Matrix();
+}
+
 void TileRecorder::at(Site site, const TileAt& where, MatrixView<double> value, MatrixView<const double> exact) {
+    if (site == Site::s_cast) count_maxima();  // a tile whose exponent was not shown
+    if (site == Site::s_cast || site == Site::s_scale) {
+        scores_ = Matrix(MatrixView<const double>(value));
+        scores_at_ = where;
+    }
+    if (site == Site::exp_argument) count_maxima();
     const int head = where.head - group_.first_head;
     Cell& c = cell(site, head, where.q_tile, where.k_tile);
     const bool scores = info(site).shape == SiteShape::score_tile;
@@ -121,7 +148,7 @@ double TileStatistics::t_statistic() const {
         mean += away / tiles;
         spread += away * (signed_mean[i] - mean);
     }
-    if (tiles < 2 || spread == 0) return std::numeric_limits<double>::quiet_NaN();
+    if (tiles < least_tiles || spread == 0) return std::numeric_limits<double>::quiet_NaN();
     return mean / std::sqrt(spread / (tiles - 1) / tiles);
 }
 

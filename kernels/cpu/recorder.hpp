@@ -10,6 +10,7 @@
 #include <faultline/cpu/attention.hpp>
 #include <faultline/cpu/instrument.hpp>
 #include <faultline/plan/site.hpp>
+#include <faultline/tensor/matrix.hpp>
 
 namespace faultline {
 
@@ -27,7 +28,8 @@ struct TileStatistics {
     std::vector<double> nonfinite;    ///< elements whose exact value is finite and whose value is not
 
     /// Over all tiles: mean error / rms error (0 where nothing erred), and its t-statistic with tiles as samples, NaN where
-    /// there are fewer than two or all have the same mean.
+    /// there are fewer than least_tiles or all have the same mean.
+    static constexpr int least_tiles = 8;  ///< with fewer samples, t of no bias is often far from 0
     [[nodiscard]] double signed_bias() const;
     [[nodiscard]] double total_rms() const;
     [[nodiscard]] double t_statistic() const;
@@ -35,9 +37,12 @@ struct TileStatistics {
 
 /// Per query head: what each row of the plan's run had.
 struct RecordedRows {
-    std::vector<double> delta;       ///< [n_q], after its site
-    std::vector<double> ds_sum;      ///< [n_q], sum over keys of the score gradient as the products receive it
-    std::vector<double> ds_abs_sum;  ///< [n_q]
+    std::vector<double> delta;        ///< [n_q], after its site
+    std::vector<double> ds_sum;       ///< [n_q], sum over keys of the score gradient as the products receive it
+    std::vector<double> ds_abs_sum;   ///< [n_q]
+    std::vector<double> score_max;    ///< [n_q], largest score of the whole row as the softmax receives it, in the
+                                      ///< plan's unit; -inf where the row sees no key
+    std::vector<int> score_max_keys;  ///< [n_q], keys whose score is that number exactly
 };
 
 /// Watches every site of one kv head's group; recorders of several groups are joined in order.
@@ -62,12 +67,15 @@ class TileRecorder final : public Instrument {
         std::vector<Cell> cells;  // [head, q_tile, k_tile]
     };
     Cell& cell(Site site, int head, int q_tile, int k_tile);
+    void count_maxima();
 
     HeadGroup group_;  // for its shapes, mask and first head
     int heads_;
     Site score_gradient_;  // the last site of ds before the products
     std::array<Grid, site_count> grids_;
     std::vector<RecordedRows> rows_;
+    Matrix scores_;  // the tile of scores seen last, until it is known that no site changes it any more
+    TileAt scores_at_;
 };
 
 /// Heads of `next` appended after those of `first`; grids must agree.

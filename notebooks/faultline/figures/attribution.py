@@ -55,7 +55,7 @@ def site_shares(tree):
             shares.barh(at, share, color=np.where(share >= 0, COLOURS[0], COLOURS[1]), height=0.6)
             shares.axvline(0, color="0.3", lw=0.6)
             percent(shares)
-            shares.set_xlabel(f"share of the plan's error in {output}\n(below 0: cancels others' error)")
+            shares.set_xlabel(f"share of the squared error in {output}\nthat its repair takes away (below 0: adds)")
             drawn.suptitle(f"{layer}: sites of {tree.attrs.get('plan', 'the plan')}", x=0.02, ha="left")
             yield f"{layer}-{output}", drawn
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attribution of layers in memory: streams of random numbers, the mean key, corrections that change the inputs, and what is
 // given where only some sites, heads or passes are there.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <set>
@@ -103,6 +104,85 @@ TEST(QkNorm, MeasuresDqAlongTheTransformedKeys) {
     constexpr double last_bits = 1e-6;  // the truth here is correctly rounded, in attribution within its bound
     EXPECT_NEAR(dq.corrections[0].error.mean_key_share, share(transformed.group), last_bits);
     EXPECT_GT(std::abs(share(transformed.group) - share(group)), 1000 * last_bits) << "the two means differ";
+}
+
+// A scale of 2^-2 is exact, so that the casts before and after it round alike: one without the other is the same kernel.
+TEST(Attribution, SitesThatRoundTheSameAreRedundant) {
+    AttributionOptions options;
+    options.outputs = {Output::o};
+    const LayerAttribution layer = attribute(grouped_layer(), plan("standard-bf16"), options);
+    const OutputAttribution& o = layer.outputs[0];
+    const auto effect = [&](Site site) {
+        const auto at = std::find(layer.sites.begin(), layer.sites.end(), site);
+        return o.sites[static_cast<std::size_t>(at - layer.sites.begin())];
+    };
+    for (const Site site : {Site::s_cast, Site::s_scale}) {
+        EXPECT_EQ(effect(site).share, 0);
+        EXPECT_EQ(effect(site).repaired.rel_error, o.plan.rel_error);
+        EXPECT_GT(effect(site).alone_squared, worth_naming);
+        EXPECT_TRUE(is_redundant(effect(site)));
+        EXPECT_EQ(effect(site).interaction, -effect(site).alone_squared);
+    }
+    ASSERT_EQ(o.redundant.size(), 1u);
+    const RedundantSites& set = o.redundant[0];
+    EXPECT_EQ(set.sites, (std::vector<Site>{Site::s_cast, Site::s_scale}));
+    const RoundingPlan both = plan("standard-bf16").repaired(Site::s_cast).repaired(Site::s_scale);
+    EXPECT_EQ(set.repaired.rel_error, attribute(grouped_layer(), both, options).outputs[0].plan.rel_error);
+    EXPECT_GT(set.share, worth_naming);
+    options.sites = {Site::s_cast};
+    EXPECT_TRUE(attribute(grouped_layer(), plan("standard-bf16"), options).outputs[0].redundant.empty()) << "one alone";
+    // In dq the score gradient, cast before and after the scale, makes a set of its own.
+    options.sites.clear();
+    options.outputs = {Output::dq};
+    const OutputAttribution dq = attribute(grouped_layer(), plan("standard-bf16"), options).outputs[0];
+    ASSERT_EQ(dq.redundant.size(), 2u);
+    EXPECT_EQ(dq.redundant[0].sites, (std::vector<Site>{Site::s_cast, Site::s_scale}));
+    EXPECT_EQ(dq.redundant[1].sites, (std::vector<Site>{Site::ds_cast, Site::ds_scaled}));
+}
+
+// The share is what the two errors printed beside each other say, whatever the roundings downstream do when redrawn.
+TEST(Attribution, ShareIsTheFallOfTheSquaredError) {
+    const LayerAttribution layer = attribute(grouped_layer(), plan("fa2"), {});
+    constexpr double arithmetic = 0x1p-40;  // ratios of sums of some thousand squares, taken in two orders
+    for (const OutputAttribution& a : layer.outputs) {
+        double sum = 0;
+        for (const SiteEffect& e : a.sites) {
+            const double left = (e.repaired.error_norm / a.plan.error_norm).to_double();
+            const double alone = (e.alone.error_norm / a.plan.error_norm).to_double();
+            EXPECT_NEAR(e.share, 1 - left * left, arithmetic);
+            EXPECT_NEAR(e.interaction, e.share - alone * alone, arithmetic);
+            sum += e.alone_squared;
+        }
+        EXPECT_NEAR(*a.unexplained, 1 - sum, arithmetic);
+    }
+}
+
+// Row 0 of a causal layer sees one key. Its score gradient p (dp - delta) is 0 in exact arithmetic, and |x| / |x| where delta
+// is made of a rounded O: v in fp32 does not fit the bf16 that O, which is v there, is stored in.
+TEST(Rows, OfOneKeyTakeNoPartInTheZeroSum) {
+    AttributionOptions options;
+    options.outputs = {Output::dq};
+    LayerCapture layer = grouped_layer();
+    layer.v = normals(2, 20, 16, 3, fp32, Dtype::f32);
+    RoundingPlan rounds_o = plan("exact");
+    rounds_o.set(Site::o_cast, {bf16});
+    const RowStatistics rows = attribute(layer, rounds_o, options).rows;
+    double squares = 0;
+    ASSERT_EQ(rows.keys.size(), 80u);
+    for (std::size_t i = 0; i < rows.keys.size(); ++i) {
+        EXPECT_EQ(rows.keys[i], static_cast<double>(i % 20 + 1));
+        if (i % 20 == 0)
+            EXPECT_EQ(std::abs(rows.zero_sum_relative[i]), 1);
+        else
+            squares += rows.zero_sum_relative[i] * rows.zero_sum_relative[i];
+    }
+    EXPECT_DOUBLE_EQ(rows.zero_sum_rms, std::sqrt(squares / (4 * 19)));
+    for (const double keys : rows.repeated_max) EXPECT_GE(keys, 1);
+    layer.q = normals(4, 1, 16, 1);
+    layer.dout = normals(4, 1, 16, 4);
+    layer.k = normals(2, 1, 16, 2);
+    layer.v = normals(2, 1, 16, 3, fp32, Dtype::f32);
+    EXPECT_TRUE(std::isnan(attribute(layer, rounds_o, options).rows.zero_sum_rms)) << "no row has two keys";
 }
 
 TEST(Attribution, EffectsAddUpOnlyWhenAllSitesRan) {

@@ -53,5 +53,27 @@ TEST(TStatistic, OfHeadsJoinedIsThatOfTheirRows) {
     EXPECT_EQ(joined.measure().nonfinite, 1u);
 }
 
+TEST(Coherence, OfRowsIsUndefinedWhereTheyAreKeys) {
+    ErrorSums sums = of_errors(3, 2, {0, 2, 1, 3, 6, 6});
+    EXPECT_DOUBLE_EQ(sums.measure().row_coherence, 1);
+    sums.rows_are_keys();
+    ErrorSums joined = of_errors(1, 1, {1});
+    joined.join(sums);
+    for (const ErrorMeasure& m : {sums.measure(), joined.measure()}) {
+        EXPECT_TRUE(std::isnan(m.t_statistic));
+        EXPECT_TRUE(std::isnan(m.row_coherence));
+        EXPECT_GT(m.signed_bias, 0);
+    }
+}
+
+TEST(Coherence, OfHeadsNeedsTwo) {
+    ErrorSums sums = of_errors(1, 2, {1, 2});
+    EXPECT_TRUE(std::isnan(sums.measure().head_coherence));
+    sums.join(of_errors(1, 1, {std::nan("")}));
+    EXPECT_TRUE(std::isnan(sums.measure().head_coherence)) << "a head without a finite element";
+    sums.join(of_errors(1, 1, {-0.5}));
+    EXPECT_DOUBLE_EQ(sums.measure().head_coherence, 0.5);  // |1.5 - 0.5| / (1.5 + 0.5)
+}
+
 }  // namespace
 }  // namespace faultline

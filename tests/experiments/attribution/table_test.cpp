@@ -110,8 +110,8 @@ Attribution made_up() {
     dq.level = WideReal(0.0016);
     dq.observed = {{"flash", error(1.5), 0.95, 0.99}, {"math", error(0.0017), 0.1, 0.2}};
     dq.sites.resize(2);
-    dq.sites[0] = {error(1.4), error(0.1), 0.9, 0.1, false};
-    dq.sites[1] = {error(0.0017), error(1.5), 0.001, 0.0, false};
+    dq.sites[0] = {error(1.4), error(0.1), 0.9, 0.87, 0.03, false};
+    dq.sites[1] = {error(0.0017), error(1.5), 0.001, 0.0, 0.001, false};
     dq.corrections = {{"better", false, error(0.01), dq.level},
                       {"best", false, error(0.0018), dq.level},
                       {"other", true, error(0.0001), WideReal(0.00009)}};
@@ -130,6 +130,34 @@ TEST(Table, SaysWhatIsWrongByWhatAndWhatRepairsIt) {
     EXPECT_THAT(text, HasSubstr("1 other site"));
     EXPECT_EQ(text.find('\x1b'), std::string::npos);
     EXPECT_NE(table(made_up(), {.full = false, .color = true}).find('\x1b'), std::string::npos);
+}
+
+/// On one line, words one blank apart.
+std::string flat(const std::string& text) {
+    std::string line;
+    for (const char c : text)
+        if (c != ' ' && c != '\n')
+            line += c;
+        else if (!line.ends_with(' '))
+            line += ' ';
+    return line;
+}
+
+TEST(Table, NamesSitesThatDoTheSameTogether) {
+    Attribution a = made_up();
+    OutputAttribution& dq = a.layers[0].outputs[0];
+    for (SiteEffect& e : dq.sites) e.share = 0, e.alone_squared = 0.8;
+    EXPECT_THAT(flat(table(a)),
+                HasSubstr("no site's repair takes 5.0% of its square away, delta does most alone (140%)"));
+    EXPECT_TRUE(nlohmann::json::parse(to_json(a))["layers"][0]["outputs"]["dq"]["redundant"].empty());
+    dq.redundant = {{{Site::delta, Site::dq_cast}, dq.observed[1].error, 0.75}};
+    EXPECT_THAT(
+        flat(table(a)),
+        HasSubstr("by delta and dq_cast together (75.0%; redundant: repairing one of them alone changes nothing);"));
+    const nlohmann::json together = nlohmann::json::parse(to_json(a))["layers"][0]["outputs"]["dq"]["redundant"][0];
+    EXPECT_EQ(together["sites"], (nlohmann::json{"delta", "dq_cast"}));
+    EXPECT_EQ(together["share"], 0.75);
+    EXPECT_EQ(together["repaired"], 0.0017);
 }
 
 TEST(Table, GoodOutputsTakeOneLine) {

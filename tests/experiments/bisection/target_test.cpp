@@ -47,6 +47,8 @@ TEST(Target, HoldsBoundsThatNoDoubleHolds) {
 
 TEST(Target, TheLayerMayBeLeftOutWhereThereIsOne) {
     EXPECT_EQ(parse_target("dq.rel_error < 1", {"a.b"}, std::nullopt).layer, "a.b");
+    EXPECT_THAT(refusal("layer1.dk.t_statistic < 1"), HasSubstr("defined for o and dq alone"));
+    EXPECT_THAT(refusal("layer1.dv.row_coherence < 1"), HasSubstr("defined for o and dq alone"));
     EXPECT_THAT(refusal("dq.rel_error < 1"), HasSubstr("no layer is named and the capture has 2"));
 }
 

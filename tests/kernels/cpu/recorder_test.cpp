@@ -103,18 +103,53 @@ TEST(Recorder, RowsSumTheLastScoreGradient) {
     }
 }
 
+// bf16 has 8 significant bits: 257 lies half way between 256 and 258, 255.5 between 255 and 256; both go to the even 256.
+TEST(Recorder, MaximaAreThoseOfTheScoresAfterTheirCasts) {
+    Matrix q(1, 16), k(4, 16), v(4, 16);
+    q.view()(0, 0) = 1;
+    const double scores[] = {257, 256, 128, 255.5};
+    for (std::ptrdiff_t j = 0; j < 4; ++j) k.view()(j, 0) = scores[j];
+    HeadGroup group;
+    group.q = {q.view()};
+    group.k = k.view();
+    group.v = v.view();
+    group.scale = 1;
+    group.causal = false;
+    RoundingPlan plan = preset("exact", 16);
+    const auto maxima = [&] {
+        TileRecorder recorder(group, plan);
+        (void)attention_forward(group, plan, &recorder);
+        return recorder.rows()[0];
+    };
+    EXPECT_EQ(maxima().score_max[0], 257);
+    EXPECT_EQ(maxima().score_max_keys[0], 1);
+    plan.set(Site::s_cast, {bf16});
+    EXPECT_EQ(maxima().score_max[0], 256) << "255.5 and 257 go to the even 256";
+    EXPECT_EQ(maxima().score_max_keys[0], 3);
+    for (const int block : {1, 2, 3}) {
+        plan.schedule.block_k = block;
+        EXPECT_EQ(maxima().score_max_keys[0], 3) << "keys in tiles of " << block;
+    }
+}
+
 TEST(Recorder, TStatisticIsUndefinedWithoutScatter) {
     TileStatistics s;
     s.signed_mean = {0.25};
     s.count = {4};
     s.rms = {0.25};
     EXPECT_TRUE(std::isnan(s.t_statistic())) << "a single tile";
-    s.signed_mean = {0.1, 0.1, 0.1, 7};
-    s.count = {4, 4, 4, 0};
+    s.signed_mean = std::vector<double>(9, 0.1);
+    s.signed_mean.back() = 7;
+    s.count = std::vector<double>(9, 4);
+    s.count.back() = 0;
     EXPECT_TRUE(std::isnan(s.t_statistic())) << "the same mean in every tile";
-    s.signed_mean = {1 - 0x1p-30, 1 + 0x1p-30};  // whose squares are 1 + 2^-60, 1 in binary64
-    s.count = {4, 4};
-    EXPECT_DOUBLE_EQ(s.t_statistic(), 0x1p30);  // variance 2 2^-60, over 2 samples
+    // Squares are 1 -+ 2^-29 + 2^-60, the last lost in binary64.
+    s.signed_mean.clear();
+    for (int pair = 0; pair < 4; ++pair) s.signed_mean.insert(s.signed_mean.end(), {1 - 0x1p-30, 1 + 0x1p-30});
+    s.count = std::vector<double>(8, 4);
+    EXPECT_DOUBLE_EQ(s.t_statistic(), std::sqrt(7.0) * 0x1p30);  // variance 8/7 2^-60, over 8 samples
+    s.count.back() = 0;
+    EXPECT_TRUE(std::isnan(s.t_statistic())) << "seven tiles";
 }
 
 TEST(Recorder, JoinsHeadsInOrder) {
