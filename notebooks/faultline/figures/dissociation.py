@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures of dissociation files: sources against interventions, the channel over the steps, coherence against deviation."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..files import NotRecorded
+from .registry import figure, need
+from .style import COLOURS, COLUMN, PAGE, POSITIVE, new
+
+_RECORD = "faultline dissociate -o FILE.h5"
+
+
+def _outcome(tree):
+    return need(tree, "outcome", _RECORD).to_dataset()
+
+
+def _verdict(cell) -> str:
+    """What became of a cell's seeds, and of how many where there are several."""
+    ran, lost = int(np.nansum(cell["runaway"])), int(np.nansum(cell["loss_failed"]))
+    seeds = int(np.isfinite(cell["runaway"]).sum())
+    if not seeds:
+        return ""
+    if ran:
+        return f"runaway {ran}/{seeds}" if seeds > 1 else "runaway"
+    if lost:
+        return f"loss {lost}/{seeds}" if seeds > 1 else "loss"
+    return "healthy"
+
+
+@figure("matrix", "dissociation", "sources against interventions: sigma_max(W_Q) over the control's, and the verdict")
+def matrix(tree):
+    data = _outcome(tree)
+    sources = [s for s in data["source"].values if s != "none"]
+    if not sources:
+        raise NotRecorded(f"the file has no source but none; record it with: {_RECORD} --source SITE:LAW:MAGNITUDE")
+    # The square of a matrix that is not there for a fault (an intervention run only as a control) stays empty.
+    interventions = [i for i in data["intervention"].values if np.isfinite(data["sigma_ratio"].sel(source=sources, intervention=i)).any()]
+    ratio = data["sigma_ratio"].sel(source=sources, intervention=interventions).median("seed")
+    drawn, ((axis,),) = new(PAGE, 1.2 + 0.42 * len(sources))
+    shown = axis.imshow(np.log10(ratio.values), cmap=POSITIVE, aspect="auto", vmin=-0.3)
+    drawn.colorbar(shown, ax=axis, label="log10 of $\\sigma_{max}(W_Q)$\nover the control's")
+    middle = (shown.norm.vmin + shown.norm.vmax) / 2
+    for row, source in enumerate(sources):
+        for column, intervention in enumerate(interventions):
+            text = _verdict(data.sel(source=source, intervention=intervention))
+            dark = np.log10(ratio.values[row, column]) < middle
+            axis.text(column, row, text, ha="center", va="center", color="white" if dark else "black", fontsize=8)
+    axis.set_xticks(range(len(interventions)), interventions, rotation=30, ha="right")
+    axis.set_yticks(range(len(sources)), sources)
+    axis.spines[:].set_visible(False)
+    yield "", drawn
+
+
+@figure("channel", "dissociation", "sigma_max(W_Q) over the steps, by source and intervention")
+def channel(tree):
+    data = need(tree, "series", _RECORD).to_dataset()
+    sources = [s for s in dict.fromkeys(data["source"].values) if s != "none"]
+    interventions = list(dict.fromkeys(data["intervention"].values))
+    shown = sources[:6]
+    columns = min(3, len(shown))
+    rows = -(-len(shown) // columns) if shown else 0
+    if not rows:
+        raise NotRecorded(f"the file has no run with a fault; record it with: {_RECORD} --source SITE:LAW:MAGNITUDE")
+    drawn, axes = new(PAGE, 0.5 + 1.9 * rows, rows=rows, columns=columns, sharex=True, sharey=True)
+    for axis in axes.ravel()[len(shown):]:
+        axis.set_axis_off()
+    for axis, source in zip(axes.ravel(), shown):
+        for run in range(data.sizes["run"]):
+            if data["source"].values[run] not in (source, "none"):
+                continue
+            fault = data["source"].values[run] == source
+            name = str(data["intervention"].values[run])
+            if not fault and name != "none":
+                continue
+            colour = COLOURS[interventions.index(name) % len(COLOURS)] if fault else "0.6"
+            label = (name if fault else "no fault") if data["seed"].values[run] == data["seed"].values.min() else None
+            axis.plot(data["step"], data["sigma_q"].isel(run=run), color=colour, lw=0.9, label=label)
+        axis.set_yscale("log")
+        axis.set_title(source)
+    for axis in axes[-1]:
+        axis.set_xlabel("step")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("$\\sigma_{max}(W_Q)$")
+    handles, labels = axes.ravel()[0].get_legend_handles_labels()
+    unique = dict(zip(labels, handles))
+    drawn.legend(unique.values(), unique.keys(), loc="outside upper left", ncols=5)
+    yield "", drawn
+
+
+@figure("coherence", "dissociation", "sign coherence of the fault against its size, the outcome as colour")
+def coherence(tree):
+    data = _outcome(tree)
+    if "none" not in data["intervention"].values:
+        raise NotRecorded(f"the file has no run without intervention; record it with: {_RECORD} --intervention none")
+    cells = data.sel(intervention="none")
+    drawn, ((axis,),) = new(COLUMN * 1.4, 2.6)
+    kinds = {"healthy": COLOURS[2], "loss": COLOURS[4], "runaway": COLOURS[1]}
+    seen = set()
+    for source in cells["source"].values:
+        if source == "none":
+            continue
+        for seed in cells["seed"].values:
+            cell = cells.sel(source=source, seed=seed)
+            if not np.isfinite(cell["runaway"]):
+                continue
+            kind = "runaway" if cell["runaway"] > 0 else "loss" if cell["loss_failed"] > 0 else "healthy"
+            axis.plot(
+                cell["injected_rms"], np.abs(cell["step_coherence"]), "o", ms=5, color=kinds[kind], alpha=0.8,
+                label=kind if kind not in seen else None,
+            )
+            seen.add(kind)
+    axis.set_xscale("log")
+    axis.set_ylim(-0.03, 1.05)
+    axis.set_xlabel("rms of the fault, relative to the value's")
+    axis.set_ylabel("sign coherence over the steps")
+    drawn.legend(loc="outside upper left", ncols=3)
+    yield "", drawn
