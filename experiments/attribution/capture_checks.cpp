@@ -66,7 +66,7 @@ void expect_same(const TensorSet& file, const LayerCapture& layer, std::string_v
     if (same) return;
     const std::string full = fmt::format("{}.{}", layer.name, tensor);
     refuse(file, full,
-           fmt::format("shape {} does not match {} {}: {} must agree", shape_text(is),
+           fmt::format("shape {} does not match {} {}: expected {} to agree", shape_text(is),
                        in_quotes(fmt::format("{}.{}", layer.name, other)), shape_text(like), what));
 }
 

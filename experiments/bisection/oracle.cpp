@@ -9,6 +9,7 @@
 
 #include <faultline/base/error.hpp>
 #include <faultline/base/parallel.hpp>
+#include <faultline/tensor/text.hpp>
 
 namespace faultline::bisection {
 namespace {
@@ -41,8 +42,9 @@ Oracle::Oracle(const Capture& capture, const RoundingPlan& plan, const Bisection
         for (const Target& target : targets) {
             if (target.layer != layer.name) continue;
             if (target.output != Output::o && layer.dout.empty())
-                throw RequestError(fmt::format("{}: the layer has no \"{}.do\": expected it for {}, or a target on o",
-                                               target.text, layer.name, name(target.output)));
+                throw RequestError(fmt::format(
+                    "{}: {}: the layer has no \"{}.do\": expected it for {}, or a target on o",
+                    escaped(capture.path, capture.path.size()), target.text, layer.name, name(target.output)));
             if (std::count(named.outputs.begin(), named.outputs.end(), target.output) == 0)
                 named.outputs.push_back(target.output);
         }

@@ -62,7 +62,8 @@ std::size_t position(std::string_view word, const std::array<std::string_view, N
                      std::string_view whole) {
     for (std::size_t i = 0; i < N; ++i)
         if (known[i] == word) return i;
-    refuse(whole, fmt::format("{} is no {} ({})", in_quotes(word), what, expected_one_of(word, known)));
+    throw RequestError(
+        fmt::format("{}: {} is no {}: {}", in_quotes(whole), in_quotes(word), what, expected_one_of(word, known)));
 }
 
 std::string layer_named(std::string_view given, const std::vector<std::string>& layers, std::string_view whole) {
@@ -73,7 +74,8 @@ std::string layer_named(std::string_view given, const std::vector<std::string>& 
     const std::vector<std::string_view> known(layers.begin(), layers.end());
     for (const std::string& layer : layers)
         if (layer == given) return layer;
-    refuse(whole, fmt::format("layer {} is not in the capture ({})", in_quotes(given), expected_one_of(given, known)));
+    throw RequestError(fmt::format("{}: layer {} is not in the capture: {}", in_quotes(whole), in_quotes(given),
+                                   expected_one_of(given, known)));
 }
 
 double log2_of(const WideReal& x) { return std::log2(x.mantissa) + static_cast<double>(x.exponent); }

@@ -205,6 +205,7 @@ std::string table_of_own_plan(const Attribution& result, const Capture& capture,
 }
 
 Status run(const AttributeSettings& own, const Invocation& call) {
+    watch_for_interrupts();
     AttributionOptions options;
     options.outputs = chosen_outputs(own, call.settings);
     options.sites = chosen_sites(own, call.settings);
@@ -226,7 +227,6 @@ Status run(const AttributeSettings& own, const Invocation& call) {
     expect_gradients(capture, options);
     expect_layers(capture, options.corrections, call.settings);
 
-    watch_for_interrupts();
     // Made before the work, so that a disk that refuses is known now. Without commit() nothing is left.
     std::optional<RecordFile> file;
     if (!call.common.output.empty()) file = RecordFile::create(call.common.output, manifest_of(own, call));
@@ -246,18 +246,30 @@ Status run(const AttributeSettings& own, const Invocation& call) {
     }
     line.clear();
 
+    // A file that is there may be a whole one (--force): part of the layers does not replace it.
+    const auto part = [&](const std::string& path) {
+        std::error_code error;
+        return !result.complete && !path.empty() && std::filesystem::exists(path, error);
+    };
+    const bool part_of_file = part(call.common.output), part_of_report = part(own.report);
     const auto write_file = [&] {
-        report.commit(html_report(result, {.title = "", .command_line = call.command_line}));
+        const std::string page = html_report(result, {.title = "", .command_line = call.command_line});
+        part_of_report ? report.keep_partial(page) : report.commit(page);
         if (!file) return;
         write(result, *file);
-        file->commit();
+        part_of_file ? file->keep_partial() : file->commit();
     };
     print_after(write_file, text);
     if (result.complete) return Status::done;
-    remark(fmt::format("faultline attribute: interrupted after {} of {} layers{}; the rest: --layers {}",
-                       result.layers.size(), capture.layers.size(),
-                       file ? fmt::format(", written to {} with complete = 0", escaped(call.common.output)) : "",
-                       missing_layers(capture, result)));
+    const auto written = [&](const std::string& path, bool partly) {
+        return escaped(path) + (partly ? fmt::format(".partial ({} is as it was)", escaped(path)) : "");
+    };
+    remark(fmt::format(
+        "faultline attribute: interrupted after {} of {} layers{}{}; the rest: --layers {}", result.layers.size(),
+        capture.layers.size(),
+        file ? fmt::format(", written to {} with complete = 0", written(call.common.output, part_of_file)) : "",
+        part_of_report ? fmt::format(", the report to {}", written(own.report, true)) : "",
+        missing_layers(capture, result)));
     return Status::failed;
 }
 

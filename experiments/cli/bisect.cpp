@@ -40,6 +40,7 @@ std::vector<Target> targets(const std::vector<std::string>& texts, const Capture
 }
 
 Status run(const BisectSettings& own, const Invocation& call) {
+    watch_for_interrupts();
     if (own.until.empty() && own.reproduce.empty())
         throw RequestError(
             "--until: is missing: expected a target for repairs, as in --until 'layer1.dq.rel_error < 1e-2', or "
@@ -58,7 +59,6 @@ Status run(const BisectSettings& own, const Invocation& call) {
     options.threads = static_cast<int>(call.common.threads);
     options.seed = static_cast<std::uint64_t>(own.seed);
 
-    watch_for_interrupts();
     std::optional<RecordFile> file;
     if (!call.common.output.empty()) {
         Manifest manifest = call.manifest("bisection", options.seed);

@@ -30,6 +30,10 @@ struct CheckSettings {
 
 /// Fewer runs than this make thresholds that no fault reaches: t with 8 degrees of freedom at p = 1e-7 is 18.
 constexpr std::int64_t least_runs = 8;
+/// Every run of a group is held in memory, and more than this tell no more.
+constexpr std::int64_t most_runs = 10000;
+/// Student's t of the fewest runs reaches p = 1e-12 over some thousand tests only beyond 500.
+constexpr double least_alpha = 1e-12;
 
 CheckOptions options_of(const CheckSettings& own, const Invocation& call) {
     CheckOptions options;
@@ -47,14 +51,14 @@ CheckOptions options_of(const CheckSettings& own, const Invocation& call) {
     }
     std::sort(options.outputs.begin(), options.outputs.end());
     options.alpha = own.alpha.value_or(options.alpha);
-    if (!(options.alpha > 0 && options.alpha < 1))
-        throw RequestError(fmt::format("{}: {}: expected a probability above 0 and below 1",
-                                       call.settings.where("alpha"), options.alpha));
+    if (!(options.alpha >= least_alpha && options.alpha < 1))
+        throw RequestError(fmt::format("{}: {}: expected a probability from {} to below 1",
+                                       call.settings.where("alpha"), options.alpha, least_alpha));
     options.slack = own.slack.value_or(options.slack);
     if (!(options.slack >= 1))
         throw RequestError(
             fmt::format("{}: {}: expected a factor of 1 or more", call.settings.where("slack"), options.slack));
-    options.runs = static_cast<int>(std::min<std::int64_t>(own.runs, 100000));
+    options.runs = static_cast<int>(own.runs);
     options.heads = own.request.heads;
     options.threads = static_cast<int>(call.common.threads);
     options.seed = static_cast<std::uint64_t>(own.seed);
@@ -62,11 +66,11 @@ CheckOptions options_of(const CheckSettings& own, const Invocation& call) {
 }
 
 Status run(const CheckSettings& own, const Invocation& call) {
+    watch_for_interrupts();
     CheckOptions options = options_of(own, call);
     const RoundingPlan plan = plan_named(own.plan, call.settings, "plan");
     const Capture capture = own.request.read(call);
 
-    watch_for_interrupts();
     std::optional<RecordFile> file;
     if (!call.common.output.empty()) {
         Manifest manifest = call.manifest("check", options.seed);
@@ -115,7 +119,7 @@ Command check_command() {
                 settings.number("slack", own->slack, "X",
                                 "How many times larger than the plan's rounding an error may be; default 1.5");
                 settings.integer("runs", own->runs, least_runs, "N",
-                                 "Runs of the plan with random signs that the verdict rests on; default 32");
+                                 "Runs of the plan with random signs that the verdict rests on; default 32", most_runs);
                 settings.integer("seed", own->seed, 0, "N", "Of those signs");
                 settings.text("junit", own->junit, "FILE.xml", "Write the verdict as JUnit XML");
                 settings.flag("full", own->full, "Every finding in the table");

@@ -47,6 +47,8 @@ struct Command {
     std::string_view example;  ///< at the foot of its own --help
     /// Declares the command's own settings and returns what runs it; what they are bound to lives in the returned function.
     Run (*declare)(Settings&);
+    std::string_view output = "FILE.h5";  ///< what -o names, and what the help says of it
+    std::string_view output_help = "Write the results as HDF5";
 };
 
 Command attribute_command();

@@ -130,11 +130,16 @@ Status families(const GenerateSettings& own, const Invocation& call) {
     std::vector<LayerCapture> layers;
     nlohmann::ordered_json names = nlohmann::ordered_json::array();
     for (const InputFamily* family : chosen) {
+        if (interrupted()) break;
         layers.push_back(make_inputs(*family, shape, static_cast<std::uint64_t>(own.seed)));
         if (plan)
             observe(layers.back(), *plan, plan->name, static_cast<std::uint64_t>(own.seed),
                     static_cast<int>(std::min<std::int64_t>(call.common.threads, 4096)));
         names.push_back(std::string(family->name));
+    }
+    if (interrupted()) {
+        remark("faultline generate: interrupted: nothing is written");
+        return Status::failed;
     }
     write_layers(layers, own, dtype, call);
     if (call.common.json) {
@@ -220,7 +225,6 @@ Status search(const GenerateSettings& own, const Invocation& call) {
     options.seed = static_cast<std::uint64_t>(own.seed);
     options.threads = static_cast<int>(std::min<std::int64_t>(call.common.threads, 4096));
     const RoundingPlan plan = plan_named(own.plan.empty() ? "fa2" : own.plan, call.settings, "plan");
-    watch_for_interrupts();
     Progress line(call.talks());
     options.progress = [&](std::size_t done, std::size_t total, const std::string& what) {
         line.update(done, total, what);
@@ -238,6 +242,7 @@ Status search(const GenerateSettings& own, const Invocation& call) {
 }
 
 Status run(const GenerateSettings& own, const Invocation& call) {
+    watch_for_interrupts();
     if (own.list) return list_families(call);
     expect_safetensors(call);
     return own.maximize.empty() ? families(own, call) : search(own, call);
@@ -247,7 +252,8 @@ Status run(const GenerateSettings& own, const Invocation& call) {
 
 Command generate_command() {
     return {
-        "generate", "Write inputs that find faults as captures, or search for those that bias a site most",
+        "generate",
+        "Write inputs that find faults as captures, or search for those that bias a site most",
         "  faultline generate all -o inputs.safetensors --heads 4 --head-dim 128\n"
         "  faultline generate saturated,two-level -o made.safetensors --plan fa2   # with what fa2 returns for them\n"
         "  faultline generate --maximize o_cast --plan fa2 -o worst.safetensors",
@@ -256,24 +262,27 @@ Command generate_command() {
             settings.positional("families", own->families,
                                 "FAMILY, several with commas between them, or all; a layer for each, named as it");
             settings.flag("list", own->list, "Describe the families");
-            settings.text("plan", own->plan, "NAME|FILE.toml",
-                          "Add what this plan returns, as a kernel of its name; with --maximize the plan, default fa2");
+            settings.text(
+                "plan", own->plan, "NAME|FILE.toml",
+                "Add what this plan returns, as a kernel of its name (- for a dot); with --maximize the plan, default fa2");
             settings.text("maximize", own->maximize, "SITE",
                           "Search for the inputs with the largest mean error, with its sign, at this site");
             settings.integer("evaluations", own->evaluations, 100, "N", "Inputs that the search tries; default 2000");
             settings.number("largest", own->largest, "X", "Largest magnitude that the search may use; default 8");
             settings.integer("batch", own->batch, 1, "N", "Batch elements; default 1");
-            settings.integer("heads", own->heads, 0, "N", "Query heads; default 2, of the search 1");
-            settings.integer("kv-heads", own->kv_heads, 0, "N", "Key heads; default as many");
-            settings.integer("seq", own->seq, 0, "N", "Queries; default 128, of the search 32");
-            settings.integer("keys", own->keys, 0, "N", "Keys; default as many");
-            settings.integer("head-dim", own->head_dim, 0, "N", "Head size; default 64, of the search 32");
+            settings.integer("heads", own->heads, 1, "N", "Query heads; default 2, of the search 1");
+            settings.integer("kv-heads", own->kv_heads, 1, "N", "Key heads; default as many");
+            settings.integer("seq", own->seq, 1, "N", "Queries; default 128, of the search 32");
+            settings.integer("keys", own->keys, 1, "N", "Keys; default as many");
+            settings.integer("head-dim", own->head_dim, 1, "N", "Head size; default 64, of the search 32");
             settings.choice("causal", own->causal, "The mask of families that have none of their own; default causal");
             settings.text("dtype", own->dtype, "NAME",
                           "bfloat16 (the default), float16, float32, float8_e4m3fn, float8_e5m2: the same values");
             settings.integer("seed", own->seed, 0, "N", "Of everything that is drawn");
             return [own](const Invocation& call) { return run(*own, call); };
-        }};
+        },
+        "FILE.safetensors",
+        "Write the inputs as a capture"};
 }
 
 }  // namespace faultline::cli

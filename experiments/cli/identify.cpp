@@ -72,6 +72,7 @@ void write_plan(const std::string& path, const RoundingPlan& plan) {
 }
 
 Status run(const IdentifySettings& own, const Invocation& call) {
+    watch_for_interrupts();
     IdentifyOptions options;
     options.kernels = own.kernels;
     options.candidates = candidates(own, call.settings);
@@ -82,7 +83,6 @@ Status run(const IdentifySettings& own, const Invocation& call) {
     expect_kernels(capture, own, call.settings);
     check_output(capture, options, call);
 
-    watch_for_interrupts();
     Progress line(call.talks());
     options.progress = [&](std::size_t done, std::size_t total, const std::string& what) {
         line.update(done, total, what);
@@ -104,7 +104,8 @@ Status run(const IdentifySettings& own, const Invocation& call) {
 }  // namespace
 
 Command identify_command() {
-    return {"identify", "Say which plan is the kernel that left the outputs of a capture, and what still differs",
+    return {"identify",
+            "Say which plan is the kernel that left the outputs of a capture, and what still differs",
             "  faultline identify run7.safetensors --layers layer0\n"
             "  faultline identify run7.safetensors --layers layer0 --kernel cudnn -o cudnn.toml",
             [](Settings& settings) -> Run {
@@ -116,7 +117,9 @@ Command identify_command() {
                 settings.flag("rank-only", own->rank_only, "Rank the candidates; no search around the best");
                 settings.flag("full", own->full, "Every candidate and every change in the table");
                 return [own](const Invocation& call) { return run(*own, call); };
-            }};
+            },
+            "FILE.toml",
+            "Write the plan that is found"};
 }
 
 }  // namespace faultline::cli

@@ -30,7 +30,7 @@ struct Prepared {
 
     Prepared(const Command& c, CLI::App& program) : command(c), settings(std::string(c.name)) {
         run = command.declare(settings);
-        settings.text("output", common.output, "FILE.h5", "Write the results as HDF5");
+        settings.text("output", common.output, std::string(command.output), std::string(command.output_help));
         settings.short_name("output", 'o');
         settings.flag("force", common.force, "Replace the file of -o if it is there");
         settings.flag("json", common.json, "Print one JSON object in place of a table");
@@ -54,6 +54,16 @@ void check_device(const Prepared& prepared) {
         throw RequestError(fmt::format("{}: {}: {}", where, in_quotes(device), expected_one_of(device, devices)));
 }
 
+/// HDF5 under the name of another type would be met by whoever opens it.
+void expect_name_of_h5(const Prepared& prepared) {
+    if (!prepared.command.output.ends_with(".h5")) return;
+    for (const std::string_view suffix : {".toml", ".safetensors", ".json", ".txt", ".html", ".xml"})
+        if (prepared.common.output.ends_with(suffix))
+            throw RequestError(fmt::format("{}: {}: expected a name for an HDF5 file, as {}{}",
+                                           prepared.settings.where("output"), in_quotes(prepared.common.output),
+                                           "results.h5", suffix == ".json" ? " (--json prints JSON)" : ""));
+}
+
 Status run_command(Prepared& prepared, const std::vector<std::string_view>& names, std::string command_line) {
     prepared.settings.read(names);
     if (prepared.settings.print_requested()) {
@@ -62,6 +72,7 @@ Status run_command(Prepared& prepared, const std::vector<std::string_view>& name
     }
     check_device(prepared);
     expect_writable(prepared.settings, "output", prepared.common.output, prepared.common.force);
+    expect_name_of_h5(prepared);
     return prepared.run(Invocation{prepared.settings, prepared.common, std::move(command_line)});
 }
 

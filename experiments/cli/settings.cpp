@@ -111,7 +111,10 @@ void Settings::integer(const std::string& key, std::int64_t& target, std::int64_
         target = **node.as_integer();
         return target >= least && target <= most;
     };
-    setting.to_toml = [&target] { return fmt::format("{}", target); };
+    setting.to_toml = [&target,
+                       least]() -> std::optional<std::string> {  // below the least: a default that the shape has
+        return target < least ? std::nullopt : std::optional(fmt::format("{}", target));
+    };
 }
 
 void Settings::number(const std::string& key, std::optional<double>& target, const std::string& value,

@@ -30,7 +30,7 @@ class Settings {
     /// is what stands for the value in --help, "FILE".
     /// Not empty.
     void text(const std::string& key, std::string& target, const std::string& value, const std::string& help);
-    /// From `least` to `most`.
+    /// From `least` to `most`; a default below `least` stands for "not set" and is not printed.
     void integer(const std::string& key, std::int64_t& target, std::int64_t least, const std::string& value,
                  const std::string& help, std::int64_t most = std::numeric_limits<std::int64_t>::max());
     void number(const std::string& key, std::optional<double>& target, const std::string& value,

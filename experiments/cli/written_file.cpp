@@ -35,6 +35,12 @@ WrittenText::WrittenText(const Invocation& call, std::string_view key, const std
     file_.emplace(path);
 }
 
+void WrittenText::keep_partial(std::string_view text) {
+    if (!file_) return;
+    file_->write(std::as_bytes(std::span(text)));
+    file_->keep();
+}
+
 void WrittenText::commit(std::string_view text) {
     if (!file_) return;
     file_->write(std::as_bytes(std::span(text)));

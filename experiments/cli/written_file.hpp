@@ -21,6 +21,8 @@ class WrittenText {
     /// Opened now, so that a disk that refuses is known before the work. Without commit() nothing is left.
     WrittenText(const Invocation& call, std::string_view key, const std::string& path);
     void commit(std::string_view text);
+    /// Ends as NAME.partial, and leaves the file that is there.
+    void keep_partial(std::string_view text);
 
   private:
     std::optional<PartialFile> file_;

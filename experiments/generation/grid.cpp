@@ -83,6 +83,7 @@ void observe(LayerCapture& layer, const RoundingPlan& plan, const std::string& k
     if (!problem.empty()) throw RequestError(fmt::format("plan \"{}\": {}", plan.name, problem));
     ObservedKernel seen;
     seen.name = kernel;
+    std::replace(seen.name.begin(), seen.name.end(), '.', '-');
     const std::vector<attribution::Group> groups = attribution::groups_of(layer, {}, seed);
     std::vector<attribution::RunOutputs> runs(groups.size());
     parallel_for(groups.size(), threads, [&](std::size_t g) { runs[g] = attribution::run_plan(groups[g], settled); });

@@ -6,6 +6,7 @@
 #include <exception>
 #include <limits>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -39,7 +40,11 @@ void parallel_for(std::size_t count, int threads, const std::function<void(std::
     };
     {
         std::vector<std::jthread> pool;
-        for (std::size_t t = 1; t < std::min(wanted, count); ++t) pool.emplace_back(work);
+        try {
+            for (std::size_t t = 1; t < std::min(wanted, count); ++t) pool.emplace_back(work);
+        } catch (const std::system_error&) {
+            // The system gives no more threads: those there are, this one at least, do all tasks.
+        }
         work();
     }
     if (error) std::rethrow_exception(error);

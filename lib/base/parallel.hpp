@@ -7,8 +7,8 @@
 
 namespace faultline {
 
-/// Runs task(0) … task(count-1), each exactly once, on `threads` threads (0: one per hardware thread). Tasks start in
-/// index order. The first exception (by task index among those that ran) is rethrown after all threads have stopped;
+/// Runs task(0) … task(count-1), each exactly once, on `threads` threads (0: one per hardware thread), or on fewer
+/// where the system gives no more. Tasks start in index order. The first exception (by task index among those that ran) is rethrown after all threads have stopped;
 /// tasks not yet started are then skipped.
 void parallel_for(std::size_t count, int threads, const std::function<void(std::size_t)>& task);
 

@@ -125,11 +125,20 @@ void RecordFile::attribute(const std::string& object, const std::string& name, s
     h5::write_attribute(state_->out.open(object, name), name, values, this->name());
 }
 
-void RecordFile::commit() {
+void RecordFile::finish() {
     h5::silence();
     if (H5Fflush(state_->out.file, H5F_SCOPE_GLOBAL) < 0) h5::fail_write(name(), "the file");
     if (!state_->out.file.reset()) h5::fail_write(name(), "the file");
+}
+
+void RecordFile::commit() {
+    finish();
     state_->path.commit();
+}
+
+void RecordFile::keep_partial() {
+    finish();
+    state_->path.keep();
 }
 
 }  // namespace faultline

@@ -72,10 +72,13 @@ class RecordFile {
 
     /// Writes what is left, closes, and gives the file its name. WorkError when the disk refuses; then nothing is left.
     void commit();
+    /// The same, but the file stays PATH.partial, for good, and what PATH names is left alone.
+    void keep_partial();
     /// The name given, for messages.
     [[nodiscard]] const std::string& name() const;
 
   private:
+    void finish();
     struct State;
     explicit RecordFile(std::unique_ptr<State> state);
     std::unique_ptr<State> state_;

@@ -34,6 +34,18 @@ namespace fs = std::filesystem;
 /// False when another process holds the lock; a file system without locks counts as ours.
 bool lock(int descriptor) { return ::flock(descriptor, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK; }
 
+/// Errno, or 0. A file that is there is not replaced: EEXIST.
+int rename_to_new(const char* from, const char* to) {
+    if (::renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_NOREPLACE) == 0) return 0;
+    if (errno != EINVAL && errno != ENOSYS && errno != ENOTSUP) return errno;
+    // A file system that cannot: a second name, or without those the nearest there is.
+    if (::link(from, to) == 0) return ::unlink(from) == 0 ? 0 : errno;
+    if (errno == EEXIST) return EEXIST;
+    struct stat there {};
+    if (::lstat(to, &there) == 0) return EEXIST;
+    return std::rename(from, to) == 0 ? 0 : errno;
+}
+
 }  // namespace
 
 PartialName::PartialName(const std::string& path) : given_(escaped(path, path.size())), final_(path) {
@@ -43,7 +55,11 @@ PartialName::PartialName(const std::string& path) : given_(escaped(path, path.si
         throw RequestError(fmt::format("{}: exists and is not a regular file: expected the name of a file to write",
                                        path.empty() ? "\"\"" : given_));
     }
-    if (fs::exists(status)) final_ = fs::canonical(path, error).string();
+    std::error_code no_link;
+    if (!fs::exists(status) && fs::is_symlink(fs::symlink_status(path, no_link)))
+        throw RequestError(fmt::format("{}: is a link to nothing: expected the name of a file to write", given_));
+    replaces_ = fs::exists(status);
+    if (replaces_) final_ = fs::canonical(path, error).string();
     if (error || final_.empty()) final_ = path;
     const fs::path folder = fs::path(final_).parent_path();
     if (!folder.empty() && !fs::is_directory(folder, error)) {
@@ -71,6 +87,7 @@ PartialName& PartialName::operator=(PartialName&& other) noexcept {
     std::swap(final_, other.final_);
     std::swap(partial_, other.partial_);
     std::swap(pending_, other.pending_);
+    std::swap(replaces_, other.replaces_);
     return *this;
 }
 
@@ -83,7 +100,15 @@ void PartialName::commit(bool durable) {
         ::close(descriptor);
         if (synced != 0) fail(given_, error);
     }
-    if (std::rename(partial_.c_str(), final_.c_str()) != 0) fail(given_, errno);
+    if (replaces_) {
+        if (std::rename(partial_.c_str(), final_.c_str()) != 0) fail(given_, errno);
+    } else if (const int error = rename_to_new(partial_.c_str(), final_.c_str()); error == EEXIST) {
+        pending_ = false;
+        throw WorkError(fmt::format("{}: has appeared since the work began: expected no such file; ours is {}", given_,
+                                    escaped(partial_, partial_.size())));
+    } else if (error != 0) {
+        fail(given_, error);
+    }
     pending_ = false;
 }
 
@@ -114,6 +139,12 @@ void PartialFile::write(std::span<const std::byte> bytes) {
         if (put < 0) fail(name_.given(), errno);
         bytes = bytes.subspan(static_cast<std::size_t>(put));
     }
+}
+
+void PartialFile::keep() {
+    const int closed = ::close(std::exchange(descriptor_, -1));
+    if (closed != 0) fail(name_.given(), errno);
+    name_.keep();
 }
 
 void PartialFile::commit() {

@@ -13,7 +13,7 @@ class PartialName {
   public:
     /// RequestError when `path` exists and is not a regular file (renaming over a device would remove it) or its folder
     /// does not exist; WorkError when another process holds NAME.partial locked, that is, is writing it. A symbolic link
-    /// is followed: what it points to is replaced, not the link.
+    /// is followed: what it points to is replaced, not the link; a link to nothing is refused.
     explicit PartialName(const std::string& path);
     ~PartialName();
     PartialName(PartialName&&) noexcept;
@@ -22,14 +22,18 @@ class PartialName {
     [[nodiscard]] const std::string& given() const { return given_; }       ///< as given, for messages (escaped)
     [[nodiscard]] const std::string& partial() const { return partial_; }   ///< where to write
     [[nodiscard]] const std::string& final_name() const { return final_; }  ///< where commit() puts it
-    /// Renames. With `durable`, the bytes are on the disk before the name is. WorkError.
+    /// Renames. With `durable`, the bytes are on the disk before the name is. WorkError; also where there was no file at
+    /// first and one has appeared since: it stays, and so does the partial file.
     void commit(bool durable = true);
+    /// Leaves the partial file under its name, for good.
+    void keep() { pending_ = false; }
     /// Leaves the partial file where it is: it is somebody else's.
     void abandon() { pending_ = false; }
 
   private:
     std::string given_, final_, partial_;
     bool pending_ = false;
+    bool replaces_ = false;  ///< a file was there
 };
 
 /// A plain file written front to back. WorkError "out.npy: cannot be written (No space left on device): …".
@@ -42,6 +46,8 @@ class PartialFile {
     PartialFile& operator=(const PartialFile&) = delete;
     void write(std::span<const std::byte> bytes);
     void commit();
+    /// Ends the file as NAME.partial and leaves NAME as it is.
+    void keep();
 
   private:
     PartialName name_;

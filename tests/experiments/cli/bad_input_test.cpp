@@ -99,22 +99,22 @@ INSTANTIATE_TEST_SUITE_P(
             [](TensorSet& s) {
                 replace(s, "layer7.k", {1, 1, 24, 8});
             },
-            {"tensor \"layer7.k\": shape [1, 1, 24, 8] does not match \"layer7.q\" [1, 2, 24, 16]: head_dim must agree"}},
+            {"tensor \"layer7.k\": shape [1, 1, 24, 8] does not match \"layer7.q\" [1, 2, 24, 16]: expected head_dim to agree"}},
         Case{"Batch",
              [](TensorSet& s) {
                  replace(s, "layer7.k", {3, 1, 24, 16});
              },
-             {"\"layer7.k\"", "batch must agree"}},
+             {"\"layer7.k\"", "expected batch to agree"}},
         Case{"Sequence",
              [](TensorSet& s) {
                  replace(s, "layer7.v", {1, 1, 23, 16});
              },
-             {"\"layer7.v\"", "seq must agree"}},
+             {"\"layer7.v\"", "seq to agree"}},
         Case{"GradientShape",
              [](TensorSet& s) {
                  replace(s, "layer7.do", {1, 2, 24, 8});
              },
-             {"\"layer7.do\"", "head_dim must agree"}},
+             {"\"layer7.do\"", "expected head_dim to agree"}},
         Case{"GroupedHeads",
              [](TensorSet& s) {
                  replace(s, "layer7.q", {1, 3, 24, 16}), replace(s, "layer7.k", {1, 2, 24, 16});
