@@ -5,13 +5,13 @@ namespace faultline {
 
 int Cell::runaways() const {
     int count = 0;
-    for (const Verdict& v : verdicts) count += v.runaway ? 1 : 0;
+    for (const RunVerdict& v : verdicts) count += v.runaway ? 1 : 0;
     return count;
 }
 
 int Cell::losses() const {
     int count = 0;
-    for (const Verdict& v : verdicts) count += v.loss ? 1 : 0;
+    for (const RunVerdict& v : verdicts) count += v.loss ? 1 : 0;
     return count;
 }
 

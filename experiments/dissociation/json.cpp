@@ -17,7 +17,7 @@ ordered_json spread_json(const Spread& s) {
     return {{"median", number(s.median)}, {"least", number(s.least)}, {"greatest", number(s.greatest)}};
 }
 
-ordered_json run_json(const RunResult& r, const Verdict* verdict) {
+ordered_json run_json(const RunResult& r, const RunVerdict* verdict) {
     ordered_json out{{"source", r.source},
                      {"intervention", r.intervention},
                      {"seed", r.seed},
@@ -74,7 +74,7 @@ std::string to_json(const RunMatrix& matrix) {
             runs.push_back(run_json(run, nullptr));
             continue;
         }
-        const Verdict verdict = judge(run, *control, matrix.config.rule);
+        const RunVerdict verdict = judge(run, *control, matrix.config.rule);
         runs.push_back(run_json(run, &verdict));
     }
     const ordered_json object{

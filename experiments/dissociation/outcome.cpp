@@ -25,13 +25,13 @@ double ratio(double value, double control) {
 double RunResult::largest_sigma_q() const { return largest(sigma_q); }
 double RunResult::largest_logit() const { return largest(max_logit); }
 
-std::string_view Verdict::text() const {
+std::string_view RunVerdict::text() const {
     if (runaway) return loss ? "runaway, loss" : "runaway";
     return loss ? "loss" : "healthy";
 }
 
-Verdict judge(const RunResult& run, const RunResult& control, const JudgingRule& rule) {
-    Verdict v;
+RunVerdict judge(const RunResult& run, const RunResult& control, const JudgingRule& rule) {
+    RunVerdict v;
     v.sigma_ratio = ratio(run.last_sigma_q(), control.last_sigma_q());
     v.logit_ratio = ratio(run.largest_logit(), control.largest_logit());
     v.loss_ratio = ratio(run.train_loss, control.train_loss);

@@ -48,7 +48,7 @@ struct JudgingRule {
     double loss_ratio = 1.05;  ///< of the mean train loss of the last 50 steps
 };
 
-struct Verdict {
+struct RunVerdict {
     bool runaway = false;  ///< sigma_max(W_Q) passed sigma_ratio times the control's, and stayed above to the end
     bool loss = false;     ///< the final train loss is above loss_ratio times the control's, or no number
     std::int64_t first_step = -1;  ///< since which sigma stayed above; -1: not at the end
@@ -60,7 +60,7 @@ struct Verdict {
     [[nodiscard]] std::string_view text() const;
 };
 
-[[nodiscard]] Verdict judge(const RunResult& run, const RunResult& control, const JudgingRule& rule);
+[[nodiscard]] RunVerdict judge(const RunResult& run, const RunResult& control, const JudgingRule& rule);
 /// The run that a run is judged against, or nothing; a run is not its own control.
 [[nodiscard]] const RunResult* control_of(const RunResult& run, const std::vector<RunResult>& all);
 

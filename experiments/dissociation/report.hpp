@@ -15,7 +15,7 @@ namespace faultline {
 struct Cell {
     std::string source, intervention;
     std::vector<const RunResult*> runs;
-    std::vector<Verdict> verdicts;  ///< parallel; of a control without a control, ratios of 1
+    std::vector<RunVerdict> verdicts;  ///< parallel; of a control without a control, ratios of 1
     [[nodiscard]] int runaways() const;
     [[nodiscard]] int losses() const;
     [[nodiscard]] Spread over(double (*value)(const RunResult&)) const;

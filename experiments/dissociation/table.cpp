@@ -72,7 +72,7 @@ std::string aligned(const std::vector<Row>& rows) {
 Row row_of(const Cell& cell) {
     const std::size_t n = cell.runs.size();
     std::vector<double> first, ratio;
-    for (const Verdict& v : cell.verdicts) {
+    for (const RunVerdict& v : cell.verdicts) {
         if (v.first_step >= 0) first.push_back(static_cast<double>(v.first_step));
         ratio.push_back(v.sigma_ratio);
     }

@@ -53,7 +53,7 @@ class Tables {
         file_.write(std::string("outcome/") + name, values, axes_, about);
     }
 
-    void put_verdict(const char* name, const About& about, const std::function<double(const Verdict&)>& value) {
+    void put_verdict(const char* name, const About& about, const std::function<double(const RunVerdict&)>& value) {
         put(name, about, [&](const RunResult& run) {
             const RunResult* control = control_of(run, matrix_.runs);
             return control == nullptr ? nan_value : value(judge(run, *control, matrix_.config.rule));
@@ -109,7 +109,7 @@ void write(const RunMatrix& matrix, RecordFile& file, const std::string& folder)
     if (matrix.runs.empty()) return;
     Tables tables(matrix, file);
     using R = const RunResult&;
-    using V = const Verdict&;
+    using V = const RunVerdict&;
     tables.put("sigma_q", {"largest singular value of W_Q over layers, at the end"},
                [](R r) { return r.last_sigma_q(); });
     tables.put("max_logit", {"largest scaled score of the run", "logit"}, [](R r) { return r.largest_logit(); });

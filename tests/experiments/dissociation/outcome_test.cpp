@@ -27,23 +27,23 @@ RunResult run(const std::string& source, const std::string& intervention, std::u
 
 const JudgingRule rule{.sigma_ratio = 2, .loss_ratio = 1.05};
 
-TEST(Verdict, RunawayIsAboveTheRatioToTheEnd) {
+TEST(RunVerdict, RunawayIsAboveTheRatioToTheEnd) {
     const RunResult control = run("none", "none", 0, {1, 2, 3, 4});
     // Ratios 1, 3, 2, 2.5: above 2 at step 10, not at 20, above again from 30 on.
-    const Verdict v = judge(run("x", "none", 0, {1, 6, 6, 10}), control, rule);
+    const RunVerdict v = judge(run("x", "none", 0, {1, 6, 6, 10}), control, rule);
     EXPECT_TRUE(v.runaway);
     EXPECT_EQ(v.first_step, 30);
     EXPECT_DOUBLE_EQ(v.sigma_ratio, 2.5);
     EXPECT_EQ(v.text(), "runaway");
     EXPECT_EQ(judge(run("x", "none", 0, {1, 6, 9, 10}), control, rule).first_step, 10);
     // Back within the ratio at the end: none.
-    const Verdict back = judge(run("x", "none", 0, {1, 6, 9, 8}), control, rule);
+    const RunVerdict back = judge(run("x", "none", 0, {1, 6, 9, 8}), control, rule);
     EXPECT_FALSE(back.runaway);
     EXPECT_EQ(back.first_step, -1);
     EXPECT_TRUE(back.healthy());
 }
 
-TEST(Verdict, LossIsARatioOrNoNumber) {
+TEST(RunVerdict, LossIsARatioOrNoNumber) {
     const RunResult control = run("none", "none", 0);
     EXPECT_FALSE(judge(run("x", "none", 0, {1, 1, 1, 1}, 2.1), control, rule).loss);  // 1.05 is not above 1.05
     EXPECT_TRUE(judge(run("x", "none", 0, {1, 1, 1, 1}, 2.11), control, rule).loss);
@@ -55,8 +55,8 @@ TEST(Verdict, LossIsARatioOrNoNumber) {
     EXPECT_EQ(judge(run("x", "none", 0, {1, 1, 1, 1}, 3), control, rule).text(), "loss");
 }
 
-TEST(Verdict, ShorterRunsAreComparedAsFarAsTheyGo) {
-    const Verdict v = judge(run("x", "none", 0, {1, 5}), run("none", "none", 0, {1, 1, 1, 9}), rule);
+TEST(RunVerdict, ShorterRunsAreComparedAsFarAsTheyGo) {
+    const RunVerdict v = judge(run("x", "none", 0, {1, 5}), run("none", "none", 0, {1, 1, 1, 9}), rule);
     EXPECT_TRUE(v.runaway);
     EXPECT_EQ(v.first_step, 10);
 }

@@ -54,8 +54,9 @@ TEST(NearerPlans, NeedNoGradientAndNoKernel) {
 
 TEST(NearerPlans, AreSaidByTheProgram) {
     using namespace ::faultline::test;
-    const std::vector<std::string> words{"attribute", shipped_capture(), "--quiet",      "--outputs", "o",
-                                         "--sites",   "o_cast",          "--correction", "none"};
+    const std::vector<std::string> words{"attribute", shipped_capture(), "--plan", "fa2",
+                                         "--quiet",   "--outputs",       "o",      "--sites",
+                                         "o_cast",    "--correction",    "none"};
     std::vector<std::string> with_json = words;
     with_json.emplace_back("--json");
     const Outcome text = run_program(words), object = run_program(with_json);
