@@ -60,7 +60,7 @@ class BytesIn {
     }
     void take(void* to, std::size_t count) {
         if (count > rest_.size()) fail();
-        std::memcpy(to, rest_.data(), count);
+        if (count > 0) std::memcpy(to, rest_.data(), count);  // an empty vector has no address
         rest_.remove_prefix(count);
     }
     std::string_view rest_;

@@ -151,7 +151,7 @@ std::string FaultHooks::save() const {
     std::string out(sizeof steps_ + 1 + signs_.size() * sizeof(double), '\0');
     std::memcpy(out.data(), &steps_, sizeof steps_);
     out[sizeof steps_] = stopped_ ? 1 : 0;
-    std::memcpy(out.data() + sizeof steps_ + 1, signs_.data(), signs_.size() * sizeof(double));
+    if (!signs_.empty()) std::memcpy(out.data() + sizeof steps_ + 1, signs_.data(), signs_.size() * sizeof(double));
     return out;
 }
 
@@ -160,7 +160,7 @@ void FaultHooks::load(std::string_view state) {
         throw WorkError("checkpoint: the state of the faults has another size: expected a checkpoint of this run");
     std::memcpy(&steps_, state.data(), sizeof steps_);
     stopped_ = state[sizeof steps_] != 0;
-    std::memcpy(signs_.data(), state.data() + sizeof steps_ + 1, signs_.size() * sizeof(double));
+    if (!signs_.empty()) std::memcpy(signs_.data(), state.data() + sizeof steps_ + 1, signs_.size() * sizeof(double));
 }
 
 }  // namespace faultline
