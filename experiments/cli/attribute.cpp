@@ -179,29 +179,32 @@ const NearerPlan* own_plan(const std::vector<NearerPlan>& nearer) {
     return nearer.empty() ? nullptr : &nearer.front();
 }
 
-/// What --plan names; for auto the preset that reproduces the capture's kernel best, and fa2 where there is no kernel.
-RoundingPlan chosen_plan(const AttributeSettings& own, const Capture& capture, const Invocation& call, int head) {
-    if (own.plan != "auto") return plan_named(own.plan, call.settings, "plan");
-    const RoundingPlan usual = plan("fa2");
-    const std::vector<NearerPlan> nearer =
-        nearer_plans(capture, usual, head, static_cast<int>(call.common.threads), interrupted);
-    const NearerPlan* best = own_plan(nearer);
-    return best == nullptr ? usual : plan(best->plan);
-}
-
-/// Where the plan asked for is not the kernel's, what is said of its roundings is not said of the kernel's error: the same
-/// for the preset that is nearest to the kernel. Empty where the plan is the nearest.
-std::string table_of_own_plan(const Attribution& result, const Capture& capture, AttributionOptions options,
-                              const AttributeSettings& own, const Invocation& call) {
+/// Where the plan asked for is not the kernel's, what is said of its roundings is not said of the kernel's error: prints the
+/// same for the preset that is nearest to the kernel. Nothing where the plan is the nearest.
+Status print_own_plan(const Attribution& result, const Capture& capture, AttributionOptions options,
+                      const AttributeSettings& own, const Invocation& call) {
     const NearerPlan* best = own_plan(result.nearer);
-    if (best == nullptr || !own.injections.empty()) return {};
+    if (best == nullptr || !own.injections.empty()) return Status::done;
     const RoundingPlan nearest = plan(best->plan);
-    options.corrections = chosen_corrections(own, nearest, call.settings);
+    try {
+        options.corrections = chosen_corrections(own, nearest, call.settings);
+    } catch (const RequestError& error) {
+        remark(
+            fmt::format("faultline attribute: {} is not attributed by {}: {}", best->kernel, best->plan, error.what()));
+        return Status::done;
+    }
     options.verify_truth = 0;
+    Progress line(call.talks());
+    options.progress = LayerProgress(line, capture.layers.size());
     const Attribution attributed = attribute(capture, nearest, options);
-    return fmt::format("\n{} is not {} but {}, which has {:.2f}% of its elements. The same by {}:\n\n", best->kernel,
-                       result.plan.name, best->plan, std::floor(1e4 * best->bit_equal) / 1e2, best->plan) +
-           table(attributed, {.full = own.full, .color = colors()});
+    line.clear();
+    print_after([] {}, fmt::format("\n{} is not {} but {}, which has {:.2f}% of its elements. The same by {}:\n\n{}",
+                                   best->kernel, result.plan.name, best->plan, std::floor(1e4 * best->bit_equal) / 1e2,
+                                   best->plan, table(attributed, {.full = own.full, .color = colors()})));
+    if (attributed.complete) return Status::done;
+    remark(fmt::format("faultline attribute: interrupted after {} of {} layers by {}; what is by {} is whole",
+                       attributed.layers.size(), capture.layers.size(), best->plan, result.plan.name));
+    return Status::failed;
 }
 
 Status run(const AttributeSettings& own, const Invocation& call) {
@@ -213,19 +216,27 @@ Status run(const AttributeSettings& own, const Invocation& call) {
     options.threads = static_cast<int>(call.common.threads);
     options.verify_truth = static_cast<std::size_t>(own.verify_truth);
     options.seed = static_cast<std::uint64_t>(own.seed);
+    options.cancelled = interrupted;
+    const bool automatic = own.plan == "auto";
     // What can be refused before the capture is read, is.
-    if (own.plan != "auto") {
-        const RoundingPlan asked = plan_named(own.plan, call.settings, "plan");
-        (void)chosen_corrections(own, asked, call.settings);
-        (void)chosen_faults(own, asked, call.settings);
-    }
-    const Capture capture = own.request.read(call);
-    const int head = own.request.heads.empty() ? 0 : own.request.heads.front();
-    const RoundingPlan plan = chosen_plan(own, capture, call, head);
+    RoundingPlan plan = automatic ? faultline::plan("fa2") : plan_named(own.plan, call.settings, "plan");
     options.corrections = chosen_corrections(own, plan, call.settings);
     options.faults = chosen_faults(own, plan, call.settings);
+    const Capture capture = own.request.read(call);
     expect_gradients(capture, options);
     expect_layers(capture, options.corrections, call.settings);
+    const int head = own.request.heads.empty() ? 0 : own.request.heads.front();
+    std::vector<NearerPlan> nearer;
+    if (automatic) {
+        const Identification ranked = rank_presets(capture, plan, head, options.threads, options.cancelled);
+        nearer = nearer_plans(ranked, plan.name, head);
+        if (const NearerPlan* best = own_plan(nearer)) {
+            plan = faultline::plan(best->plan);
+            options.corrections = chosen_corrections(own, plan, call.settings);
+            options.faults = chosen_faults(own, plan, call.settings);
+            nearer = nearer_plans(ranked, plan.name, head);
+        }
+    }
 
     // Made before the work, so that a disk that refuses is known now. Without commit() nothing is left.
     std::optional<RecordFile> file;
@@ -234,16 +245,9 @@ Status run(const AttributeSettings& own, const Invocation& call) {
 
     Progress line(call.talks());
     options.progress = LayerProgress(line, capture.layers.size());
-    options.cancelled = interrupted;
     Attribution result = attribute(capture, plan, options);
-    if (result.complete) result.nearer = nearer_plans(capture, plan, head, options.threads, options.cancelled);
-    std::string text;
-    if (call.common.json) {
-        text = to_json(result);
-    } else {
-        text = table(result, {.full = own.full, .color = colors()});
-        if (result.complete && own.plan != "auto") text += table_of_own_plan(result, capture, options, own, call);
-    }
+    if (!automatic && result.complete) nearer = nearer_plans(capture, plan, head, options.threads, options.cancelled);
+    result.nearer = std::move(nearer);
     line.clear();
 
     // A file that is there may be a whole one (--force): part of the layers does not replace it.
@@ -259,8 +263,9 @@ Status run(const AttributeSettings& own, const Invocation& call) {
         write(result, *file);
         part_of_file ? file->keep_partial() : file->commit();
     };
-    print_after(write_file, text);
-    if (result.complete) return Status::done;
+    print_after(write_file, call.common.json ? to_json(result) : table(result, {.full = own.full, .color = colors()}));
+    if (result.complete)
+        return automatic || call.common.json ? Status::done : print_own_plan(result, capture, options, own, call);
     const auto written = [&](const std::string& path, bool partly) {
         return escaped(path) + (partly ? fmt::format(".partial ({} is as it was)", escaped(path)) : "");
     };

@@ -15,22 +15,7 @@
 namespace faultline {
 namespace {
 
-Format format_of(Dtype dtype) {
-    switch (dtype) {
-        case Dtype::f32:
-            return fp32;
-        case Dtype::f16:
-            return fp16;
-        case Dtype::bf16:
-            return bf16;
-        case Dtype::e5m2:
-            return e5m2;
-        case Dtype::e4m3:
-            return e4m3;
-        default:
-            return binary64;
-    }
-}
+using attribution::format_of;
 
 /// The type that a file holds values of this format in.
 Dtype dtype_of(const Format& format) {

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <faultline/attribution/group_run.hpp>
 #include <faultline/identification/match.hpp>
 
 #include <cmath>
@@ -26,23 +27,8 @@ void OutputMatches::add(const OutputMatches& other) {
 namespace identification {
 namespace {
 
-/// What a tensor file of this type stores a value as.
-Format format_of(Dtype dtype) {
-    switch (dtype) {
-        case Dtype::f32:
-            return fp32;
-        case Dtype::f16:
-            return fp16;
-        case Dtype::bf16:
-            return bf16;
-        case Dtype::e5m2:
-            return with_saturation(e5m2, false);  // infinities and NaNs are kept as the plan has them
-        case Dtype::e4m3:
-            return with_saturation(e4m3, false);
-        default:
-            return binary64;
-    }
-}
+/// What a tensor file of this type stores a value as: infinities and NaNs are kept as the plan has them.
+Format format_of(Dtype dtype) { return with_saturation(attribution::format_of(dtype), false); }
 
 struct Comparison {
     Format format;

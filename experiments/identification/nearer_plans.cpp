@@ -3,13 +3,12 @@
 
 #include <algorithm>
 
-#include <faultline/identification/identify.hpp>
 #include <faultline/plan/presets.hpp>
 
 namespace faultline {
 
-std::vector<NearerPlan> nearer_plans(const Capture& capture, const RoundingPlan& plan, int head, int threads,
-                                     const std::function<bool()>& cancelled) {
+Identification rank_presets(const Capture& capture, const RoundingPlan& plan, int head, int threads,
+                            const std::function<bool()>& cancelled) {
     if (observed_kernels(capture).empty()) return {};
     IdentifyOptions options;
     options.candidates = {plan};  // first: of equals it is the one
@@ -19,17 +18,25 @@ std::vector<NearerPlan> nearer_plans(const Capture& capture, const RoundingPlan&
     options.search = false;
     options.threads = threads;
     options.cancelled = cancelled;
-    const Identification found = identify(capture, options);
+    return identify(capture, options);
+}
+
+std::vector<NearerPlan> nearer_plans(const Identification& ranked, const std::string& plan, int head) {
     std::vector<NearerPlan> nearer;
-    for (const KernelIdentification& kernel : found.kernels) {
+    for (const KernelIdentification& kernel : ranked.kernels) {
         const RankedPlan& best = kernel.ranking.front();
         const auto own = std::find_if(kernel.ranking.begin(), kernel.ranking.end(),
-                                      [&](const RankedPlan& ranked) { return ranked.plan == plan.name; });
+                                      [&](const RankedPlan& candidate) { return candidate.plan == plan; });
         const Match theirs = best.match.all(), ours = own->match.all();
         if (2 * theirs.differing() > ours.differing() || ours.differing() == 0) continue;
         nearer.push_back({kernel.kernel, best.plan, theirs.share(), ours.share(), head, kernel.layers});
     }
     return nearer;
+}
+
+std::vector<NearerPlan> nearer_plans(const Capture& capture, const RoundingPlan& plan, int head, int threads,
+                                     const std::function<bool()>& cancelled) {
+    return nearer_plans(rank_presets(capture, plan, head, threads, cancelled), plan.name, head);
 }
 
 }  // namespace faultline

@@ -4,17 +4,26 @@
 #pragma once
 
 #include <functional>
+#include <string>
 #include <vector>
 
 #include <faultline/attribution/attribution.hpp>
 #include <faultline/attribution/capture.hpp>
+#include <faultline/identification/identify.hpp>
 #include <faultline/plan/plan.hpp>
 
 namespace faultline {
 
-/// For every observed kernel of which some preset leaves at most half as many elements different as `plan` does: the preset
-/// that leaves fewest. Compared on one key head of every layer, that of query head `head`. Empty where the capture has no
-/// output of a kernel, and when `cancelled` says so. RequestError where a layer has no such head.
+/// `plan` and every preset, ranked on one key head of every layer, that of query head `head`. No kernels where the capture
+/// has no output of one, and when `cancelled` says so. RequestError where a layer has no such head.
+[[nodiscard]] Identification rank_presets(const Capture& capture, const RoundingPlan& plan, int head, int threads = 0,
+                                          const std::function<bool()>& cancelled = {});
+
+/// For every kernel of which some preset leaves at most half as many elements different as the plan of this name, which is
+/// among those ranked: the preset that leaves fewest.
+[[nodiscard]] std::vector<NearerPlan> nearer_plans(const Identification& ranked, const std::string& plan, int head);
+
+/// Both.
 [[nodiscard]] std::vector<NearerPlan> nearer_plans(const Capture& capture, const RoundingPlan& plan, int head,
                                                    int threads = 0, const std::function<bool()>& cancelled = {});
 

@@ -12,19 +12,9 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using ::testing::StartsWith;
 
-std::string refusal(const std::vector<std::string>& options) {
-    std::vector<std::string> words{"bisect"};
-    words.insert(words.end(), options.begin(), options.end());
-    const Outcome run = run_program(words);
-    EXPECT_EQ(run.status, 2) << run.err;
-    EXPECT_THAT(run.out, IsEmpty());
-    EXPECT_EQ(lines(run.err).size(), 1u) << run.err;
-    EXPECT_THAT(run.err, StartsWith("faultline bisect: "));
-    return run.err;
-}
+std::string refusal(const std::vector<std::string>& options) { return refused("bisect", options); }
 
 TEST(BisectProgram, PrintsATableAnObjectAndAFile) {
     const Folder folder;

@@ -121,4 +121,19 @@ std::vector<std::string> lines(const std::string& text) {
     return all;
 }
 
+std::string refused(const std::string& command, const std::vector<std::string>& options, const Folder* folder) {
+    const std::vector<std::string> before = folder != nullptr ? folder->files() : std::vector<std::string>{};
+    std::vector<std::string> words{command};
+    words.insert(words.end(), options.begin(), options.end());
+    const Outcome run = run_program(words);
+    EXPECT_EQ(run.status, 2) << run.err;
+    EXPECT_EQ(run.out, "");
+    EXPECT_EQ(lines(run.err).size(), 1u) << run.err;
+    EXPECT_TRUE(run.err.starts_with("faultline " + command + ": ")) << run.err;
+    if (folder != nullptr) {
+        EXPECT_EQ(folder->files(), before) << "a file was left behind";
+    }
+    return run.err;
+}
+
 }  // namespace faultline::test

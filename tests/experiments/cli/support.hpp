@@ -20,6 +20,12 @@ struct Outcome {
 Outcome run_program(const std::vector<std::string>& arguments,
                     const std::map<std::string, std::string>& environment = {});
 
+class Folder;
+/// Runs `faultline COMMAND OPTIONS…` and expects it to be refused: exit 2, one sentence on standard error that begins with the
+/// command, nothing on standard output, and no file more or less in `folder`, if one is given. Returns the sentence.
+std::string refused(const std::string& command, const std::vector<std::string>& options,
+                    const Folder* folder = nullptr);
+
 /// A folder of this test's own, empty, removed at the end.
 class Folder {
   public:

@@ -20,19 +20,9 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using ::testing::StartsWith;
 
 std::string refusal(const Folder& folder, const std::vector<std::string>& options) {
-    const std::vector<std::string> before = folder.files();
-    std::vector<std::string> words{"identify"};
-    words.insert(words.end(), options.begin(), options.end());
-    const Outcome run = run_program(words);
-    EXPECT_EQ(run.status, 2) << run.err;
-    EXPECT_THAT(run.out, IsEmpty());
-    EXPECT_EQ(lines(run.err).size(), 1u) << run.err;
-    EXPECT_THAT(run.err, StartsWith("faultline identify: "));
-    EXPECT_EQ(folder.files(), before) << "a file was left behind";
-    return run.err;
+    return refused("identify", options, &folder);
 }
 
 TEST(IdentifyProgram, NamesFlashOnTheShippedCapture) {
