@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 
 std::vector<std::string> small(const Folder& folder, const std::vector<std::string>& more) {
     std::string text;
-    for (int i = 0; i < 200000; ++i) text += "a small text that repeats "[(i * i + i / 5) % 26];
+    for (std::size_t i = 0; i < 200000; ++i) text += "a small text that repeats "[(i * i + i / 5) % 26];
     folder.write("text", text);
     std::vector<std::string> arguments{"dissociate",
                                        "--data",
