@@ -2,235 +2,21 @@
 #include <faultline/attribution/attribution.hpp>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <map>
-#include <memory>
-#include <mutex>
 
 #include <fmt/format.h>
 
-#include <faultline/attribution/counterfactuals.hpp>
 #include <faultline/attribution/level.hpp>
 #include <faultline/attribution/rows.hpp>
+#include <faultline/attribution/stages.hpp>
 #include <faultline/base/error.hpp>
 #include <faultline/base/parallel.hpp>
-#include <faultline/plan/presets.hpp>
 
 namespace faultline {
 namespace {
 
 using namespace attribution;
-
-/// Thrown inside a layer when the caller asked to stop; the layer is dropped.
-struct Cancelled {};
-
-/// Certified bounds, without the last step that makes every 53-bit value the correctly rounded one: in a saturated row an
-/// element of dq whose leading terms cancel exactly (two keys with the same coordinate) is 1e-80 of its row, and deciding
-/// its last bit took longer than everything else. Its bound says what is known of it.
-constexpr TruthOptions certified{.correctly_rounded = false};
-
-/// Counts units of work done, tells the caller, and stops the work when asked.
-class Progress {
-  public:
-    Progress(const AttributionOptions& options, std::size_t total) : options_(options), total_(total) {}
-    void step(const std::string& what) {
-        const std::lock_guard lock(mutex_);
-        ++done_;
-        if (options_.progress) options_.progress(done_, total_, what);
-    }
-    /// Work that turned up on the way.
-    void expect(std::size_t more) {
-        const std::lock_guard lock(mutex_);
-        total_ += more;
-    }
-    void check() const {
-        if (options_.cancelled && options_.cancelled()) throw Cancelled{};
-    }
-
-  private:
-    const AttributionOptions& options_;
-    std::mutex mutex_;
-    std::size_t done_ = 0, total_;
-};
-
-/// How the layer's work is cut: groups of heads, sites with counterfactuals, corrections, outputs.
-struct Work {
-    const LayerCapture& layer;
-    RoundingPlan plan;
-    std::vector<Group> groups;
-    std::vector<Output> outputs;
-    std::vector<Site> sites;
-    bool all_sites = true;  ///< that round and are reached: only then do their effects add up to anything
-    const std::vector<Correction>& corrections;
-    Faults faults;
-
-    Work(const LayerCapture& the_layer, const RoundingPlan& the_plan, const AttributionOptions& options)
-        : layer(the_layer),
-          plan(for_head_dim(the_plan, static_cast<int>(the_layer.head_dim()), the_layer.causal)),
-          groups(groups_of(the_layer, options.heads, options.seed)),
-          corrections(options.corrections),
-          faults{options.faults, static_cast<int>(the_layer.heads())} {
-        for (const Fault& fault : faults.list)
-            (void)AttentionInjector(fault, plan, faults.heads);  // says now what cannot stand in this plan
-        for (const Output o : options.outputs)
-            if (o == Output::o || !layer.dout.empty()) outputs.push_back(o);
-        if (outputs.empty())
-            throw RequestError(
-                fmt::format("{}: the layer has no \"{}.do\": expected it for dq, dk, dv; only o can be attributed",
-                            layer.name, layer.name));
-        std::vector<Site> rounding = plan.rounding_sites();
-        for (const Fault& fault : faults.list)  // a site at fault is one to attribute, though its rule be exact
-            if (std::count(rounding.begin(), rounding.end(), std::get<Site>(fault.site)) == 0)
-                rounding.push_back(std::get<Site>(fault.site));
-        std::sort(rounding.begin(), rounding.end());
-        for (const Site site : rounding) {
-            const bool reached = !layer.dout.empty() || info(site).pass != Pass::backward;
-            if (!reached) continue;
-            if (options.sites.empty() || std::count(options.sites.begin(), options.sites.end(), site) > 0)
-                sites.push_back(site);
-            else
-                all_sites = false;
-        }
-        for (const Site site : options.sites)
-            if (std::count(rounding.begin(), rounding.end(), site) == 0)
-                throw RequestError(fmt::format("site \"{}\" is exact in plan \"{}\": there is no rounding to attribute",
-                                               faultline::name(site), plan.name));
-        for (const int head : options.heads)
-            if (head < 0 || head >= layer.heads())
-                throw RequestError(fmt::format("head {} of {}: expected 0 to {}", head, layer.name, layer.heads() - 1));
-        const std::string problem = problem_with(plan);
-        if (!problem.empty()) throw RequestError(fmt::format("plan \"{}\": {}", plan.name, problem));
-    }
-};
-
-/// First stage, per group: truth, the plan with its recorder, the exact plan in binary64.
-struct FirstStage {
-    std::vector<GroupBase> bases;
-    std::vector<std::unique_ptr<TileRecorder>> recorders;
-    std::vector<RunOutputs> exact;
-    std::vector<TruthVerification> verified;
-
-    FirstStage(const Work& work, const AttributionOptions& options, Progress& progress)
-        : bases(work.groups.size()),
-          recorders(work.groups.size()),
-          exact(work.groups.size()),
-          verified(work.groups.size()) {
-        parallel_for(2 * work.groups.size(), options.threads, [&](std::size_t task) {
-            progress.check();
-            const std::size_t g = task / 2;
-            const Group& group = work.groups[g];
-            if (task % 2 == 0) {
-                bases[g].truth = attention_truth(group.problem, certified);
-                if (options.verify_truth > 0)
-                    verified[g] = faultline::verify_truth(group.problem, bases[g].truth, options.verify_truth,
-                                                          options.seed + g, 320, options.cancelled);
-                progress.check();
-                progress.step(work.layer.name + ": truth");
-            } else {
-                recorders[g] = std::make_unique<TileRecorder>(group.inputs, work.plan);
-                bases[g].plan = run_plan(group, work.plan, work.faults, recorders[g].get(), &bases[g].realised);
-                exact[g] = run_plan(group, exact_of(work.plan));
-                progress.step(work.layer.name + ": plan");
-            }
-        });
-        for (std::size_t g = 0; g < bases.size(); ++g) {
-            bases[g].direction = mean_key_direction(work.groups[g]);
-            for (const Output output : work.outputs) {
-                const auto o = static_cast<std::size_t>(output);
-                bases[g].plan_error[o] = error_vector(bases[g].plan[output], bases[g].truth, output);
-                bases[g].plan_error_squared[o] = squared(bases[g].plan_error[o]);
-            }
-        }
-    }
-
-    /// The plan's schedule with no rounding.
-    static RoundingPlan exact_of(const RoundingPlan& plan) {
-        RoundingPlan exact = plan;
-        for (const Site site : plan.rounding_sites()) exact.set(site, Rule{});
-        return exact;
-    }
-};
-
-/// Squares that a level is made of, summed over groups.
-struct LevelSums {
-    WideReal rounding, truth;
-    void add(const GroupTruth& group, Output output, std::size_t matrices, const std::optional<Format>& format) {
-        for (std::size_t i = 0; i < matrices; ++i) {
-            const CertifiedMatrix& matrix = truth_of(group, output, i);
-            const WideReal norm = frobenius_norm(matrix);
-            truth = truth + norm * norm;
-            if (!format) continue;
-            const WideReal error = rounding_error(matrix, *format);
-            rounding = rounding + error * error;
-        }
-    }
-    void join(const LevelSums& next) {
-        rounding = rounding + next.rounding;
-        truth = truth + next.truth;
-    }
-    [[nodiscard]] WideReal level() const {
-        return truth == WideReal(0.0) ? WideReal(0.0) : sqrt(rounding) / sqrt(truth);
-    }
-};
-
-/// A correction on one group.
-struct CorrectedGroup {
-    std::array<ErrorSums, 4> errors;
-    std::array<LevelSums, 4> levels;  ///< of its own truth, where that is another
-};
-
-/// Second stage: counterfactuals and corrections, by (group, item).
-struct SecondStage {
-    std::vector<std::vector<std::array<SiteSums, 4>>> sites;  ///< [site][group]
-    std::vector<std::vector<CorrectedGroup>> corrections;     ///< [correction][group]
-
-    SecondStage(const Work& work, const FirstStage& first, const AttributionOptions& options, Progress& progress) {
-        const std::size_t groups = work.groups.size();
-        sites.assign(work.sites.size(), std::vector<std::array<SiteSums, 4>>(groups));
-        corrections.assign(work.corrections.size(), std::vector<CorrectedGroup>(groups));
-        const std::size_t per_group = work.sites.size() + work.corrections.size();
-        parallel_for(groups * per_group, options.threads, [&](std::size_t task) {
-            progress.check();
-            const std::size_t g = task / per_group;
-            const std::size_t item = task % per_group;
-            if (item < work.sites.size()) {
-                const Site site = work.sites[item];
-                sites[item][g] =
-                    site_counterfactuals(work.groups[g], first.bases[g], work.plan, work.faults, site, work.outputs);
-                progress.step(fmt::format("{}: site {}", work.layer.name, faultline::name(site)));
-            } else {
-                const std::size_t c = item - work.sites.size();
-                corrections[c][g] = corrected(work, work.groups[g], first.bases[g], work.corrections[c]);
-                progress.step(fmt::format("{}: correction {}", work.layer.name, work.corrections[c].name));
-            }
-        });
-    }
-
-    static CorrectedGroup corrected(const Work& work, const Group& group, const GroupBase& base,
-                                    const Correction& correction) {
-        const RoundingPlan plan = apply(correction, work.plan, work.layer.name);
-        CorrectedGroup sums;
-        const auto measure = [&](const RunOutputs& run, const GroupTruth& truth, const std::vector<double>& direction) {
-            for (const Output output : work.outputs)
-                sums.errors[static_cast<std::size_t>(output)] = errors_of(run[output], truth, output, direction);
-        };
-        if (!correction.changes_function()) {
-            measure(run_plan(group, plan, work.faults), base.truth, base.direction);
-            return sums;
-        }
-        const TransformedGroup transformed(group, correction, format_of(work.layer.q.dtype),
-                                           format_of(work.layer.k.dtype));
-        const GroupTruth truth = attention_truth(transformed.group.problem, certified);
-        const RunOutputs run = run_plan(transformed.group, plan, work.faults);
-        // dq is then made of the transformed keys, and their mean is what a broken zero-sum law leaks.
-        measure(run, truth, mean_key_direction(transformed.group));
-        for (const Output output : work.outputs)
-            sums.levels[static_cast<std::size_t>(output)].add(truth, output, run[output].size(),
-                                                              faultline::stored_format(plan, output));
-        return sums;
-    }
-};
 
 ErrorMeasure over_groups(const std::vector<ErrorSums>& by_group) {
     ErrorSums sums = by_group.front();
@@ -332,7 +118,7 @@ OutputAttribution output_attribution(const Work& work, const FirstStage& first, 
 }
 
 /// Runs the redundant sites of each output repaired together: one run more for each set of them.
-void add_redundant(const Work& work, const FirstStage& first, const AttributionOptions& options, Progress& progress,
+void add_redundant(const Work& work, const FirstStage& first, const AttributionOptions& options, WorkCount& count,
                    std::vector<OutputAttribution>& outputs) {
     std::map<std::vector<Site>, std::vector<std::array<SiteSums, 4>>> runs;  // by group
     for (OutputAttribution& a : outputs)
@@ -340,12 +126,12 @@ void add_redundant(const Work& work, const FirstStage& first, const AttributionO
             runs[sites].resize(work.groups.size());
             a.redundant.push_back({std::move(sites), {}, 0});
         }
-    progress.expect(runs.size() * work.groups.size());
+    count.expect(runs.size() * work.groups.size());
     for (auto& [sites, by_group] : runs)
         parallel_for(work.groups.size(), options.threads, [&, &set = sites, &found = by_group](std::size_t g) {
-            progress.check();
+            count.check();
             found[g] = repaired_together(work.groups[g], first.bases[g], work.plan, work.faults, set, work.outputs);
-            progress.step(work.layer.name + ": redundant sites");
+            count.step(work.layer.name + ": redundant sites");
         });
     for (OutputAttribution& a : outputs)
         for (RedundantSites& together : a.redundant) {
@@ -362,9 +148,10 @@ void add_redundant(const Work& work, const FirstStage& first, const AttributionO
 
 LayerAttribution attribute(const LayerCapture& layer, const RoundingPlan& plan, const AttributionOptions& options) {
     const Work work(layer, plan, options);
-    Progress progress(options, work.groups.size() * (2 + work.sites.size() + work.corrections.size()));
-    const FirstStage first(work, options, progress);
-    const SecondStage second(work, first, options, progress);
+    WorkCount count(options.progress, options.cancelled,
+                    work.groups.size() * (2 + work.sites.size() + work.corrections.size()));
+    const FirstStage first(work, options, count);
+    const SecondStage second(work, first, options, count);
 
     LayerAttribution a;
     a.name = layer.name;
@@ -391,7 +178,7 @@ LayerAttribution attribute(const LayerCapture& layer, const RoundingPlan& plan, 
         a.local.push_back(std::move(all));
     }
     for (const Output output : work.outputs) a.outputs.push_back(output_attribution(work, first, second, output));
-    add_redundant(work, first, options, progress, a.outputs);
+    add_redundant(work, first, options, count, a.outputs);
     for (std::size_t g = 0; g < work.groups.size(); ++g) {
         append_rows(work.groups[g], first.bases[g].truth, first.recorders[g]->rows(), a.rows);
         a.truth_slow_elements += first.bases[g].truth.slow_elements;

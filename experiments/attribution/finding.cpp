@@ -19,7 +19,7 @@ namespace faultline::attribution {
 std::string share_text(double share) {
     if (share == 1) return "all";
     if (share > 0.999 && share < 1) return ">99.9%";
-    if (std::abs(share) >= 100) return fmt::format("{:.3g}x", share);
+    if (std::abs(share) >= 100) return fmt::format("{:.2e}%", 100 * share);
     if (std::abs(share) >= 1) return fmt::format("{:.0f}%", 100 * share);
     return fmt::format("{:.1f}%", 100 * share);
 }

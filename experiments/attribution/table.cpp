@@ -136,7 +136,8 @@ std::string head(const Attribution& a, const Pen& pen) {
         "share  of the plan's squared error that repairing this site takes away (repaired: what is left); below 0 it\n"
         "       cancels; near 0 where alone, the error if nothing else rounds, is large: others do the same\n"
         "bias   mean / rms of the site's error, t over rows, coherence of the rows' signs (1/sqrt(rows) is none); bias\n"
-        "       adds up in training\n";
+        "       adds up in training\n"
+        "sign   coherence with its sign, from -1 (every row below the truth) to +1 (every row above it)\n";
     return out;
 }
 
@@ -322,7 +323,7 @@ std::string error_text(const WideReal& relative) {
     if (relative.mantissa == 0) return "0%";
     if (std::isfinite(r) && r >= 1e-5 && r < 1000) return percent(r);
     if (!std::isfinite(relative.mantissa)) return relative.to_string(2);
-    return relative.to_string(2) + (r >= 1000 ? "x" : "");
+    return (WideReal(100.0) * relative).to_string(2) + "%";
 }
 
 std::string table(const Attribution& attribution, const TableOptions& options) {

@@ -36,7 +36,7 @@ RoundingPlan exact_of(const RoundingPlan& plan) {
 
 Oracle::Oracle(const Capture& capture, const RoundingPlan& plan, const BisectionOptions& options,
                const std::vector<Target>& targets, BisectionKind kind)
-    : options_(options), targets_(targets), kind_(kind) {
+    : options_(options), targets_(targets), kind_(kind), count_(options.progress, options.cancelled) {
     for (const LayerCapture& layer : capture.layers) {
         LayerPlan named{&layer, for_head_dim(plan, static_cast<int>(layer.head_dim()), layer.causal), {}};
         for (const Target& target : targets) {
@@ -79,7 +79,7 @@ void Oracle::prepare_units() {
             unit.group = std::move(group);
             units_.push_back(std::move(unit));
         }
-    total_ += units_.size();
+    count_.expect(units_.size());
     parallel_for(units_.size(), options_.threads, [&](std::size_t u) {
         Unit& unit = units_[u];
         const LayerPlan& layer = layers_[unit.layer];
@@ -91,15 +91,8 @@ void Oracle::prepare_units() {
             for (const double e : attribution::error_vector(unit.plan[output], unit.truth, output))
                 if (std::isfinite(e)) squares += static_cast<long double>(e) * e;
         }
-        step(1, layer.layer->name + ": truth and plan");
+        count_.step(layer.layer->name + ": truth and plan");
     });
-}
-
-void Oracle::step(std::size_t sets, const std::string& what) const {
-    if (options_.cancelled && options_.cancelled()) throw Cancelled{};
-    const std::lock_guard lock(mutex_);
-    done_ += sets;
-    if (options_.progress) options_.progress(done_, total_, what);
 }
 
 RoundingPlan Oracle::plan_of(const LayerPlan& layer, SiteMask set) const {
@@ -164,7 +157,7 @@ std::vector<std::vector<WideReal>> Oracle::values(const std::vector<SiteMask>& s
         for (std::size_t i = 0; i < list.size(); i += sets_a_task)
             chunks.emplace_back(list.begin() + static_cast<std::ptrdiff_t>(i),
                                 list.begin() + static_cast<std::ptrdiff_t>(std::min(i + sets_a_task, list.size())));
-    total_ += sets.size() * units_.size();
+    count_.expect(sets.size() * units_.size());
     std::vector<std::vector<UnitSums>> sums(sets.size(), std::vector<UnitSums>(units_.size()));
     parallel_for(chunks.size() * units_.size(), options_.threads, [&](std::size_t task) {
         const std::vector<std::size_t>& chunk = chunks[task / units_.size()];
@@ -180,7 +173,7 @@ std::vector<std::vector<WideReal>> Oracle::values(const std::vector<SiteMask>& s
         for (const std::size_t i : chunk) {
             if (backward) keep_gradients(attention_backward(unit.group.inputs, forward, plan_of(layer, sets[i])), run);
             sums[i][u] = measure(unit, run);
-            step(1, fmt::format("{}: sets of {} sites", layer.layer->name, std::popcount(sets[i])));
+            count_.step(fmt::format("{}: sets of {} sites", layer.layer->name, std::popcount(sets[i])));
         }
     });
     std::vector<std::vector<WideReal>> values;

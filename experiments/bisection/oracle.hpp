@@ -4,16 +4,13 @@
 
 #include <array>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include <faultline/attribution/group_run.hpp>
+#include <faultline/base/work_count.hpp>
 #include <faultline/bisection/bisect.hpp>
 
 namespace faultline::bisection {
-
-/// Thrown between runs when the caller asked to stop.
-struct Cancelled {};
 
 class Oracle {
   public:
@@ -53,7 +50,6 @@ class Oracle {
     [[nodiscard]] std::vector<WideReal> values_of(const std::vector<const UnitSums*>& by_unit) const;
     void choose_sites();
     void prepare_units();
-    void step(std::size_t sets, const std::string& what) const;
 
     const BisectionOptions& options_;
     std::vector<Target> targets_;
@@ -62,8 +58,7 @@ class Oracle {
     std::vector<Unit> units_;
     std::vector<Site> sites_, untouched_;
     SiteMask forward_sites_ = 0;
-    mutable std::mutex mutex_;
-    mutable std::size_t done_ = 0, total_ = 0;
+    mutable WorkCount count_;
 };
 
 }  // namespace faultline::bisection

@@ -154,7 +154,8 @@ int run_program(int argc, char** argv) {
         return finish(name, error.what(), Status::failed);
     } catch (const std::bad_alloc&) {
         return finish(
-            name, "not enough memory: expected room for the layer's score matrices (choose fewer --heads or --threads)",
+            name,
+            "not enough memory: expected room for what the command holds; fewer --threads, --heads or --layers need less",
             Status::failed);
     } catch (const std::exception& error) {
         return finish(name, fmt::format("internal error: {}: expected none; please report it", error.what()),

@@ -2,35 +2,13 @@
 // Plans run on units in parallel, and compared with what kernels returned.
 #pragma once
 
-#include <functional>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include <faultline/base/work_count.hpp>
 #include <faultline/identification/identify.hpp>
 
 namespace faultline::identification {
-
-/// Thrown between units of work when the caller asked to stop.
-struct Cancelled {};
-
-/// Counts units of work whose number grows.
-class WorkCount {
-  public:
-    explicit WorkCount(const IdentifyOptions& options) : options_(options) {}
-    void expect(std::size_t more) { total_ += more; }
-    void step(const std::string& what) {
-        if (options_.cancelled && options_.cancelled()) throw Cancelled{};
-        const std::lock_guard lock(mutex_);
-        ++done_;
-        if (options_.progress) options_.progress(done_, total_, what);
-    }
-
-  private:
-    const IdentifyOptions& options_;
-    std::mutex mutex_;
-    std::size_t done_ = 0, total_ = 0;
-};
 
 /// The plan that a search stands on, run on every unit: the forward is kept for the changes that leave it alone.
 struct Baseline {

@@ -268,7 +268,7 @@ Identification identify(const Capture& capture, const IdentifyOptions& options) 
     std::vector<KernelIdentification> results;
     for (const Case& c : cases)
         results.push_back({c.kernel, c.head_dim, c.causal, c.layers, {}, {}, {}, {}, {}, {}, {}, {}});
-    WorkCount work(options);
+    WorkCount work(options.progress, options.cancelled);
     try {
         rank(cases, candidates, options, work, results);
         for (std::size_t i = 0; i < cases.size(); ++i) {

@@ -3,12 +3,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <mutex>
 
 #include <fmt/format.h>
 
 #include <faultline/base/error.hpp>
 #include <faultline/base/parallel.hpp>
+#include <faultline/base/work_count.hpp>
 #include <faultline/plan/nearest_name.hpp>
 #include <faultline/tensor/text.hpp>
 #include <faultline/verdict/null_model.hpp>
@@ -21,8 +21,6 @@ using namespace verdict;
 using attribution::Group;
 using attribution::RunOutputs;
 
-struct Cancelled {};
-
 constexpr TruthOptions certified{.correctly_rounded = false};
 constexpr std::ptrdiff_t default_block = 64;  // rows, where the plan has one tile for all
 
@@ -30,22 +28,6 @@ constexpr std::ptrdiff_t default_block = 64;  // rows, where the plan has one ti
 constexpr double fp32_floor = 0x1p-24;
 /// The same where the plan itself is fp32: binary64 in which it is emulated.
 constexpr double binary64_floor = 0x1p-50;
-
-class Progress {
-  public:
-    Progress(const CheckOptions& options, std::size_t total) : options_(options), total_(total) {}
-    void step(const std::string& what) {
-        if (options_.cancelled && options_.cancelled()) throw Cancelled{};
-        const std::lock_guard lock(mutex_);
-        ++done_;
-        if (options_.progress) options_.progress(done_, total_, what);
-    }
-
-  private:
-    const CheckOptions& options_;
-    std::mutex mutex_;
-    std::size_t done_ = 0, total_;
-};
 
 const ObservedKernel* kernel_of(const LayerCapture& layer, const std::string& name) {
     for (const ObservedKernel& kernel : layer.observed)
@@ -140,9 +122,9 @@ class LayerWork {
     [[nodiscard]] bool empty() const { return outputs_.empty(); }
     [[nodiscard]] const std::string& name() const { return layer_.name; }
 
-    void run(Progress& progress) {
+    void run(WorkCount& count) {
         for (const Output output : outputs_) work_[static_cast<std::size_t>(output)] = {};
-        for (const Group& group : groups_) add(group, progress);
+        for (const Group& group : groups_) add(group, count);
     }
     [[nodiscard]] std::size_t tests() const {
         std::size_t count = 0;
@@ -162,7 +144,7 @@ class LayerWork {
 
   private:
     /// One group whole: memory for the runs of one group at a time.
-    void add(const Group& group, Progress& progress) {
+    void add(const Group& group, WorkCount& count) {
         const auto runs = static_cast<std::size_t>(options_.runs);
         std::vector<RunOutputs> null(runs);
         GroupTruth truth;
@@ -176,7 +158,7 @@ class LayerWork {
                 SignFlip flip(flipped_, options_.seed, task - 2);
                 null[task - 2] = attribution::run_plan(group, plan_, &flip);
             }
-            progress.step(layer_.name + (task == 0 ? ": truth" : task == 1 ? ": plan" : ": null model"));
+            count.step(layer_.name + (task == 0 ? ": truth" : task == 1 ? ": plan" : ": null model"));
         });
         const std::vector<double> mean_key = attribution::mean_key_direction(group);
         for (const Output output : outputs_) {
@@ -398,11 +380,11 @@ Check check(const Capture& capture, const RoundingPlan& plan, const CheckOptions
             fmt::format("{}: kernel {} left none of the outputs asked for: expected one of o, dq, dk, dv "
                         "(gradients need LAYER.do)",
                         escaped(capture.path, capture.path.size()), in_quotes(result.kernel)));
-    Progress progress(options, units);
+    WorkCount count(options.progress, options.cancelled, units);
     std::size_t whole = 0;
     try {
         for (LayerWork& layer : layers) {
-            layer.run(progress);
+            layer.run(count);
             result.tests += layer.tests();
             ++whole;
         }

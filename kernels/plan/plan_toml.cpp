@@ -8,6 +8,7 @@
 #include <limits>
 #include <optional>
 #include <sstream>
+#include <string>
 #include <vector>
 
 #include <faultline/base/error.hpp>
@@ -327,9 +328,11 @@ void Reader::read_tiles(const toml::node& node, RoundingPlan& plan) const {
     }
 }
 
+constexpr std::size_t longest_name = 200;  // it stands in tables, file names and attributes
+
 bool is_plain_name(std::string_view name) {
     const auto unfit = [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7F || c == '/'; };
-    return !name.empty() && std::none_of(name.begin(), name.end(), unfit);
+    return !name.empty() && name.size() <= longest_name && std::none_of(name.begin(), name.end(), unfit);
 }
 
 RoundingPlan Reader::read_root(const toml::table& root, std::span<const RoundingPlan> bases) const {
@@ -350,7 +353,7 @@ RoundingPlan Reader::read_root(const toml::table& root, std::span<const Rounding
     if (name_node != nullptr) read(*name_node, "name", plan.name);
     if (!is_plain_name(plan.name))
         fail(name_node != nullptr ? name_node->source() : root.source(), "name",
-             "expected some characters, none of them a slash or a control character");
+             "expected 1 to " + std::to_string(longest_name) + " bytes, none of them a slash or a control character");
     if (const toml::node* node = root.get("description")) read(*node, "description", plan.description);
     if (const toml::node* node = root.get("source")) read(*node, "source", plan.source);
     if (const toml::node* node = root.get("schedule"))

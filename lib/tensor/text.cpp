@@ -29,7 +29,9 @@ bool printable(std::uint32_t c) {
     const bool line_break = c == 0x2028 || c == 0x2029;
     const bool bidirectional =
         c == 0x200E || c == 0x200F || (c >= 0x202A && c <= 0x202E) || (c >= 0x2066 && c <= 0x2069);
-    return !control && !line_break && !bidirectional;
+    // Unicode's noncharacters: no text has them, and XML forbids two of them.
+    const bool none = (c & 0xFFFE) == 0xFFFE || (c >= 0xFDD0 && c <= 0xFDEF);
+    return !control && !line_break && !bidirectional && !none;
 }
 
 void append_bytes(std::string& out, std::string_view bytes) {

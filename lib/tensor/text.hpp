@@ -8,7 +8,7 @@
 namespace faultline {
 
 /// The text with everything that is not printable written as \xNN, \n, \t, \\ or \": control characters (C0, DEL, C1),
-/// bytes that are not UTF-8, and the bidirectional overrides that can make a name read as another. Cut after
+/// bytes that are not UTF-8, noncharacters, and the bidirectional overrides that can make a name read as another. Cut after
 /// `longest` bytes of the input, at a character, with "…".
 [[nodiscard]] std::string escaped(std::string_view text, std::size_t longest = 200);
 /// escaped() between double quotes.

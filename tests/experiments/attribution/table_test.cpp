@@ -19,9 +19,9 @@ TEST(ErrorText, PercentWhereItReads) {
     EXPECT_EQ(error_text(WideReal(0.0019)), "0.190%");
     EXPECT_EQ(error_text(WideReal(32.26)), "3226%");
     EXPECT_EQ(error_text(WideReal(1.0)), "100%");
-    EXPECT_EQ(error_text(WideReal(2.5e-9)), "2.5e-09");
-    EXPECT_EQ(error_text(WideReal(1.0, 10000)), "2.0e+3010x");  // 2^10000 = 1.995e3010
-    EXPECT_EQ(error_text(WideReal(1.0, -10000)), "5.0e-3011");
+    EXPECT_EQ(error_text(WideReal(2.5e-9)), "2.5e-07%");
+    EXPECT_EQ(error_text(WideReal(1.0, 10000)), "2.0e+3012%");  // 2^10000 = 1.995e3010
+    EXPECT_EQ(error_text(WideReal(1.0, -10000)), "5.0e-3009%");
     EXPECT_EQ(error_text(WideReal(std::numeric_limits<double>::infinity())), "inf");
 }
 

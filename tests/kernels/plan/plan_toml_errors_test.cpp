@@ -142,9 +142,11 @@ TEST(PlanErrors, UnknownValues) {
 }
 
 TEST(PlanErrors, ValuesOutOfRange) {
+    const std::string long_name = "name = \"" + std::string(201, 'a') + "\"";
     expect_errors({
-        {"name = \"\"", "f.toml:1:8: name: expected some characters, none of them a slash or a control character"},
-        {"name = \"a/b\"", "f.toml:1:8: name: expected some characters, none of them a slash or a control character"},
+        {"name = \"\"", "f.toml:1:8: name: expected 1 to 200 bytes, none of them a slash or a control character"},
+        {"name = \"a/b\"", "f.toml:1:8: name: expected 1 to 200 bytes, none of them a slash or a control character"},
+        {long_name.c_str(), "f.toml:1:8: name: expected 1 to 200 bytes, none of them a slash or a control character"},
         {"schedule.block_q = 99999999999",
          "f.toml:1:20: schedule.block_q: is 99999999999: expected an integer of 32 bits"},
         {"schedule.stable_beta = inf", "f.toml:1:24: schedule.stable_beta: is not finite: expected a finite number"},

@@ -26,6 +26,13 @@ TEST(Text, ControlCharactersDoNotReachTheTerminal) {
     EXPECT_EQ(escaped("\"\\"), "\\\"\\\\");
 }
 
+TEST(Text, NoncharactersAreWrittenAsBytes) {
+    EXPECT_EQ(escaped("a\xef\xbf\xbe"), "a\\xef\\xbf\\xbe");         // U+FFFE, which XML forbids
+    EXPECT_EQ(escaped("\xf0\x9f\xbf\xbf"), "\\xf0\\x9f\\xbf\\xbf");  // U+1FFFF
+    EXPECT_EQ(escaped("\xef\xb7\x90"), "\\xef\\xb7\\x90");           // U+FDD0
+    EXPECT_EQ(escaped("\xef\xbf\xbd"), "\xef\xbf\xbd");              // U+FFFD is a character
+}
+
 // Unicode 15, table 3-7: overlong forms, surrogates, beyond U+10FFFF and cut sequences are no characters.
 TEST(Text, IllFormedUtf8IsWrittenAsBytes) {
     EXPECT_EQ(escaped("\xff"), "\\xff");

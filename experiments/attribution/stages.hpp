@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// What attribution runs on a layer, in two stages of independent units: truths and plain runs, then counterfactuals and
+// corrections.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <faultline/attribution/attribution.hpp>
+#include <faultline/attribution/counterfactuals.hpp>
+#include <faultline/base/work_count.hpp>
+
+namespace faultline::attribution {
+
+/// How the layer's work is cut: groups of heads, sites with counterfactuals, corrections, outputs. The layer and the
+/// options outlive it.
+struct Work {
+    const LayerCapture& layer;
+    RoundingPlan plan;
+    std::vector<Group> groups;
+    std::vector<Output> outputs;
+    std::vector<Site> sites;
+    bool all_sites = true;  ///< that round and are reached: only then do their effects add up to anything
+    const std::vector<Correction>& corrections;
+    Faults faults;
+
+    /// RequestError where the options ask for what the layer or the plan does not have.
+    Work(const LayerCapture& layer, const RoundingPlan& plan, const AttributionOptions& options);
+};
+
+/// First stage, per group: truth, the plan with its recorder, the exact plan in binary64.
+struct FirstStage {
+    std::vector<GroupBase> bases;
+    std::vector<std::unique_ptr<TileRecorder>> recorders;
+    std::vector<RunOutputs> exact;
+    std::vector<TruthVerification> verified;
+
+    FirstStage(const Work& work, const AttributionOptions& options, WorkCount& count);
+};
+
+/// Squares that a level is made of, summed over groups.
+struct LevelSums {
+    WideReal rounding, truth;
+
+    void add(const GroupTruth& group, Output output, std::size_t matrices, const std::optional<Format>& format);
+    void join(const LevelSums& next);
+    [[nodiscard]] WideReal level() const;
+};
+
+/// A correction on one group.
+struct CorrectedGroup {
+    std::array<ErrorSums, 4> errors;
+    std::array<LevelSums, 4> levels;  ///< of its own truth, where that is another
+};
+
+/// Second stage: counterfactuals and corrections, by (group, item).
+struct SecondStage {
+    std::vector<std::vector<std::array<SiteSums, 4>>> sites;  ///< [site][group]
+    std::vector<std::vector<CorrectedGroup>> corrections;     ///< [correction][group]
+
+    SecondStage(const Work& work, const FirstStage& first, const AttributionOptions& options, WorkCount& count);
+};
+
+}  // namespace faultline::attribution
