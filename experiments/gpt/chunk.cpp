@@ -239,7 +239,8 @@ double Chunk<T>::loss(const Weights<T>& weights, const StepContext& context, std
 template <class T>
 typename Chunk<T>::Operands Chunk<T>::operands(int layer) const {
     const Heads of = heads(layer);
-    return {of.q, of.k, of.v, layers_[at(layer)].dout.view()};
+    const Layer& kept = layers_[at(layer)];
+    return {of.q, of.k, of.v, kept.dout.view(), kept.h1.view()};
 }
 
 template class Chunk<float>;

@@ -40,9 +40,10 @@ class Chunk {
     [[nodiscard]] std::span<const double> q_rms() const { return q_rms_; }
     [[nodiscard]] std::span<const double> k_rms() const { return k_rms_; }
     [[nodiscard]] const FiniteWatch& finite() const { return finite_; }
-    /// q, k, v as attention got them and dO: [tokens, width], of the last forward_backward; for captures.
+    /// q, k, v as attention got them, dO, and x, the normed residual stream that W_Q, W_K, W_V multiply: [tokens, width], of
+    /// the last forward_backward; for captures.
     struct Operands {
-        MatrixView<const T> q, k, v, dout;
+        MatrixView<const T> q, k, v, dout, x;
     };
     [[nodiscard]] Operands operands(int layer) const;
     /// Keeps dO of every layer from now on.

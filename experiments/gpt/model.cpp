@@ -141,6 +141,7 @@ void Gpt<T>::keep(const Chunk<T>& chunk, std::size_t first_token) {
         copy(of.k, to.k);
         copy(of.v, to.v);
         copy(of.dout, to.dout);
+        copy(of.x, to.x);
     }
 }
 
@@ -150,7 +151,7 @@ double Gpt<T>::accumulate(const StepContext& context, const Batch& batch, BatchS
     if (kept_ != nullptr) {
         kept_->resize(static_cast<std::size_t>(config_.layers));
         for (Operands& layer : *kept_)
-            for (std::vector<T>* values : {&layer.q, &layer.k, &layer.v, &layer.dout})
+            for (std::vector<T>* values : {&layer.q, &layer.k, &layer.v, &layer.dout, &layer.x})
                 values->resize(batch.tokens.size() * static_cast<std::size_t>(config_.width));
     }
     groups_.resize(static_cast<std::size_t>(how.groups));

@@ -82,9 +82,10 @@ class Gpt {
 
     /// What the last accumulate with find_non_finite came upon first; found_at < 0: nothing.
     [[nodiscard]] FiniteWatch first_non_finite() const;
-    /// What attention worked on in an accumulate: [tokens, width] each, per layer.
+    /// What attention worked on in an accumulate, and the input x of the layer's q, k and v: [tokens, width] each, per
+    /// layer.
     struct Operands {
-        std::vector<T> q, k, v, dout;
+        std::vector<T> q, k, v, dout, x;
     };
     /// The next accumulates leave their operands here; null: nowhere.
     void keep_operands(std::vector<Operands>* layers) { kept_ = layers; }

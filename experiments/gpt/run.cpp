@@ -64,6 +64,11 @@ void write_capture(const std::string& path, const Trainer& trainer, std::int64_t
         add("k", layers[l].k);
         add("v", layers[l].v);
         add("do", layers[l].dout);
+        // The layer's input is of no head: [batch, seq, width], as `faultline probe` reads it.
+        const auto tokens = static_cast<std::size_t>(sequences) * static_cast<std::size_t>(m.context);
+        std::vector<float> x = layers[l].x;
+        x.resize(tokens * static_cast<std::size_t>(m.width));
+        set.add(tensor_of(fmt::format("layer{}.x", l), {sequences, m.context, m.width}, x));
     }
     set.metadata["causal"] = "true";
     set.metadata["scale"] = fmt::format("{}", 1.0 / std::sqrt(static_cast<double>(m.head_dim())));

@@ -173,6 +173,11 @@ TEST_F(Train, CapturesAreReadByAttribute) {
         EXPECT_EQ(read.status, 0) << read.err;
         EXPECT_THAT(read.out, HasSubstr("layer0   batch 4, 2 heads, 32 x 32, head_dim 8, causal"));
     }
+    // The layer's input is there too: the terms of W_Q's gradient error are made of it, not of q.
+    const Outcome probed =
+        run_program({"probe", folder / "run.step000003.safetensors", "--probe", "similarity", "--terms", "8"});
+    EXPECT_EQ(probed.status, 0) << probed.err;
+    EXPECT_THAT(probed.out, HasSubstr("8 terms (PK)[t]^T X[t] a head"));
     EXPECT_THAT(train("4", {"--capture", "1"}).err, HasSubstr("expected -o"));
 }
 

@@ -193,6 +193,34 @@ TEST(Checkpoint, OfAnotherConfigurationIsRefused) {
     EXPECT_THROW(one.restore(folder / "cut"), RequestError);
 }
 
+TEST(Capture, InputOfALayerTimesWqIsItsQueries) {
+    TrainConfig c = quick();
+    c.model.bf16 = false;
+    const WindowOrder order(c.seed);
+    Trainer trainer(c, text(), order);
+    const std::vector<float> weights(trainer.model().weights().begin(), trainer.model().weights().end());
+    Trainer::Captured seen;
+    trainer.capture([](std::int64_t step) { return step == 0; },
+                    [&](std::int64_t, int, const Trainer::Captured& layers) { seen = layers; });
+    trainer.step();
+    ASSERT_EQ(seen.size(), 2U);
+    const auto width = static_cast<std::size_t>(c.model.width);
+    const std::size_t tokens = static_cast<std::size_t>(c.batch) * static_cast<std::size_t>(c.model.context);
+    for (std::size_t l = 0; l < 2; ++l) {
+        const MatrixView<const float> w =
+            trainer.model().layout().at("layer" + std::to_string(l) + ".w_q").of(std::span<const float>(weights));
+        ASSERT_EQ(seen[l].x.size(), tokens * width);
+        for (std::size_t t = 0; t < tokens; ++t)
+            for (std::size_t j = 0; j < width; ++j) {
+                float q = 0;  // a product of ours is one chain of fused multiply-adds over ascending k
+                for (std::size_t k = 0; k < width; ++k)
+                    q = std::fma(seen[l].x[t * width + k],
+                                 w(static_cast<std::ptrdiff_t>(k), static_cast<std::ptrdiff_t>(j)), q);
+                ASSERT_EQ(q, seen[l].q[t * width + j]) << "layer " << l << ", token " << t << ", column " << j;
+            }
+    }
+}
+
 /// Puts one value where it says, at step 3.
 class Poison final : public ModelHook {
   public:
