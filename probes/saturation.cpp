@@ -52,7 +52,7 @@ std::vector<RowSaturation> saturation(const ScoreGradient& g, double tolerance) 
     return rows;
 }
 
-double key_mean_over_spread(MatrixView<const double> k) {
+KeyMoments key_moments(MatrixView<const double> k) {
     const auto n = static_cast<double>(k.rows);
     double mean_squared = 0, spread_squared = 0;
     for (std::ptrdiff_t c = 0; c < k.cols; ++c) {
@@ -61,7 +61,13 @@ double key_mean_over_spread(MatrixView<const double> k) {
         mean_squared += mean * mean;
         for (std::ptrdiff_t j = 0; j < k.rows; ++j) spread_squared += (k(j, c) - mean) * (k(j, c) - mean) / n;
     }
-    return std::sqrt(mean_squared / spread_squared);
+    if (k.rows == 0) return {std::nan(""), std::nan("")};
+    return {std::sqrt(mean_squared), std::sqrt(spread_squared)};
+}
+
+double key_mean_over_spread(MatrixView<const double> k) {
+    const KeyMoments moments = key_moments(k);
+    return moments.mean_norm / moments.spread;
 }
 
 double winner_exponent(double raw_max, double scale, bool fused) {

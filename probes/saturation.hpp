@@ -29,6 +29,11 @@ struct RowSaturation {
 /// Of every row of a head.
 [[nodiscard]] std::vector<RowSaturation> saturation(const ScoreGradient& g, double tolerance = 1e-3);
 
+/// |mean key| and rms |key - mean key|, in the keys' unit. k [n_k, d]; NaN where there is no key.
+struct KeyMoments {
+    double mean_norm = 0, spread = 0;
+};
+[[nodiscard]] KeyMoments key_moments(MatrixView<const double> k);
 /// |mean key| over rms |key - mean key|: how much further a broken zero sum reaches than the keys' own spread. k [n_k, d].
 /// 0/0 is NaN (no key, or all 0); infinite where all keys are one.
 [[nodiscard]] double key_mean_over_spread(MatrixView<const double> k);

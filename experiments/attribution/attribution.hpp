@@ -93,6 +93,8 @@ struct RowStatistics {
     std::vector<double> zero_sum_relative;  ///< the same over sum_j |ds_ij|; 0 where that is 0; +-1 in a row of one key
     std::vector<double> keys;               ///< number of keys that the row sees
     std::vector<double> delta_error;        ///< delta of the plan minus true delta
+    std::vector<double> key_mean_norm;      ///< of each [head]: |mean key| of the keys that it sees, masked ones too
+    std::vector<double> key_spread;         ///< [head] rms |key - mean key|
     double saturated_fraction = 0;          ///< rows with p_max > 1 - 2^-9
     double zero_sum_rms = 0;  ///< rms of zero_sum_relative over the rows of two keys and more (of one key, |x| / |x|
         ///< says nothing); NaN where the plan's ds is not finite, as below, or there is no such row

@@ -14,7 +14,10 @@ void append_rows(const Group& group, const GroupTruth& truth, const std::vector<
                  RowStatistics& rows) {
     const HeadGroup& in = group.inputs;
     const std::ptrdiff_t n_k = in.k.rows;
+    const KeyMoments keys = key_moments(in.k);
     for (std::size_t h = 0; h < in.q.size(); ++h) {
+        rows.key_mean_norm.push_back(keys.mean_norm);
+        rows.key_spread.push_back(keys.spread);
         const std::ptrdiff_t n_q = in.q[h].rows;
         std::vector<double> s(static_cast<std::size_t>(n_k));
         for (std::ptrdiff_t i = 0; i < n_q; ++i) {

@@ -141,8 +141,12 @@ class LayerWriter {
     void rows() {
         const RowStatistics& rows = layer_.rows;
         if (layer_.seq_q == 0 || rows.p_max.empty()) return;
-        const std::vector<Axis> axes{{"head", static_cast<std::int64_t>(rows.p_max.size()) / layer_.seq_q},
-                                     {"row", layer_.seq_q}};
+        const Axis head{"head", static_cast<std::int64_t>(rows.p_max.size()) / layer_.seq_q};
+        const std::vector<Axis> axes{head, {"row", layer_.seq_q}};
+        file_.write(below("rows") + "key_mean_norm", rows.key_mean_norm, {head},
+                    {"norm of the mean of all keys of the head, masked ones too", "key"});
+        file_.write(below("rows") + "key_spread", rows.key_spread, {head},
+                    {"rms distance of the keys from their mean", "key"});
         const auto put = [&](const char* what, const std::vector<double>& values, const char* long_name,
                              const char* unit) {
             if (values.size() == rows.p_max.size()) file_.write(below("rows") + what, values, axes, {long_name, unit});

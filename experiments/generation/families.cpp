@@ -18,7 +18,7 @@ namespace {
 
 using generation::on_grid;
 
-constexpr std::array<InputFamily, 17> families{{
+constexpr std::array<InputFamily, 18> families{{
     {"benign", "normal deviates of q, k, v and dO", "nothing: what random tests try, for comparison"},
     {"saturated", "one key a row, drawn among the visible ones, has all the weight: gap of some 30 in the logit",
      "gradients that are cancellation alone: delta from a rounded o, p off 1"},
@@ -53,6 +53,11 @@ constexpr std::array<InputFamily, 17> families{{
     {"window", "a causal window of an eighth of the keys", "tiles that are masked in part on both sides", true},
     {"alibi", "causal, with a bias of slope (j - i), slopes 2^-1 to 2^-8 over the heads",
      "bias added in a low format, a maximum that runs with the row", true},
+    // Behind the others: a family's numbers are drawn by its place in this list.
+    {"key-mean-sweep",
+     "the mean of half of the columns doubles from key head to key head, 2^-2 to 2^8 over eleven; in the other half the "
+     "spread stays 1",
+     "how a broken zero-sum law grows with the mean key, and what a projection takes off"},
 }};
 
 /// One layer in the making.
@@ -192,6 +197,16 @@ void large_key_mean(Maker& m) {
     m.fill(m.layer.q, [&](auto h, auto i, auto c) { return 0.25 * m.normal(for_q, h, i, c); });
 }
 
+/// A mean and a spread in one column would grow together: the grid has three significant bits.
+void key_mean_sweep(Maker& m) {
+    constexpr std::ptrdiff_t steps = 11;
+    m.fill(m.layer.k, [&](auto h, auto j, auto c) {
+        if (c >= m.shape.head_dim / 2) return m.normal(for_k, h, j, c);
+        return std::exp2(static_cast<double>(h % m.shape.kv_heads % steps - 2)) * m.sign(for_direction, h, 0, c);
+    });
+    m.fill(m.layer.q, [&](auto h, auto i, auto c) { return 0.25 * m.normal(for_q, h, i, c); });
+}
+
 void coherent_values(Maker& m) {
     m.fill(m.layer.v,
            [&](auto h, auto j, auto c) { return m.sign(for_direction, h, 0, c) * m.quarter(for_v, h, j, c); });
@@ -204,7 +219,8 @@ void power_sweep(Maker& m) {
     m.fill(m.layer.k, [&](auto h, auto j, auto c) { return 256 * m.sign(for_codes, h, j, c); });
     m.fill(m.layer.q, [&](auto h, auto i, auto c) {
         const double power = std::exp2(static_cast<double>(i % 15 - 6));  // 2^-6 … 2^8
-        return power * m.sign(for_codes, m.key_head(h), m.chosen(for_choice, h, i), c);
+        // Quarters, since the product of a power of two and the scale is exact: fused or not, the exponent would be 0.
+        return power * m.quarter(for_q, h, i, c) * m.sign(for_codes, m.key_head(h), m.chosen(for_choice, h, i), c);
     });
 }
 
@@ -346,6 +362,7 @@ LayerCapture make_inputs(const InputFamily& family, const InputShape& shape, std
     if (name == "two-level") two_level(m);
     if (name == "deep-negative") deep_negative(m);
     if (name == "large-key-mean") large_key_mean(m);
+    if (name == "key-mean-sweep") key_mean_sweep(m);
     if (name == "coherent-values") coherent_values(m);
     if (name == "power-sweep") power_sweep(m);
     if (name == "ring") ring(m);

@@ -205,6 +205,8 @@ TEST(Saturation, WorkedRows) {
 TEST(Saturation, KeysAboutTheirMean) {
     Matrix k(2, 2);
     k(0, 0) = 5, k(1, 0) = 3, k(0, 1) = 1, k(1, 1) = -1;  // mean (4, 0), spread sqrt(1 + 1)
+    EXPECT_EQ(key_moments(k.view()).mean_norm, 4);
+    EXPECT_NEAR(key_moments(k.view()).spread, std::sqrt(2), 1e-15);
     EXPECT_NEAR(key_mean_over_spread(k.view()), 4 / std::sqrt(2), 1e-15);
     const Matrix same(3, 2, 7.0), none(0, 2);
     EXPECT_EQ(key_mean_over_spread(same.view()), infinity);

@@ -11,6 +11,7 @@
 #include <faultline/format/format.hpp>
 #include <faultline/generation/family.hpp>
 #include <faultline/plan/presets.hpp>
+#include <faultline/probes/saturation.hpp>
 
 namespace faultline {
 namespace {
@@ -144,11 +145,31 @@ TEST(Families, KeysLieFarFromZeroAndCloseTogether) {
     }
 }
 
+TEST(Families, TheMeanKeyDoublesFromHeadToHeadAndTheSpreadStays) {
+    InputShape shape = shape_of(64);
+    shape.heads = shape.kv_heads = 11;
+    shape.queries = shape.keys = 200;
+    const LayerCapture layer = make_inputs(*find_family("key-mean-sweep"), shape, 1);
+    for (std::ptrdiff_t h = 0; h < 11; ++h) {
+        const KeyMoments keys = key_moments(layer.k(0, h));
+        // 32 columns of exactly 2^(h - 2), and 32 whose means of 200 normal deviates are some 32/200 squared together.
+        const double planted = std::sqrt(32.0) * std::exp2(static_cast<double>(h - 2));
+        EXPECT_NEAR(keys.mean_norm, planted, 32.0 / 200 / planted) << h;
+        EXPECT_NEAR(keys.spread, std::sqrt(32.0), 0.1 * std::sqrt(32.0)) << h;
+    }
+}
+
 TEST(Families, PowersOfTwoAreSwept) {
     const HeadTruth truth = truth_of_first_head(made("power-sweep", 64));
     std::set<int> binades;
     for (std::ptrdiff_t i = 0; i < truth.s.rows; ++i) binades.insert(std::ilogb(largest_in_row(truth.s, i)));
     for (int k = 5; k <= 19; ++k) EXPECT_TRUE(binades.contains(k)) << k;
+    // What the family is for: the exponent of a fused argument is off by up to half an ulp. It is a matter of the logit's
+    // bits, so the odd row may be exact, but not most (with powers of two alone all were: their products do not round).
+    int off = 0;
+    for (std::ptrdiff_t i = 0; i < truth.s.rows; ++i)
+        off += winner_exponent(8 * largest_in_row(truth.s, i), 0.125, true) != 0;
+    EXPECT_GT(off, truth.s.rows / 2);
 }
 
 TEST(Families, CancellingGradientsCancel) {
