@@ -139,8 +139,16 @@ void LayerProbes::running_quantities(Block& out, const std::vector<std::size_t>&
     std::vector<double> chosen_row, chosen_sequence, chosen_feature, sum, error, event, weight, dout, o_error;
     for (std::size_t h = 0; h < heads_.size(); ++h) {
         std::size_t at = options_.row ? static_cast<std::size_t>(*options_.row) : 0;
+        // Where no weight of 1 repeats, the first rows would win the tie, which see few keys and have no error to show.
+        const auto better = [&](std::size_t i, std::size_t than) {
+            const int ones = saturation_[h * rows_ + i].rounded_to_one,
+                      before = saturation_[h * rows_ + than].rounded_to_one;
+            if (ones != before || !backward_ || sources_.size() < 2) return ones > before;
+            const std::span<const double> off = sources_[1].delta_error.head(h);
+            return std::abs(off[i]) > std::abs(off[than]);
+        };
         for (std::size_t i = 0; i < rows_ && !options_.row; ++i)
-            if (saturation_[h * rows_ + i].rounded_to_one > saturation_[h * rows_ + at].rounded_to_one) at = i;
+            if (better(i, at)) at = i;
         const auto b = static_cast<std::ptrdiff_t>(at / n_q), row = static_cast<std::ptrdiff_t>(at % n_q);
         const HeadInputs in = inputs_of(capture_, layer_, b, heads_[h], options_);
         const ScoreGradient g = score_gradient(in);

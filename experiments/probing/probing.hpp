@@ -33,7 +33,8 @@ struct ProbeOptions {
     RoundingPlan plan;                ///< captures: whose kernel is watched
     int terms = 128;                  ///< rank-1 terms per head and file, rows evenly spaced
     int directions = 3;               ///< leading singular directions
-    std::optional<int> row;           ///< of the running output; empty: the row with the most weights of 1
+    std::optional<int> row;           ///< of the running output; empty: the row with the most weights of 1, of
+                                      ///< several the one whose delta is furthest off
     int window = 0;                   ///< of coherence, rows or steps; 0: all
     double tolerance = 1e-3;          ///< logits within which a maximum counts as repeated
     double softcap = 0;               ///< of the scores of a capture
