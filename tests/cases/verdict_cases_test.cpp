@@ -9,6 +9,7 @@
 #include <faultline/verdict/report.hpp>
 
 #include "cases.hpp"
+#include "paths.hpp"
 
 namespace faultline::testing {
 namespace {
@@ -104,7 +105,7 @@ std::string output_of(const std::string& command) {
 // karpathy/nanoGPT#524, #554 and the others: a run that explodes at 30k to 100k iterations, cured by turning flash off, by
 // fp16, by AdamW's epsilon, by the seed. Not to be reproduced here; what has to be there is each of the knobs.
 TEST(Row14, TheTrainerHasTheFiveKnobs) {
-    const std::string help = output_of(std::string(FAULTLINE_PROGRAM) + " train --help");
+    const std::string help = output_of(test::program() + " train --help");
     for (const char* knob : {"--attention", "--precision", "--eps", "--seed"})
         EXPECT_THAT(help, ::testing::HasSubstr(knob));
     // The softmax is the attention plan's: any preset or file.

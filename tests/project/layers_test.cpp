@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tree keeps its own rules, and the checks that say so find what is planted against them.
 #include "layers.hpp"
+#include "paths.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -59,11 +60,9 @@ class PlantedTree : public testing::Test {
     fs::path root_ = unused_folder();
 };
 
-TEST(Layers, NoIncludeOfTheTreeRunsAgainstThem) {
-    EXPECT_THAT(texts(layer_violations(FAULTLINE_SOURCE_DIR)), IsEmpty());
-}
+TEST(Layers, NoIncludeOfTheTreeRunsAgainstThem) { EXPECT_THAT(texts(layer_violations(test::source_dir())), IsEmpty()); }
 
-TEST(Licence, EveryFileOfTheTreeNamesIt) { EXPECT_THAT(texts(licence_violations(FAULTLINE_SOURCE_DIR)), IsEmpty()); }
+TEST(Licence, EveryFileOfTheTreeNamesIt) { EXPECT_THAT(texts(licence_violations(test::source_dir())), IsEmpty()); }
 
 TEST_F(PlantedTree, KeepsTheRulesAtFirst) { EXPECT_THAT(layers(), IsEmpty()); }
 

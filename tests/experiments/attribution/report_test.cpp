@@ -11,13 +11,15 @@
 #include <faultline/attribution/table.hpp>
 #include <faultline/plan/presets.hpp>
 
+#include "paths.hpp"
+
 namespace faultline {
 namespace {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-std::string shipped() { return FAULTLINE_SOURCE_DIR "/tests/data/collapsed-layer.safetensors"; }
+std::string shipped() { return (test::source_dir() / "tests/data/collapsed-layer.safetensors").string(); }
 
 const Attribution& attribution() {
     static const Attribution result = [] {

@@ -11,6 +11,7 @@
 
 #include <faultline/tensor/safetensors.hpp>
 
+#include "paths.hpp"
 #include "support.hpp"
 
 namespace faultline::test {
@@ -391,7 +392,7 @@ TEST(BadRequest, CommandsThemselves) {
 // A full disk is not the request's fault.
 TEST(FailedWork, StandardOutputThatCannotBeWritten) {
     if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "there is no /dev/full";
-    const std::string command = std::string(FAULTLINE_PROGRAM) + " sites > /dev/full 2> /dev/null";
+    const std::string command = program() + " sites > /dev/full 2> /dev/null";
     const int status = std::system(command.c_str());
     EXPECT_EQ(WEXITSTATUS(status), 1);
 }

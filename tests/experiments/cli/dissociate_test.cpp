@@ -9,6 +9,7 @@
 
 #include <faultline/record/record_reader.hpp>
 
+#include "paths.hpp"
 #include "support.hpp"
 
 namespace faultline::test {
@@ -100,7 +101,7 @@ TEST(Dissociate, RefusesInOneSentence) {
 }
 
 TEST(Dissociate, ItsConfigurationsAreRead) {
-    const std::filesystem::path configs = std::filesystem::path(FAULTLINE_SOURCE_DIR) / "experiments/configs";
+    const std::filesystem::path configs = test::source_dir() / "experiments/configs";
     const std::string quick = run_program({"dissociate", "--print-config"}).out;
     int read = 0;
     for (const auto& entry : std::filesystem::directory_iterator(configs)) {

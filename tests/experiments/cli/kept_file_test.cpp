@@ -18,6 +18,7 @@
 #include <faultline/tensor/partial_file.hpp>
 #include <faultline/tensor/safetensors.hpp>
 
+#include "paths.hpp"
 #include "support.hpp"
 
 namespace faultline::test {
@@ -49,7 +50,7 @@ TEST(KeptFile, AnInterruptedRunDoesNotReplaceAWholeOne) {
     if (child == 0) {
         (void)std::freopen(err.c_str(), "w", stderr);
         (void)std::freopen("/dev/null", "w", stdout);
-        ::execl(FAULTLINE_PROGRAM, "faultline", "attribute", file.c_str(), "-o", out.c_str(), "--report", page.c_str(),
+        ::execl(program().c_str(), "faultline", "attribute", file.c_str(), "-o", out.c_str(), "--report", page.c_str(),
                 "--force", "--verify-truth", "9223372036854775807", "--correction", "none", "--sites", "p_cast",
                 static_cast<char*>(nullptr));
         ::_exit(127);

@@ -17,6 +17,7 @@
 #include <faultline/record/record_reader.hpp>
 #include <faultline/tensor/safetensors.hpp>
 
+#include "paths.hpp"
 #include "support.hpp"
 
 namespace faultline::test {
@@ -33,7 +34,7 @@ std::string bytes_of(const std::string& path) {
 }
 
 std::string quoted(const std::vector<std::string>& arguments) {
-    std::string line = "'" FAULTLINE_PROGRAM "'";
+    std::string line = "'" + program() + "'";
     for (const std::string& argument : arguments) line += " '" + argument + "'";
     return line;
 }
@@ -121,7 +122,7 @@ pid_t start_long(const Folder& folder, const std::string& out, Prepare&& prepare
     (void)std::freopen((folder / "err").c_str(), "w", stderr);
     (void)std::freopen("/dev/null", "w", stdout);
     prepare();
-    ::execl(FAULTLINE_PROGRAM, "faultline", "attribute", file.c_str(), "--quiet", "-o", out.c_str(),
+    ::execl(program().c_str(), "faultline", "attribute", file.c_str(), "--quiet", "-o", out.c_str(),
             static_cast<char*>(nullptr));
     ::_exit(127);
 }

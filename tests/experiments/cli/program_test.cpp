@@ -18,6 +18,7 @@
 #include <faultline/record/record_reader.hpp>
 #include <faultline/tensor/safetensors.hpp>
 
+#include "paths.hpp"
 #include "support.hpp"
 
 namespace faultline::test {
@@ -220,7 +221,7 @@ TEST(Terminal, NoEscapeSequencesInAFileAndNothingSaidWhenQuiet) {
 // `faultline … | head -1`: the reader goes away, which is no failure and leaves the file whole.
 TEST(Signals, AReaderThatGoesAwayIsNoError) {
     const Folder folder;
-    const std::string command = "set -o pipefail; '" FAULTLINE_PROGRAM "' attribute '" + small_capture(folder) +
+    const std::string command = "set -o pipefail; '" + program() + "' attribute '" + small_capture(folder) +
                                 "' --full --quiet -o '" + (folder / "out.h5") + "' | head -n 1 > /dev/null";
     const int status = std::system(("bash -c \"" + command + "\"").c_str());
     EXPECT_EQ(WEXITSTATUS(status), 0);
@@ -239,7 +240,7 @@ TEST(Signals, InterruptLeavesAReadableFileAndSaysHowToGoOn) {
     if (child == 0) {
         (void)std::freopen(err.c_str(), "w", stderr);
         (void)std::freopen("/dev/null", "w", stdout);
-        ::execl(FAULTLINE_PROGRAM, "faultline", "attribute", file.c_str(), "-o", out.c_str(),
+        ::execl(program().c_str(), "faultline", "attribute", file.c_str(), "-o", out.c_str(),
                 static_cast<char*>(nullptr));
         ::_exit(127);
     }
@@ -275,7 +276,7 @@ TEST(Signals, InterruptEndsTheVerificationOfTheTruth) {
     if (child == 0) {
         (void)std::freopen("/dev/null", "w", stderr);
         (void)std::freopen("/dev/null", "w", stdout);
-        ::execl(FAULTLINE_PROGRAM, "faultline", "attribute", file.c_str(), "-o", out.c_str(), "--verify-truth",
+        ::execl(program().c_str(), "faultline", "attribute", file.c_str(), "-o", out.c_str(), "--verify-truth",
                 "9223372036854775807", "--correction", "none", "--sites", "p_cast", static_cast<char*>(nullptr));
         ::_exit(127);
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "support.hpp"
+#include "paths.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -46,12 +47,12 @@ Outcome run_program(const std::vector<std::string>& arguments, const std::map<st
         ::dup2(o, STDOUT_FILENO);
         ::dup2(e, STDERR_FILENO);
         for (const auto& [key, value] : environment) ::setenv(key.c_str(), value.c_str(), 1);
-        std::vector<std::string> words{FAULTLINE_PROGRAM};
+        std::vector<std::string> words{program()};
         words.insert(words.end(), arguments.begin(), arguments.end());
         std::vector<char*> argv;
         for (std::string& word : words) argv.push_back(word.data());
         argv.push_back(nullptr);
-        ::execv(FAULTLINE_PROGRAM, argv.data());
+        ::execv(program().c_str(), argv.data());
         ::_exit(127);
     }
     int status = 0;
@@ -109,7 +110,7 @@ std::string small_capture(const Folder& folder) {
 
 std::string captures() {
     const char* named = std::getenv("FAULTLINE_CAPTURES");
-    const std::filesystem::path folder = named != nullptr ? named : FAULTLINE_SOURCE_DIR "/../shared/captures";
+    const std::filesystem::path folder = named != nullptr ? named : source_dir() / "../shared/captures";
     std::error_code error;
     return std::filesystem::exists(folder / "biased128-600.safetensors", error) ? folder.string() : "";
 }

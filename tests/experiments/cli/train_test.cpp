@@ -18,6 +18,7 @@
 #include <faultline/base/error.hpp>
 #include <faultline/record/record_reader.hpp>
 
+#include "paths.hpp"
 #include "support.hpp"
 
 namespace faultline::test {
@@ -74,12 +75,12 @@ class Train : public testing::Test {
             const int null = ::open("/dev/null", O_WRONLY);
             ::dup2(null, STDOUT_FILENO);
             ::dup2(null, STDERR_FILENO);
-            std::vector<std::string> words{FAULTLINE_PROGRAM};
+            std::vector<std::string> words{program()};
             for (const std::string& word : arguments(steps, more)) words.push_back(word);
             std::vector<char*> argv;
             for (std::string& word : words) argv.push_back(word.data());
             argv.push_back(nullptr);
-            ::execv(FAULTLINE_PROGRAM, argv.data());
+            ::execv(program().c_str(), argv.data());
             ::_exit(127);
         }
         for (int i = 0; i < 2000 && !std::filesystem::exists(checkpoint); ++i)

@@ -13,6 +13,7 @@
 #include <faultline/tensor/safetensors.hpp>
 
 #include "../../lib/tensor/python.hpp"
+#include "paths.hpp"
 #include "small_model.hpp"
 
 namespace faultline::gpt {
@@ -26,7 +27,7 @@ constexpr const char* gradient_tolerance = "1e-10";
 constexpr double loss_tolerance = 1e-6;
 
 std::string script() {
-    std::ifstream in(FAULTLINE_SOURCE_DIR "/tests/experiments/gpt/reference_gpt.py");
+    std::ifstream in(test::source_dir() / "tests/experiments/gpt/reference_gpt.py");
     std::ostringstream text;
     text << in.rdbuf();
     return text.str();

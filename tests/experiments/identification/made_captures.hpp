@@ -11,6 +11,8 @@
 #include <faultline/attribution/group_run.hpp>
 #include <faultline/random/random_stream.hpp>
 
+#include "paths.hpp"
+
 namespace faultline::testing {
 
 struct Made {
@@ -66,10 +68,10 @@ inline Capture made_capture(const std::vector<Made>& kernels, const MadeShape& s
 
 inline std::filesystem::path captures_folder() {
     if (const char* set = std::getenv("FAULTLINE_CAPTURES")) return set;
-    return std::filesystem::path(FAULTLINE_SOURCE_DIR) / ".." / "shared" / "captures";
+    return test::source_dir() / ".." / "shared" / "captures";
 }
 inline std::string shipped_capture() {
-    return (std::filesystem::path(FAULTLINE_SOURCE_DIR) / "tests/data/collapsed-layer.safetensors").string();
+    return (test::source_dir() / "tests/data/collapsed-layer.safetensors").string();
 }
 
 }  // namespace faultline::testing

@@ -9,13 +9,14 @@
 #include <faultline/tensor/safetensors.hpp>
 
 #include "heads.hpp"
+#include "paths.hpp"
 
 namespace faultline::testing {
 namespace {
 
 std::filesystem::path captures() {
     if (const char* set = std::getenv("FAULTLINE_CAPTURES")) return set;
-    return std::filesystem::path(FAULTLINE_SOURCE_DIR) / ".." / "shared" / "captures";
+    return test::source_dir() / ".." / "shared" / "captures";
 }
 
 struct Equal {

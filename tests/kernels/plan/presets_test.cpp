@@ -14,6 +14,8 @@
 #include <faultline/plan/plan_toml.hpp>
 #include <faultline/plan/presets.hpp>
 
+#include "paths.hpp"
+
 namespace faultline {
 namespace {
 
@@ -22,7 +24,7 @@ using testing::ElementsAre;
 using testing::IsSupersetOf;
 using testing::UnorderedElementsAreArray;
 
-const fs::path folder = fs::path(FAULTLINE_SOURCE_DIR) / "kernels/plan/presets";
+const fs::path folder = test::source_dir() / "kernels/plan/presets";
 
 std::string text_of(const fs::path& file) {
     std::ifstream in(file, std::ios::binary);

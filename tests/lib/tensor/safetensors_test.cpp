@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "paths.hpp"
 #include "support.hpp"
 
 namespace faultline {
@@ -247,8 +248,7 @@ TEST(Safetensors, WriterRefusesWhatTheFormatCannotHold) {
 
 TEST(Safetensors, RealCaptures) {
     const char* given = std::getenv("FAULTLINE_CAPTURES");
-    const fs::path captures =
-        given != nullptr ? fs::path(given) : fs::path(FAULTLINE_SOURCE_DIR) / "../shared/captures";
+    const fs::path captures = given != nullptr ? fs::path(given) : test::source_dir() / "../shared/captures";
     if (!fs::exists(captures / "healthy64-3000.safetensors")) GTEST_SKIP() << "no captures (set FAULTLINE_CAPTURES)";
     const TensorSet set = read_safetensors((captures / "healthy64-3000.safetensors").string());
     const Tensor& q = set.at("layer0.q");

@@ -12,6 +12,7 @@
 #include <faultline/truth/truth.hpp>
 
 #include "compare.hpp"
+#include "paths.hpp"
 #include "problems.hpp"
 
 namespace faultline {
@@ -19,7 +20,7 @@ namespace {
 
 std::filesystem::path captures() {
     if (const char* named = std::getenv("FAULTLINE_CAPTURES")) return named;
-    return std::filesystem::path(FAULTLINE_SOURCE_DIR) / ".." / "shared" / "captures";
+    return test::source_dir() / ".." / "shared" / "captures";
 }
 
 /// One head of one layer, causal, scale 1/sqrt(head_dim).
