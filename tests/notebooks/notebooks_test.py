@@ -30,3 +30,15 @@ def test_attribution(attribution, monkeypatch):
 
 def test_training(runs, monkeypatch):
     assert run("training.ipynb", monkeypatch, FAULTLINE_CONTROL=runs[0], FAULTLINE_FAULT=runs[1]) >= 6
+
+
+def test_probes(recorded, monkeypatch):
+    assert run("probes.ipynb", monkeypatch, FAULTLINE_FOLDER=str(recorded)) == 9
+
+
+def test_backward(recorded, monkeypatch):
+    assert run("backward.ipynb", monkeypatch, FAULTLINE_FOLDER=str(recorded)) == 4
+
+
+def test_dissociation(dissociation, monkeypatch):
+    assert run("dissociation.ipynb", monkeypatch, FAULTLINE_DISSOCIATION=dissociation) >= 6

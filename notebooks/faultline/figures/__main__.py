@@ -11,7 +11,7 @@ from . import figures, write
 
 def main(arguments=None) -> int:
     parser = argparse.ArgumentParser(prog="python -m faultline.figures", description=__doc__)
-    parser.add_argument("files", nargs="*", metavar="FILE", help="attribution, run or dissociation files")
+    parser.add_argument("files", nargs="*", metavar="FILE", help="attribution, probe, run or dissociation files")
     parser.add_argument("-o", "--output", default="figures", metavar="DIR", help="where to write (default: figures)")
     parser.add_argument("--only", action="append", metavar="NAME", help="this figure alone; may be repeated")
     parser.add_argument("--list", action="store_true", help="the figures, and the kind of file each is made from")
@@ -23,7 +23,7 @@ def main(arguments=None) -> int:
             return 2
     if options.list:
         for f in sorted(figures(), key=lambda f: (f.kind, f.name)):
-            print(f"{f.kind:<14}{f.name:<24}{f.title}")
+            print(f"{f.kind:<18}{f.name:<24}{f.title}")
         return 0
     if not options.files:
         print("no FILE given; expected a file that faultline wrote", file=sys.stderr)

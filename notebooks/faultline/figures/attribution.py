@@ -7,7 +7,7 @@ import numpy as np
 
 from ..files import NotRecorded
 from .registry import figure, need
-from .style import COLOURS, PAGE, POSITIVE, SIGNED, new, percent, signed_norm
+from .style import COLOURS, PAGE, POSITIVE, SIGNED, decades, new, percent, signed_norm
 
 _RECORD = "faultline attribute CAPTURE -o FILE.h5"
 
@@ -124,6 +124,48 @@ def corrections(tree):
             yield f"{layer}-{output}", drawn
 
 
+_NO_PROJECTION = "none"
+_PROJECTIONS = ("zero_sum_uniform", "zero_sum_weighted", "zero_sum_largest", "key_centering")
+
+
+@figure("projections", "attribution", "error of dq against the norm of the mean key, without and with each zero-sum projection", several=True)
+def projections(trees):
+    how = "faultline attribute CAPTURE --plan PLAN --outputs dq -o FILE.h5"
+    points: dict[str, list] = {}
+    levels = []
+    for tree in trees:
+        for _, node in layers(tree):
+            if "dq" not in node["outputs"].children:
+                continue
+            norm = float(need(node, "rows/key_mean_norm", how).mean())
+            seen = node["outputs/dq"].to_dataset()
+            points.setdefault(_NO_PROJECTION, []).append((norm, _log_wide(seen.sel(source="plan"), "rel_error").item()))
+            levels.append((norm, _log_wide(seen, "level").item()))
+            table = need(node, "corrections", how).to_dataset().sel(output="dq")
+            for name, error in zip(table["correction"].values, _log_wide(table, "rel_error")):
+                if any(str(name).split("+")[-1].startswith(p) for p in _PROJECTIONS):
+                    points.setdefault(str(name), []).append((norm, float(error)))
+    if len(points) < 2:
+        raise NotRecorded(f"no file holds dq with a zero-sum projection; record it with: {how}")
+    drawn, ((axis,),) = new(0.75 * PAGE, 2.9)
+    marks = "osD^vPX*"
+    for i, (name, found) in enumerate(points.items()):
+        norm, error = np.array(sorted(found)).T
+        bare = name == _NO_PROJECTION
+        axis.plot(
+            norm, 10.0**error, marks[i % len(marks)] + ("-" if len(norm) > 2 else ""), ms=4, lw=0.9, label="no projection" if bare else name,
+            color="black" if bare else COLOURS[(i - 1) % len(COLOURS)], mfc=None if bare else "none",
+        )
+    norm, level = np.array(sorted(levels)).T
+    axis.plot(norm, 10.0**level, color="0.5", ls=":", lw=0.9, label="level of the format")
+    decades(axis)
+    decades(axis, "y")
+    axis.set_xlabel("norm of the mean key")
+    axis.set_ylabel("relative error of dq")
+    drawn.legend(*axis.get_legend_handles_labels(), loc="outside right upper")
+    yield "", drawn
+
+
 @figure("rows", "attribution", "what the rows are: largest probability, broken zero sum, error of delta")
 def rows(tree):
     for layer, node in layers(tree):
@@ -144,7 +186,7 @@ def rows(tree):
                     axis.plot(at, np.nancumsum(values), label=f"head {head}")
                 axis.axhline(0, color="0.6", lw=0.6)
                 axis.set_xlabel("row")
-                axis.set_ylabel(f"{label},\nrunning sum")
+                axis.set_ylabel(f"{label},\nrunning sum (nat per logit)")
                 axis.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
             if table.sizes["head"] <= 6:
                 zero.legend()

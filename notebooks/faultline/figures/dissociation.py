@@ -7,7 +7,7 @@ import numpy as np
 
 from ..files import NotRecorded
 from .registry import figure, need
-from .style import COLOURS, COLUMN, PAGE, POSITIVE, new
+from .style import COLOURS, COLUMN, PAGE, POSITIVE, decades, new, row_of_axes, symlog
 
 _RECORD = "faultline dissociate -o FILE.h5"
 
@@ -85,7 +85,7 @@ def channel(tree):
         axis.set_ylabel("$\\sigma_{max}(W_Q)$")
     handles, labels = axes.ravel()[0].get_legend_handles_labels()
     unique = dict(zip(labels, handles))
-    drawn.legend(unique.values(), unique.keys(), loc="outside upper left", ncols=5)
+    drawn.legend(unique.values(), unique.keys(), loc="outside upper left", ncols=3)
     yield "", drawn
 
 
@@ -111,9 +111,103 @@ def coherence(tree):
                 label=kind if kind not in seen else None,
             )
             seen.add(kind)
-    axis.set_xscale("log")
+    decades(axis)
     axis.set_ylim(-0.03, 1.05)
     axis.set_xlabel("rms of the fault, relative to the value's")
     axis.set_ylabel("sign coherence over the steps")
     drawn.legend(loc="outside upper left", ncols=3)
     yield "", drawn
+
+
+def _runs(data, source, intervention):
+    """Indices of the runs of a cell, all seeds."""
+    pairs = zip(data["source"].values, data["intervention"].values)
+    return [i for i, pair in enumerate(pairs) if pair == (source, intervention)]
+
+
+def _panels(shown, how):
+    if not shown:
+        raise NotRecorded(how)
+    return row_of_axes(len(shown), height=2.1, most=3, sharex=True)
+
+
+def _is_removal(intervention: str) -> bool:
+    return intervention.split(":")[0] == "project"
+
+
+@figure("projection", "dissociation", "sigma_max(W_Q) with the leading directions projected out, and with equal energy removed elsewhere")
+def projection(tree):
+    data, outcome = need(tree, "series", _RECORD).to_dataset(), _outcome(tree)
+    removals = [str(i) for i in outcome["intervention"].values if _is_removal(str(i))]
+    shown = [s for s in outcome["source"].values if s != "none" and any(_runs(data, s, r) for r in removals)]
+    drawn, axes = _panels(shown, f"no run of this file projects updates; record it with: {_RECORD} "
+                          "--intervention none --intervention project --intervention project:removal=elsewhere")
+    for axis, source in zip(axes, shown):
+        for name, colour in [("none", "black"), *zip(removals, COLOURS)]:
+            energy = outcome["removed_fraction"].sel(source=source, intervention=name).mean().item() if name in removals else 0
+            for n, run in enumerate(_runs(data, source, name)):
+                axis.plot(data["step"], data["sigma_q"].isel(run=run), color=colour, lw=1.0, label=name if n == 0 else None)
+                if n == 0 and name in removals and np.isfinite(energy):
+                    end = data["sigma_q"].isel(run=run).dropna("step")
+                    axis.annotate(f"{100 * energy:.0f}%", (float(end["step"][-1]), float(end[-1])), xytext=(2, 0),
+                                  textcoords="offset points", color=colour, va="center", annotation_clip=False)
+        for run in _runs(data, "none", "none"):
+            axis.plot(data["step"], data["sigma_q"].isel(run=run), color="0.6", lw=0.9, ls="--", label="no fault" if run == _runs(data, "none", "none")[0] else None)
+        axis.set_yscale("log")
+        axis.set_title(f"{source}\n(%: of the updates' energy removed)")
+        axis.set_xlabel("step")
+    axes[0].set_ylabel("$\\sigma_{max}(W_Q)$")
+    drawn.legend(*_unique_handles(axes), loc="outside upper left", ncols=3)
+    yield "", drawn
+
+
+@figure("guard-timeline", "dissociation", "when the guard switched, and logits, sigma_max(W_Q) and loss around it, beside the unguarded run")
+def guard_timeline(tree):
+    data, outcome = need(tree, "series", _RECORD).to_dataset(), _outcome(tree)
+    guards = [str(i) for i in outcome["intervention"].values if str(i).split(":")[0] == "guard"]
+    when = outcome["triggered_at"]
+    cells = [(str(s), g) for s in outcome["source"].values for g in guards if (when.sel(source=s, intervention=g) >= 0).any()]
+    if not cells:
+        raise NotRecorded(f"no guard switched in this file; record one with: {_RECORD} --intervention none --intervention guard:threshold=30")
+    seed = int(outcome["seed"].values[0])
+    for source in dict.fromkeys(s for s, _ in cells):
+        drawn, ((logit, sigma, loss),) = new(PAGE, 2.5, columns=3)
+        mine = [g for s, g in cells if s == source]
+        for name, colour in [("none", "black"), *zip(mine, COLOURS)]:
+            runs = [r for r in _runs(data, source, name) if int(data["seed"].values[r]) == seed]
+            for run in runs:
+                for axis, quantity in ((logit, "max_logit"), (sigma, "sigma_q"), (loss, "loss")):
+                    axis.plot(data["step"], data[quantity].isel(run=run), color=colour, lw=1.0, label="unguarded" if name == "none" else name)
+            if name != "none":
+                at = float(when.sel(source=source, intervention=name, seed=seed))
+                for axis in (logit, sigma, loss):
+                    if at >= 0:
+                        axis.axvline(at, color=colour, lw=0.8, ls=":")
+        for run in _runs(data, "none", "none"):
+            if int(data["seed"].values[run]) == seed:
+                for axis, quantity in ((logit, "max_logit"), (sigma, "sigma_q"), (loss, "loss")):
+                    axis.plot(data["step"], data[quantity].isel(run=run), color="0.6", lw=0.9, ls="--", label="no fault")
+        # The threshold of the guard (docs/dissociation.md has the defaults), where its monitor is drawn.
+        for name, colour in zip(mine, COLOURS):
+            words = dict(word.split("=", 1) for word in name.split(":")[1:])
+            axis = {"max_logit": logit, "sigma_q": sigma}.get(words.get("monitor", "max_logit"))
+            if axis is not None:
+                axis.axhline(float(words.get("threshold", 100)), color=colour, lw=0.8, ls=":")
+        symlog(logit, data["max_logit"].values)
+        sigma.set_yscale("log")
+        logit.set_ylabel("largest scaled logit")
+        sigma.set_ylabel("$\\sigma_{max}(W_Q)$")
+        loss.set_ylabel("train loss (nat per token)")
+        for axis in (logit, sigma, loss):
+            axis.set_xlabel("step (dotted: switch, threshold)")
+        drawn.legend(*_unique_handles([logit]), loc="outside upper left", ncols=3)
+        drawn.suptitle(source, x=0.98, ha="right")
+        yield source.replace(":", "-"), drawn
+
+
+def _unique_handles(axes):
+    labelled = {}
+    for axis in axes:
+        for handle, label in zip(*axis.get_legend_handles_labels()):
+            labelled.setdefault(label, handle)
+    return list(labelled.values()), list(labelled)

@@ -14,7 +14,7 @@ from .style import style
 @dataclass(frozen=True)
 class FigureKind:
     name: str
-    kind: str  # attribute `kind` of the files it is made from
+    kind: str  # kind_of() the files it is made from
     title: str
     draw: Callable  # (tree) -> iterator of (suffix, matplotlib Figure); raises NotRecorded
     several: bool = False  # draw takes a list of trees, drawn over one another
@@ -31,6 +31,12 @@ def figure(name: str, kind: str, title: str, several: bool = False):
         return draw
 
     return register
+
+
+def kind_of(tree) -> str:
+    """Attribute `kind`; of what faultline probe wrote, with the kind of what it probed: "probe capture"."""
+    kind, probed = tree.attrs.get("kind", ""), tree.attrs.get("probed")
+    return f"{kind} {probed}" if kind == "probe" and probed else str(kind)
 
 
 def figures(kind: str | None = None) -> list[FigureKind]:
@@ -51,7 +57,7 @@ def write(trees, folder, only=None) -> Iterator[tuple[str, str | None, str | Non
     (figure, None, what the file lacks)."""
     trees = list(trees)
     for kind in figures():
-        mine = [tree for tree in trees if tree.attrs.get("kind") == kind.kind]
+        mine = [tree for tree in trees if kind_of(tree) == kind.kind]
         if not mine or (only and kind.name not in only):
             continue
         jobs = [(mine, folder)] if kind.several else [
@@ -63,8 +69,9 @@ def write(trees, folder, only=None) -> Iterator[tuple[str, str | None, str | Non
                 with style():
                     for suffix, drawn in kind.draw(argument):
                         stem = os.path.join(where, kind.name + (f"-{suffix}" if suffix else ""))
-                        for extension in ("pdf", "png"):
-                            drawn.savefig(f"{stem}.{extension}")
+                        drawn.savefig(f"{stem}.png")
+                        drawn.set_layout_engine("none")  # the layout is found, which is most of the work
+                        drawn.savefig(f"{stem}.pdf")
                         yield kind.name, f"{stem}.pdf", None
             except NotRecorded as lacking:
                 yield kind.name, None, str(lacking)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import numpy as np
+import xarray as xr
 
 from ..files import NotRecorded
 from .registry import figure, need
@@ -64,6 +65,32 @@ def loss(trees):
     yield "", drawn
 
 
+@figure("gradient-norm", "run", "norm of the gradient of several runs: attention backward replaced in chosen layers, against not", several=True)
+def gradient_norm(trees):
+    if len(trees) < 2:
+        raise NotRecorded(
+            "one run has nothing to be compared with; record one whose fault ends in a layer, or that runs another kernel there: "
+            f"{_RECORD} --inject SITE:LAW:MAGNITUDE:layers=1:until=500, or {_RECORD} --layer-attention 1=PLAN"
+        )
+    drawn, ((norms, ratios),) = new(PAGE, 2.6, columns=2)
+    first = _series(steps(trees[0]), "grad_norm")
+    for tree, colour in zip(trees, COLOURS * 3):
+        norm = _series(steps(tree), "grad_norm")
+        smooth = norm.rolling(step=11, center=True, min_periods=1).median()
+        norms.plot(norm["step"], norm, color=colour, lw=0.4, alpha=0.35)
+        norms.plot(norm["step"], smooth, color=colour, lw=1.1, label=name_of(tree))
+        together = xr.align(norm, first, join="inner")
+        ratio = together[0] / together[1]
+        ratios.plot(ratio["step"], ratio.rolling(step=11, center=True, min_periods=1).median(), color=colour)
+    norms.set_ylabel("norm of the gradient (nat)\n(thick: median of 11 steps)")
+    ratios.set_ylabel(f"over that of {name_of(trees[0])}")
+    for axis in (norms, ratios):
+        axis.set_yscale("log")
+        axis.set_xlabel("step")
+    drawn.legend(*norms.get_legend_handles_labels(), loc="outside upper left", ncols=3)
+    yield "", drawn
+
+
 @figure("spectral-norms", "run", "largest singular values of W_Q and W_K by layer and step")
 def spectral_norms(tree):
     data = steps(tree)
@@ -115,12 +142,12 @@ def zero_sum(tree):
     symlog(left, total.values)
     left.axhline(0, color="0.6", lw=0.6)
     left.set_ylabel("sum of ds over keys, rows, steps\n(nat per logit)")
-    right.set_ylabel("|sum| / sum of magnitudes, each step\n(median of 20)")
+    right.set_ylabel("|sum| / sum of |ds|\n(median of 20 steps)")
     right.set_yscale("log")
     for axis in (left, right):
         axis.set_xlabel("step")
     if total.sizes["layer"] * total.sizes["head"] <= 8:
-        left.legend()
+        drawn.legend(*left.get_legend_handles_labels(), loc="outside upper left", ncols=4)
     yield "", drawn
 
 
@@ -152,7 +179,7 @@ def injected(tree):
     left.plot(data["step"], np.abs(mean).mean(spread), label="|mean| realised")
     left.set_yscale("log")
     left.set_ylabel("injected error\n(unit of the magnitude)")
-    left.legend()
+    drawn.legend(*left.get_legend_handles_labels(), loc="outside upper left", ncols=3)
     values = (mean / rms.where(rms > 0)).mean([d for d in spread if d != "layer"])
     if "layer" in values.dims:
         _lines(right, values.rolling(step=20, min_periods=1).mean(), "layer", "layer")
@@ -160,7 +187,7 @@ def injected(tree):
     else:
         right.plot(data["step"], values.rolling(step=20, min_periods=1).mean())
     right.axhline(0, color="0.6", lw=0.6)
-    right.set_ylabel("mean / rms (mean of 20 steps)")
+    right.set_ylabel("mean / rms\n(mean of 20 steps)")
     for axis in (left, right):
         axis.set_xlabel("step")
     yield "", drawn

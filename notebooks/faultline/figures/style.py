@@ -53,19 +53,43 @@ def new(width=COLUMN, height=2.4, rows=1, columns=1, **options):
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
-def symlog(axis, values, which="y"):
-    """Signed quantities over many decades: linear below a thousandth of the largest, logarithmic above."""
+def row_of_axes(count, height=2.3, most=4, **options):
+    """`count` panels of one kind, at most `most` side by side, the rest in rows below; and the axes in use as a list."""
+    columns = min(count, most)
+    rows = -(-count // columns)
+    figure, axes = new(PAGE, height * rows, rows=rows, columns=columns, sharey=True, **options)
+    for axis in axes.ravel()[count:]:
+        axis.set_axis_off()
+    return figure, list(axes.ravel()[:count])
+
+
+def symlog(axis, values, which="y", linear=0.05):
+    """Signed quantities over many decades: linear below what the fraction `linear` of the magnitudes does not exceed (but
+    at most a tenth of the largest, or half of it for `linear` of 1/2 and more), logarithmic above."""
     values = np.asarray(values, float)
     signed = values[np.isfinite(values)]
     finite = np.abs(signed[signed != 0])
     if not finite.size:
         return
     largest = finite.max()
-    threshold = max(min(np.quantile(finite, 0.05), largest / 10), largest * 1e-4)
+    most = largest / (10 if linear < 0.5 else 2)
+    threshold = max(min(np.quantile(finite, linear), most), largest * 1e-4)
     getattr(axis, f"set_{which}scale")("symlog", linthresh=threshold)
     base = 10 ** np.floor(np.log10(largest))
     ticks = [t for t in (-base, 0, base) if signed.min() <= t <= signed.max() or t == 0]
     getattr(axis, f"set_{which}ticks")(ticks)
+    if signed.min() >= 0:
+        getattr(axis, f"set_{which}lim")(0)
+
+
+def decades(axis, which="x"):
+    """A logarithmic axis with powers of ten alone, two of them at least: labels between them run into one another."""
+    getattr(axis, f"set_{which}scale")("log")
+    low, high = getattr(axis, f"get_{which}lim")()
+    if np.floor(np.log10(high)) - np.ceil(np.log10(low)) < 1:
+        low, high = 10 ** np.floor(np.log10(low)), 10 ** np.ceil(np.log10(high))
+        getattr(axis, f"set_{which}lim")(low, high)
+    getattr(axis, f"{which}axis").set_minor_formatter(mpl.ticker.NullFormatter())
 
 
 def signed_norm(values):
