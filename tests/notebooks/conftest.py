@@ -57,12 +57,13 @@ def recorded(program, tmp_path_factory):
     model += ["--data", os.path.join(ROOT, "docs"), "--data-format", "text", "--monitor-every", "5", "--validate-every", "0"]
     # A coherent error of the score gradient, and at step 100 so large a one of the updates that the loss surely rises.
     fault = ["--inject", "ds:fixed:0.3", "--inject", "optimizer_update:random:20:from=100", "--capture", "80,81"]
-    for name, more in (("control", []), ("other", ["--seed", "1"]), ("fault", fault)):
+    for name, more in (("control", []), ("other", ["--seed", "1", "--capture", "80", "--capture-sequences", "8"]), ("fault", fault)):
         record("train", "--steps", "160", *model, *more, "-o", f"{name}.h5")
     record("probe", "fault.step000080.safetensors", "fault.step000081.safetensors", "--layers", "layer1",
            "--terms", "12", "-o", "terms.h5")
     record("probe", "control.checkpoint.safetensors", "fault.checkpoint.safetensors", "-o", "weights.h5")
     record("probe", "control.h5", "other.h5", "fault.h5", "--probe", "early-warning", "--rise", "0.2", "-o", "warning.h5")
+    record("probe", "other.step000080.safetensors", "--probe", "saturation", "-o", "scores.h5")
     record("generate", "power-sweep,repeated-max", "--heads", "1", "--kv-heads", "1", "--seq", "64", "-o", "made.safetensors")
     record("probe", "made.safetensors", "--terms", "16", "-o", "made.h5")
     record("generate", "key-mean-sweep", "--heads", "11", "--kv-heads", "11", "--seq", "48", "-o", "sweep.safetensors")

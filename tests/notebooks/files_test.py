@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import json
 import math
 from decimal import Decimal
 
@@ -29,6 +30,44 @@ def test_every_value_is_that_of_h5py(attribution):
                     np.testing.assert_array_equal(tree[f"layer1/outputs/{output}/{name}"].values, data[()])
                     seen += 1
     assert seen > 20
+
+
+def bf16_tensor(path, name):
+    """A bf16 tensor of a safetensors file, as float64."""
+    with open(path, "rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        entry = json.loads(file.read(size))[name]
+        assert entry["dtype"] == "BF16"
+        file.seek(8 + size + entry["data_offsets"][0])
+        codes = np.frombuffer(file.read(entry["data_offsets"][1] - entry["data_offsets"][0]), np.uint16)
+    return (codes.astype(np.uint32) << 16).view(np.float32).astype(float).reshape(entry["shape"])
+
+
+def test_what_a_run_records_of_a_step_is_what_the_probe_finds_in_its_capture(recorded):
+    """Online the monitors are computed in float inside the attention kernel, offline in binary64 from the capture."""
+    run = faultline.open(recorded / "other.h5")["steps"].to_dataset().sel(step=80)
+    unit, d, keys = 2.0**-24, 8, 32
+    for layer in range(2):
+        probe = faultline.open(recorded / "scores.h5")[f"layer{layer}/saturation"].to_dataset()
+        seen = probe.isel(row=slice(1, None))  # the rows that see two keys and more
+        assert seen.sizes["sequence"] == 8 and seen.sizes["row"] == keys - 1
+        q, k = (bf16_tensor(recorded / "other.step000080.safetensors", f"layer{layer}.{name}") for name in "qk")
+        for head in range(2):
+            online, offline = run.isel(layer=layer, head=head), seen.isel(head=head)
+            # A score is d float fmas and a scaling: off by at most (d + 1) units of |q||k| / sqrt(d). Differences of two
+            # scores make p: twice that, and some 4 units of exp, of the sum's keys and of the quotient.
+            norms = [np.linalg.norm(x[:, head], axis=-1).max() for x in (q, k)]
+            of_score = (d + 1) * unit * norms[0] * norms[1] / np.sqrt(d)
+            of_p = 2 * of_score + (4 + keys) * unit
+            # The entropy's differential is -sum dp (log p + 1), with sum p |log p| the entropy itself.
+            of_entropy = of_p * (np.log(keys) + 1)
+            assert of_entropy < 1e-3  # so that a row more or less, or another logarithm, would show
+            assert float(online["entropy"]) == pytest.approx(float(offline["entropy"].mean()), abs=of_entropy)
+            assert abs(float(online["max_logit"]) - float(probe["max_logit"].isel(head=head).max())) <= of_score
+            threshold = 1 - 2.0**-9
+            undecided = float((np.abs(offline["p_max"] - threshold) <= of_p).mean())
+            saturated = float((offline["p_max"] > threshold).mean())
+            assert abs(float(online["saturated_fraction"]) - saturated) <= undecided + 1e-12
 
 
 def test_low_precision_codes_are_decoded(tmp_path):
