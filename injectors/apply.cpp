@@ -3,11 +3,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <type_traits>
+#include <span>
 #include <vector>
 
 #include <fmt/format.h>
 
+#include <faultline/base/clones.hpp>
 #include <faultline/base/error.hpp>
 #include <faultline/format/bulk.hpp>
 #include <faultline/random/random_stream.hpp>
@@ -98,72 +99,202 @@ std::vector<char> wanted_columns(const Fault& fault, const FaultPlace& place, st
     return wanted;
 }
 
-/// Rounds where the fault says so. Float storage rounds to nearest by itself.
-void hold(const Fault& fault, const FaultPlace& place, Format format, std::vector<double>& row, std::ptrdiff_t i) {
-    if (fault.hold == Hold::exact || is_exact(format)) return;
-    if (fault.hold == Hold::nearest) return round_bulk(std::span(row), format);
-    round_bulk(std::span(row), format, Rounding::stochastic, tile_stream(fault, place, roundings),
-               static_cast<std::uint64_t>(i) * row.size());
+// Loops over a row: no call and no branch, so that they run in vectors; a fault at the score gradient
+// passes most of a million elements a step.
+
+constexpr std::size_t lanes = 8;
+
+template <class T>
+[[gnu::always_inline]] inline bool widen(const T* from, double* to, std::size_t n) {
+    double sum = 0;
+    for (std::size_t j = 0; j < n; ++j) to[j] = static_cast<double>(from[j]);
+    for (std::size_t first = 0; first < n; first += lanes) {
+        double beyond[lanes] = {};
+        for (std::size_t l = 0; l < std::min(lanes, n - first); ++l) beyond[l] = to[first + l] - to[first + l];
+        for (const double x : beyond) sum += x;
+    }
+    return sum == 0;  // x - x is 0 where x is finite, else no number
 }
+/// Whether all of a row are finite; to <- from.
+FAULTLINE_CLONES bool take_row(const float* from, double* to, std::size_t n) { return widen(from, to, n); }
+FAULTLINE_CLONES bool take_row(const double* from, double* to, std::size_t n) { return widen(from, to, n); }
+
+FAULTLINE_CLONES void sum_of(const double* x, const double* asked, double* changed, std::size_t n) {
+    for (std::size_t j = 0; j < n; ++j) changed[j] = x[j] + asked[j];
+}
+
+template <class T>
+[[gnu::always_inline]] inline void narrow(const double* changed, double* x, T* row, std::size_t n) {
+    for (std::size_t j = 0; j < n; ++j) {
+        const T held = static_cast<T>(changed[j]);
+        row[j] = held;
+        x[j] = static_cast<double>(held) - x[j];
+    }
+}
+/// row <- changed; x <- the change.
+FAULTLINE_CLONES void give_row(const double* changed, double* x, float* row, std::size_t n) {
+    narrow(changed, x, row, n);
+}
+FAULTLINE_CLONES void give_row(const double* changed, double* x, double* row, std::size_t n) {
+    narrow(changed, x, row, n);
+}
+
+/// What is recorded of a row, in lanes that are joined at its end: the order is fixed, and no value of the tile depends on
+/// it.
+FAULTLINE_CLONES void record_row(const double* e, const double* asked, std::size_t n, Realised& found) {
+    double sum[lanes] = {}, squared[lanes] = {}, absolute[lanes] = {}, wanted[lanes] = {}, wanted_squared[lanes] = {};
+    std::size_t j = 0;
+    const auto add = [&](std::size_t l) __attribute__((always_inline)) {
+        sum[l] += e[j + l];
+        squared[l] += e[j + l] * e[j + l];
+        absolute[l] += std::fabs(e[j + l]);
+        wanted[l] += asked[j + l];
+        wanted_squared[l] += asked[j + l] * asked[j + l];
+    };
+    for (; j + lanes <= n; j += lanes)
+        for (std::size_t l = 0; l < lanes; ++l) add(l);
+    for (std::size_t l = 0; j + l < n; ++l) add(l);
+    for (std::size_t l = 0; l < lanes; ++l) {
+        found.sum += sum[l];
+        found.sum_squared += squared[l];
+        found.sum_abs += absolute[l];
+        found.asked_sum += wanted[l];
+        found.asked_squared += wanted_squared[l];
+    }
+}
+
+/// The tile's rows, one at a time.
+class Rows {
+  public:
+    Rows(const Fault& fault, const FaultPlace& place, Format format, std::ptrdiff_t cols)
+        : fault_(fault),
+          place_(place),
+          format_(format),
+          roundings_(tile_stream(fault, place, roundings)),
+          cols_(cols),
+          wanted_(wanted_columns(fault, place, cols)),
+          some_columns_(std::ranges::find(wanted_, 0) != wanted_.end()),
+          x_(static_cast<std::size_t>(cols)),
+          asked_(x_.size()),
+          changed_(x_.size()) {}
+
+    /// Takes row i: its values as far as they are seen, and whether the fault touches all of these.
+    template <class T>
+    void take(const T* row, std::ptrdiff_t i) {
+        row_ = i;
+        // Written so that a visible0 near the largest number does not overflow.
+        seen_ = static_cast<std::size_t>(
+            place_.visible0 >= cols_ ? cols_ : std::clamp<std::ptrdiff_t>(place_.visible0 + i, 0, cols_));
+        const bool finite = take_row(row, x_.data(), seen_);
+        whole_ = finite && !some_columns_ && !place_.skip_zeros;
+    }
+    /// The sums that the amplitude comes from, in the order of the elements.
+    void count(Realised& found) const {
+        double squared = found.value_squared;
+        if (whole_) {
+            for (std::size_t j = 0; j < seen_; ++j) squared += x_[j] * x_[j];
+            found.count += static_cast<double>(seen_);
+        } else {
+            for (std::size_t j = 0; j < seen_; ++j) {
+                if (!touched(j)) continue;
+                squared += x_[j] * x_[j];
+                found.count += 1;
+            }
+        }
+        found.value_squared = squared;
+    }
+    /// What the law asks for, held in the format; into the row where it is touched.
+    template <class T>
+    void change(double amplitude, Signs& signs, T* row, Realised& found) {
+        ask(amplitude, signs);
+        sum_of(x_.data(), asked_.data(), changed_.data(), seen_);
+        hold(std::span(changed_).first(seen_));
+        if (whole_) {
+            give_row(changed_.data(), x_.data(), row, seen_);
+        } else {
+            for (std::size_t j = 0; j < seen_; ++j) {
+                if (touched(j)) {
+                    row[j] = static_cast<T>(changed_[j]);
+                    x_[j] = static_cast<double>(row[j]) - x_[j];
+                } else {
+                    x_[j] = asked_[j] = 0;
+                }
+            }
+        }
+        record_row(x_.data(), asked_.data(), seen_, found);
+    }
+
+  private:
+    [[nodiscard]] bool touched(std::size_t j) const {
+        return std::isfinite(x_[j]) && !(place_.skip_zeros && x_[j] == 0) && wanted_[j] != 0;
+    }
+
+    /// Rounds where the fault says so. Float storage rounds to nearest by itself.
+    void hold(std::span<double> seen) const {
+        if (fault_.hold == Hold::exact || is_exact(format_)) return;
+        if (fault_.hold == Hold::nearest) return round_bulk(seen, format_);
+        round_bulk(seen, format_, Rounding::stochastic, roundings_, static_cast<std::uint64_t>(row_ * cols_));
+    }
+
+    void ask(double amplitude, Signs& signs) {
+        const std::vector<double>& sign = signs.row(row_);
+        const bool in_ulps = fault_.unit == Fault::Unit::ulps;
+        if (fault_.law == Law::multiplicative) {
+            const double factor = fault_.magnitude * (in_ulps ? ulp(1.0, format_) : 1.0);
+            for (std::size_t j = 0; j < seen_; ++j) asked_[j] = factor * x_[j];
+            return;
+        }
+        if (in_ulps) {
+            for (std::size_t j = 0; j < seen_; ++j)
+                asked_[j] = std::isfinite(x_[j]) ? fault_.magnitude * ulp(x_[j], format_) : 0.0;
+        } else if (fault_.by_value) {
+            for (std::size_t j = 0; j < seen_; ++j) asked_[j] = fault_.magnitude * x_[j];
+        } else {
+            std::fill_n(asked_.begin(), seen_, amplitude);
+        }
+        if (fault_.law == Law::operand) {
+            for (std::size_t j = 0; j < seen_; ++j) asked_[j] *= static_cast<double>((x_[j] > 0) - (x_[j] < 0));
+        } else {
+            for (std::size_t j = 0; j < seen_; ++j) asked_[j] *= sign[j];
+        }
+    }
+
+    const Fault& fault_;
+    const FaultPlace& place_;
+    Format format_;
+    RandomStream roundings_;
+    std::ptrdiff_t cols_, row_ = 0;
+    std::size_t seen_ = 0;
+    std::vector<char> wanted_;
+    bool some_columns_, whole_ = false;
+    std::vector<double> x_, asked_, changed_;
+};
 
 }  // namespace
 
 template <class T>
 Realised apply_fault(const Fault& fault, const FaultPlace& place, Format format, MatrixView<T> values) {
     if (fault.format) format = *fault.format;
-    const bool in_ulps = fault.unit == Fault::Unit::ulps;
-    if (in_ulps && is_exact(format))
+    if (fault.unit == Fault::Unit::ulps && is_exact(format))
         throw RequestError(fmt::format(
             "fault \"{}\": is in ulps, and site {} is exact: expected a magnitude relative to the rms, or format=NAME",
             to_string(fault), site_name(fault)));
-    const std::vector<char> wanted = wanted_columns(fault, place, values.cols);
-    const auto touched = [&](double x, std::ptrdiff_t i, std::size_t j) {
-        return std::isfinite(x) && !(place.skip_zeros && x == 0) && wanted[j] != 0 &&
-               static_cast<std::ptrdiff_t>(j) < place.visible0 + i;
-    };
+    // A column of row quantities is as good as one row, and takes its random numbers by the group.
+    if (values.cols == 1 && values.stride == 1 && place.visible0 >= values.rows && place.heads <= 1 &&
+        fault.law != Law::per_column)
+        values = MatrixView<T>(values.data, 1, values.rows);
+    Rows rows(fault, place, format, values.cols);
     Realised found;
-    for (std::ptrdiff_t i = 0; i < values.rows; ++i)
-        for (std::ptrdiff_t j = 0; j < values.cols; ++j) {
-            const auto x = static_cast<double>(values(i, j));
-            if (!touched(x, i, static_cast<std::size_t>(j))) continue;
-            found.count += 1;
-            found.value_squared += x * x;
-        }
+    for (std::ptrdiff_t i = 0; i < values.rows; ++i) {
+        rows.take(values.row(i), i);
+        rows.count(found);
+    }
     if (fault.magnitude == 0 || found.count == 0) return found;
     const double amplitude = fault.magnitude * std::sqrt(found.value_squared / found.count);
     Signs signs(fault, place, values.cols);
-    std::vector<double> changed(static_cast<std::size_t>(values.cols));
-    std::vector<double> asked(changed.size());
     for (std::ptrdiff_t i = 0; i < values.rows; ++i) {
-        T* row = values.row(i);
-        const std::vector<double>& sign = signs.row(i);
-        for (std::size_t j = 0; j < changed.size(); ++j) {
-            const auto x = static_cast<double>(row[j]);
-            changed[j] = x;
-            asked[j] = 0;
-            if (!touched(x, i, j)) continue;
-            if (fault.law == Law::multiplicative) {
-                asked[j] = fault.magnitude * (in_ulps ? ulp(1.0, format) : 1.0) * x;
-            } else {
-                const double relative = fault.by_value ? fault.magnitude * x : amplitude;
-                const double size = in_ulps ? fault.magnitude * ulp(x, format) : relative;
-                const double s = fault.law == Law::operand ? static_cast<double>((x > 0) - (x < 0)) : sign[j];
-                asked[j] = s * size;
-            }
-            changed[j] = x + asked[j];
-        }
-        hold(fault, place, format, changed, i);
-        for (std::size_t j = 0; j < changed.size(); ++j) {
-            const auto x = static_cast<double>(row[j]);
-            if (!touched(x, i, j)) continue;
-            row[j] = static_cast<T>(changed[j]);
-            const double e = static_cast<double>(row[j]) - x;
-            found.sum += e;
-            found.sum_squared += e * e;
-            found.sum_abs += std::abs(e);
-            found.asked_sum += asked[j];
-            found.asked_squared += asked[j] * asked[j];
-        }
+        rows.take(values.row(i), i);
+        rows.change(amplitude, signs, values.row(i), found);
     }
     return found;
 }

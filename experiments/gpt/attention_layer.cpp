@@ -46,19 +46,28 @@ class ZeroSumWatch final : public Instrument {
     HeadStatistics& statistics_;
 };
 
-/// One head of one sequence on its way through the layer.
+/// Whether the hook watches a site that the fast kernel does not show. Asked once a layer: there are many sites.
+bool watches_beyond_fast(const StepContext& context, int layer) {
+    if (context.attention == nullptr) return false;
+    for (const SiteInfo& site : sites())
+        if (!is_fast_site(site.site) && context.attention->watches(context.step, layer, site.site)) return true;
+    return false;
+}
+
+/// One head of one sequence on its way through the layer. It is emulated where it has a plan, or where its hook watches a
+/// site that the fast kernel does not show.
 template <class T>
 class HeadPass {
   public:
     HeadPass(const ModelConfig& config, const StepContext& context, const LayerAt& at, int sequence, int head,
-             double scale, bool backward)
+             double scale, bool backward, bool watched_beyond_fast)
         : config_(config),
           context_(context),
           at_(at),
           head_(head),
           where_{.layer = at.layer, .head = head},
           options_{.scale = scale, .softcap = config.softcap, .bf16 = config.bf16},
-          emulated_(is_emulated(config, context, at.layer, head)) {
+          emulated_(watched_beyond_fast || config.plan(at.layer, head) != nullptr) {
         if (context.attention != nullptr)
             instrument_ = context.attention->instrument(
                 {context.step, context.micro_step, at.layer, head, at.first_sequence + sequence, backward});
@@ -99,14 +108,6 @@ class HeadPass {
 
 }  // namespace
 
-bool is_emulated(const ModelConfig& config, const StepContext& context, int layer, int head) {
-    if (config.plan(layer, head) != nullptr) return true;
-    if (context.attention == nullptr) return false;
-    for (const SiteInfo& site : sites())
-        if (!is_fast_site(site.site) && context.attention->watches(context.step, layer, site.site)) return true;
-    return false;
-}
-
 template <class T>
 void attention_layer_forward(const ModelConfig& config, const StepContext& context, const LayerAt& at,
                              MatrixView<const T> q, MatrixView<const T> k, MatrixView<const T> v,
@@ -117,10 +118,11 @@ void attention_layer_forward(const ModelConfig& config, const StepContext& conte
     state.lse.resize(count * length);
     state.emulated.resize(count);
     state.heads.assign(count, HeadStatistics{.detailed = context.detailed});
+    const bool beyond = watches_beyond_fast(context, at.layer);
     for (int b = 0; b < at.sequences; ++b)
         for (int h = 0; h < config.heads; ++h) {
             const auto slot = static_cast<std::size_t>(b * config.heads + h);
-            const HeadPass<T> pass(config, context, at, b, h, scale[static_cast<std::size_t>(h)], false);
+            const HeadPass<T> pass(config, context, at, b, h, scale[static_cast<std::size_t>(h)], false, beyond);
             const auto head = [&](auto x) { return head_of(x, at, b, h, config.head_dim()); };
             HeadStatistics& statistics = state.heads[slot];
             if (!pass.emulated()) {
@@ -143,10 +145,11 @@ void attention_layer_backward(const ModelConfig& config, const StepContext& cont
                               MatrixView<T> dq, MatrixView<T> dk, MatrixView<T> dv, AttentionState<T>& state,
                               FastScratch<T>& scratch) {
     const auto length = static_cast<std::size_t>(at.length);
+    const bool beyond = watches_beyond_fast(context, at.layer);
     for (int b = 0; b < at.sequences; ++b)
         for (int h = 0; h < config.heads; ++h) {
             const auto slot = static_cast<std::size_t>(b * config.heads + h);
-            const HeadPass<T> pass(config, context, at, b, h, scale[static_cast<std::size_t>(h)], true);
+            const HeadPass<T> pass(config, context, at, b, h, scale[static_cast<std::size_t>(h)], true, beyond);
             const auto head = [&](auto x) { return head_of(x, at, b, h, config.head_dim()); };
             HeadStatistics& statistics = state.heads[slot];
             if (!pass.emulated()) {

@@ -41,8 +41,4 @@ void attention_layer_backward(const ModelConfig& config, const StepContext& cont
                               MatrixView<T> dq, MatrixView<T> dk, MatrixView<T> dv, AttentionState<T>& state,
                               FastScratch<T>& scratch);
 
-/// Whether this head runs the emulated kernel at this step: it has a plan, or its hook watches a site that the fast kernel
-/// does not show.
-[[nodiscard]] bool is_emulated(const ModelConfig& config, const StepContext& context, int layer, int head);
-
 }  // namespace faultline::gpt

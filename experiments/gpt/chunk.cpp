@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include <faultline/format/bulk.hpp>
 #include <faultline/gemm/gemm.hpp>
 #include <faultline/gpt/row_kernels.hpp>
 
@@ -40,13 +39,8 @@ void add_rms(MatrixView<const T> x, int heads, double* sums) {
 
 template <class T>
 void Chunk<T>::round(MatrixView<T> value) const {
-    if constexpr (std::is_same_v<T, float>) {
-        if (!config_.bf16) return;
-        if (value.stride == value.cols)
-            return round_bulk(std::span(value.data, static_cast<std::size_t>(value.rows * value.cols)), bf16);
-        for (std::ptrdiff_t i = 0; i < value.rows; ++i)
-            round_bulk(std::span(value.row(i), static_cast<std::size_t>(value.cols)), bf16);
-    }
+    if constexpr (std::is_same_v<T, float>)
+        if (config_.bf16) round_bf16(value);
 }
 
 template <class T>

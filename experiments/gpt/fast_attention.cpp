@@ -5,9 +5,9 @@
 #include <array>
 #include <cmath>
 
-#include <faultline/format/bulk.hpp>
 #include <faultline/gemm/gemm.hpp>
 #include <faultline/gpt/attention_rows.hpp>
+#include <faultline/gpt/row_kernels.hpp>
 #include <faultline/probes/saturation.hpp>
 
 namespace faultline::gpt {
@@ -59,13 +59,8 @@ class Sites {
 
   private:
     void round(MatrixView<T> value) {
-        if constexpr (std::is_same_v<T, float>) {
-            if (!bf16_) return;
-            if (value.stride == value.cols)
-                return round_bulk(std::span(value.data, static_cast<std::size_t>(value.rows * value.cols)), bf16);
-            for (std::ptrdiff_t i = 0; i < value.rows; ++i)
-                round_bulk(std::span(value.row(i), static_cast<std::size_t>(value.cols)), bf16);
-        }
+        if constexpr (std::is_same_v<T, float>)
+            if (bf16_) round_bf16(value);
     }
     template <class From, class To>
     static void copy(MatrixView<const From> from, MatrixView<To> to) {
@@ -79,6 +74,7 @@ class Sites {
         const bool key_tile = site == Site::dk_cast || site == Site::dv_cast;
         where.query0 = key_tile ? 0 : row0;
         where.q_tile = key_tile ? 0 : static_cast<int>(row0 / fast_block);
+        if (info(site).shape == SiteShape::score_tile) where.visible0 = row0 + 1;
         instrument_->at(site, where, shown, exact);
         copy(MatrixView<const double>(shown), value);
     }

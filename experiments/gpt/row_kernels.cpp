@@ -4,6 +4,7 @@
 #include <limits>
 
 #include <faultline/base/clones.hpp>
+#include <faultline/format/round_lane.hpp>
 #include <faultline/gpt/vector_math.hpp>
 
 // Each kernel is written once, as a template that is inlined into two functions: one for float, compiled for every
@@ -328,5 +329,14 @@ FAULTLINE_CLONES void add_bias(const float* bias, MatrixView<float> y) { add_bia
 void add_bias(const double* bias, MatrixView<double> y) { add_bias_to<double>(bias, y); }
 FAULTLINE_CLONES void add_rows(MatrixView<const float> dy, float* dbias) { add_rows_to<float>(dy, dbias); }
 void add_rows(MatrixView<const double> dy, double* dbias) { add_rows_to<double>(dy, dbias); }
+
+FAULTLINE_CLONES void round_bf16(MatrixView<float> x) {
+    const bool whole = x.stride == x.cols;
+    const std::ptrdiff_t rows = whole ? 1 : x.rows, cols = whole ? x.rows * x.cols : x.cols;
+    for (std::ptrdiff_t i = 0; i < rows; ++i) {
+        float* row = x.row(i);
+        for (std::ptrdiff_t j = 0; j < cols; ++j) row[j] = faultline::round<bf16>(row[j]);
+    }
+}
 
 }  // namespace faultline::gpt

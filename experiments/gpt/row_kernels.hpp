@@ -73,4 +73,7 @@ void add_bias(const double* bias, MatrixView<double> y);
 void add_rows(MatrixView<const float> dy, float* dbias);
 void add_rows(MatrixView<const double> dy, double* dbias);
 
+/// Every element to bf16, nearest even, as round_bulk: here for rows with a stride, which are as short as a head.
+void round_bf16(MatrixView<float> x);
+
 }  // namespace faultline::gpt

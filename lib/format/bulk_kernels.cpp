@@ -179,8 +179,40 @@ FAULTLINE_CLONES void round_with_words(const float* from, float* to, std::size_t
     round_any_words(from, to, count, lane, words);
 }
 
+namespace {
+
+/// Stochastic rounding of doubles all of which are zero or normal in a narrow format and not beyond its largest number:
+/// there `shift` bits are discarded whatever the exponent, and an addition to the bits of the double rounds them, as in
+/// the shared family. Of the random word only the upper `shift` bits (32 at most) can matter: the discarded bits stand at
+/// the top of the 64 that they are compared with. False, and `to` not all written, where another double is among them.
+FAULTLINE_INLINE bool round_normal_words(const double* from, double* to, std::size_t count,
+                                         const LaneFormat<double>& lane, const std::uint32_t* words) {
+    const std::int64_t least = lane.emin_field << Lane<double>::trailing, most = bits_as<std::int64_t>(lane.max);
+    const std::uint64_t kept = ~((std::uint64_t{1} << lane.shift) - 1);
+    const auto up = static_cast<unsigned>(lane.shift > 32 ? lane.shift - 32 : 0);
+    const auto down = static_cast<unsigned>(lane.shift < 32 ? 32 - lane.shift : 0);
+    std::int64_t others = 0;
+#pragma GCC ivdep
+    for (std::size_t i = 0; i < count; ++i) {
+        const auto bits = bits_as<std::uint64_t>(from[i]);
+        const std::int64_t magnitude = lane_magnitude(from[i]);
+        others |= (magnitude == 0 ? 0 : magnitude - least) | (most - magnitude);  // negative outside
+        const std::uint64_t random = (std::uint64_t{words[i]} << up) >> down;
+        to[i] = bits_as<double>((bits + random) & kept);
+    }
+    return others >= 0;
+}
+
+}  // namespace
+
 FAULTLINE_CLONES void round_with_words(const double* from, double* to, std::size_t count, LaneFormat<double> lane,
                                        const std::uint32_t* words) {
+    double rounded[stochastic_group];  // from and to may be the same array
+    const bool narrow = lane.family == LaneFamily::narrow || lane.family == LaneFamily::narrow_to_nan;
+    if (narrow && count <= stochastic_group && round_normal_words(from, rounded, count, lane, words)) {
+        for (std::size_t i = 0; i < count; ++i) to[i] = rounded[i];
+        return;
+    }
     round_any_words(from, to, count, lane, words);
 }
 

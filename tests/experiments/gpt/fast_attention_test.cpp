@@ -9,6 +9,7 @@
 #include <faultline/cpu/attention.hpp>
 #include <faultline/format/format.hpp>
 #include <faultline/gpt/fast_attention.hpp>
+#include <faultline/injectors/attention_injector.hpp>
 #include <faultline/random/random_stream.hpp>
 
 namespace faultline::gpt {
@@ -159,6 +160,25 @@ TEST(FastAttention, AnInstrumentHasTheSameEffectInBothKernels) {
         for (const auto& [first, count] : fast.rows) fast_rows += count;
         for (const auto& [first, count] : slow.rows) slow_rows += count;
         EXPECT_EQ(fast_rows, slow_rows);
+        expect_close(head, emulated, 32 * 0x1p-24);
+    }
+}
+
+// A fault makes nothing visible that the mask hides: an additive one touches as many elements as rows see keys, and is the
+// same fault in the emulated kernel.
+TEST(FastAttention, AFaultLeavesMaskedElementsAlone) {
+    constexpr std::ptrdiff_t n = 130;
+    for (const Site site : fast_sites()) {
+        if (info(site).shape != SiteShape::score_tile) continue;
+        SCOPED_TRACE(std::string(name(site)));
+        const Fault fault{.site = site, .law = Law::fixed, .magnitude = 0.3, .hold = Hold::nearest};
+        Head<float> head(n, 16, false, 1);
+        AttentionInjector fast(fault, fast_plan(false), 1), slow(fault, fast_plan(false), 1);
+        head.run({.scale = scale}, &fast);
+        EXPECT_EQ(fast.total().count, n * (n + 1) / 2.0);
+        const Emulated emulated = emulate(head, fast_plan(false), scale, &slow);
+        EXPECT_EQ(slow.total().count, fast.total().count);
+        // Tiles are alike, so amplitudes are, to the rounding of float in what they are made of.
         expect_close(head, emulated, 32 * 0x1p-24);
     }
 }

@@ -101,6 +101,24 @@ TEST_P(EveryFormatInBulk, DoublesAreRoundedAsOneByOne) {
     }
 }
 
+// Groups of doubles that are all zero or normal in the format take a shorter way.
+TEST_P(EveryFormatInBulk, OrdinaryDoublesAreRoundedAsOneByOne) {
+    const Case& c = GetParam();
+    if (is_exact(c.format)) return;
+    const double least = std::ldexp(1.0, c.format.emin), most = max_finite(c.format);
+    std::vector<double> from{0.0, -0.0, least, -least, most, -most, std::nextafter(most, 0.0)};
+    for (std::uint64_t i = 0; from.size() < 1000; ++i) {
+        const double x = std::ldexp(stream.normal(i), static_cast<int>(stream.bits(i) % 7) - 3);
+        if (std::fabs(x) >= least && std::fabs(x) <= most) from.push_back(x);
+    }
+    std::vector<double> to(from.size());
+    round_bulk(std::span<const double>(from), std::span<double>(to), c.format, Rounding::stochastic, stream, 40);
+    for (std::size_t i = 0; i < from.size(); ++i) {
+        const double right = expected(from[i], c.format, Rounding::stochastic, 40 + i);
+        ASSERT_EQ(bits_of(to[i]), bits_of(right)) << c.name << " of " << std::hexfloat << from[i];
+    }
+}
+
 INSTANTIATE_TEST_SUITE_P(Formats, EveryFormatInBulk, ::testing::ValuesIn(testing::cases()), testing::label);
 
 /// round<F, R>(float) for all modes of one format.
