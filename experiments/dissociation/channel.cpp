@@ -138,6 +138,13 @@ void Channel::before_step(std::int64_t step, const gpt::StepReport*, gpt::StepCo
     }
 }
 
+void Channel::watch(const gpt::StepReport& report) {
+    if (intervention_.kind != Kind::guard || triggered_at_ >= 0 || !(monitored(report) > intervention_.threshold))
+        return;
+    triggered_at_ = report.step;
+    qk_rms_ = report.qk_rms;
+}
+
 void Channel::after_step(gpt::StepReport& report) {
     std::vector<double> energy, fraction, leading, missing;
     for (RemovedEnergy& layer : removed_) {
@@ -147,10 +154,7 @@ void Channel::after_step(gpt::StepReport& report) {
         missing.push_back(layer.update > 0 ? layer.missing / layer.update : 0);
         layer = {};
     }
-    if (intervention_.kind == Kind::guard && triggered_at_ < 0 && monitored(report) > intervention_.threshold) {
-        triggered_at_ = report.step;
-        qk_rms_ = report.qk_rms;
-    }
+    watch(report);
     report.extras.push_back({"removed_energy", std::move(energy)});
     report.extras.push_back({"removed_fraction", std::move(fraction)});
     report.extras.push_back({"leading_fraction", std::move(leading)});

@@ -29,6 +29,9 @@ class Channel final : public gpt::UpdateHook, public gpt::StepHook {
     [[nodiscard]] std::string save() const override;
     void load(std::string_view state) override;
 
+    /// Latches where the guard's monitor is above the threshold at the end of this step; part of after_step(). Until then
+    /// a guard changes nothing, and the run is the one without intervention.
+    void watch(const gpt::StepReport& report);
     /// First step at whose end the guard's monitor was above the threshold; -1: not yet, or no guard. The action is in
     /// force from the step after.
     [[nodiscard]] std::int64_t triggered_at() const { return triggered_at_; }

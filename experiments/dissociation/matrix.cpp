@@ -3,135 +3,24 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cctype>
 #include <chrono>
 #include <filesystem>
 #include <memory>
 #include <mutex>
-#include <optional>
+#include <numeric>
+#include <set>
 
 #include <fmt/format.h>
 
 #include <faultline/base/error.hpp>
 #include <faultline/base/parallel.hpp>
-#include <faultline/dissociation/channel.hpp>
-#include <faultline/dissociation/collect.hpp>
-#include <faultline/dissociation/source.hpp>
-#include <faultline/gpt/fingerprint.hpp>
-#include <faultline/gpt/run.hpp>
-#include <faultline/gpt/run_record.hpp>
-#include <faultline/record/record_reader.hpp>
+#include <faultline/dissociation/matrix_run.hpp>
 #include <faultline/tensor/text.hpp>
 
 namespace faultline {
 namespace {
 
 namespace fs = std::filesystem;
-
-/// HDF5 keeps state that all files share, and the library as packaged does not lock it.
-std::mutex& hdf5() {
-    static std::mutex mutex;
-    return mutex;
-}
-
-/// A source or intervention as part of a file's name.
-std::string slug(const std::string& text) {
-    std::string out;
-    for (const char c : text) {
-        const bool plain = std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '.' || c == '_';
-        out += plain ? c : '-';
-    }
-    return out;
-}
-
-/// Everything that one run is made of. Not copied: the hooks refer to it.
-class Run {
-  public:
-    Run(const MatrixConfig& matrix, const RunPlan& plan, const gpt::TokenData& data)
-        : plan_(plan),
-          config_(matrix.train),
-          intervention_(parse_intervention(plan.intervention)),
-          source_(parse_source(plan.source, config_.model.head_dim())),
-          windows_(plan.seed),
-          data_(data) {
-        config_.seed = plan.seed;
-        config_.threads = 1;
-        if (config_.validate_every == 0)
-            config_.validate_every = static_cast<int>(config_.steps);  // a result has a validation loss
-        for (const gpt::AttentionChoice& choice : source_.attention) config_.model.attention.push_back(choice);
-        if (intervention_.kind == Intervention::Kind::qk_norm) config_.model.qk_norm = gpt::QkNorm::parameter_free;
-        for (Fault& fault : source_.faults) fault.seed += plan.seed;  // seeds of a matrix draw other signs
-        fast_ = gpt::fast_plan(config_.model.bf16);
-        faults_ = std::make_unique<FaultHooks>(source_.faults, config_.model.layers, config_.model.heads,
-                                               [this](int layer, int head) {
-                                                   const RoundingPlan* chosen = config_.model.plan(layer, head);
-                                                   return chosen != nullptr ? chosen : &fast_;
-                                               });
-        channel_ = std::make_unique<Channel>(intervention_, config_.model.layers, config_.model.heads, plan.seed,
-                                             faults_.get());
-    }
-    Run(const Run&) = delete;
-    Run& operator=(const Run&) = delete;
-
-    gpt::Trainer& trainer() {
-        if (!trainer_) {
-            gpt::Hooks hooks;
-            if (faults_->any_attention()) hooks.attention = faults_.get();
-            if (faults_->any_model()) hooks.model = faults_.get();
-            hooks.update = channel_.get();
-            hooks.step = channel_.get();
-            trainer_ = std::make_unique<gpt::Trainer>(config_, data_, windows_, hooks);
-        }
-        return *trainer_;
-    }
-
-    /// What a record must have been made with to be this run's: all settings, the source, the intervention and the data.
-    [[nodiscard]] std::string identity() const {
-        std::string text;
-        for (const auto& [key, value] : gpt::fingerprint(config_)) text += fmt::format("{} = {}\n", key, value);
-        text += fmt::format("steps = {}\nsource = {}\nintervention = {}\n", config_.steps, source_.text,
-                            to_string(intervention_));
-        for (const InputHash& input : data_.inputs) text += fmt::format("data = {}\n", input.hash);
-        return text;
-    }
-
-  private:
-    RunPlan plan_;
-    gpt::TrainConfig config_;
-    Intervention intervention_;
-    Source source_;
-    gpt::WindowOrder windows_;
-    const gpt::TokenData& data_;
-    RoundingPlan fast_;
-    std::unique_ptr<FaultHooks> faults_;
-    std::unique_ptr<Channel> channel_;
-    std::unique_ptr<gpt::Trainer> trainer_;
-};
-
-std::string record_path(const MatrixFiles& files, const RunPlan& plan) {
-    if (files.folder.empty()) return "";
-    return (fs::path(files.folder) /
-            fmt::format("{}__{}__seed{}.h5", slug(plan.source), slug(plan.intervention), plan.seed))
-        .string();
-}
-
-/// What stands in the folder of a run.
-enum class Found { nothing, part, whole };
-
-Found find_record(const std::string& path, const std::string& identity, const MatrixFiles& files, std::int64_t steps,
-                  std::vector<StepSample>& samples) {
-    if (path.empty() || !fs::exists(path)) return Found::nothing;
-    const std::lock_guard lock(hdf5());
-    if (RecordReader(path).manifest().config_toml != identity) {
-        if (files.replace) return Found::nothing;
-        throw RequestError(fmt::format("{}: is the run of another configuration: expected that of this one, or --force",
-                                       escaped(path, path.size())));
-    }
-    samples = samples_of(path);
-    if (!samples.empty() && samples.back().step + 1 == steps) return Found::whole;
-    samples.clear();
-    return fs::exists(gpt::checkpoint_path(path)) ? Found::part : Found::nothing;
-}
 
 /// Told of every step of every run.
 class Counter {
@@ -150,52 +39,66 @@ class Counter {
     std::mutex mutex_;
 };
 
-/// Steps to the end, an interruption, or a value that is no number; gpt::run for several at a time.
-void train(Run& run, const std::string& path, Found found, const MatrixFiles& files, std::int64_t checkpoint_every,
-           RunResult& result, std::vector<StepSample>& samples, const std::function<bool()>& cancelled,
-           const std::function<void(std::int64_t)>& stepped) {
-    gpt::Trainer& trainer = run.trainer();
-    std::optional<gpt::RunRecord> record;
-    if (!path.empty()) {
-        const std::lock_guard lock(hdf5());
-        if (found == Found::part) {
-            trainer.restore(gpt::checkpoint_path(path));
-            record = gpt::RunRecord::resume(path, trainer.next_step() - 1);
-        } else {
-            std::error_code ignored;
-            fs::remove(gpt::checkpoint_path(path), ignored);  // it would be of another run
-            Manifest manifest = make_manifest("run", files.command_line, run.identity(), result.seed);
-            record = gpt::RunRecord::create(path, manifest);
+/// What each guard's run takes over from the run without intervention of its source and seed; null where it is no guard's,
+/// or where there is no such run.
+class CommonSteps {
+  public:
+    CommonSteps(const MatrixConfig& config, const std::vector<RunPlan>& plans)
+        : from_(plans.size(), plans.size()), common_(plans.size()) {
+        // States are kept in memory until the guard's turn comes.
+        constexpr std::int64_t parameters_at_most = 4'000'000;
+        const gpt::ModelConfig& model = config.train.model;
+        if (gpt::ParameterLayout(model).size() > parameters_at_most) return;
+        const std::string nothing = to_string(Intervention{});
+        for (std::size_t i = 0; i < plans.size(); ++i) {
+            const Intervention intervention = parse_intervention(plans[i].intervention);
+            if (intervention.kind != Intervention::Kind::guard) continue;
+            for (std::size_t j = 0; j < plans.size(); ++j)
+                if (plans[j].source == plans[i].source && plans[j].seed == plans[i].seed &&
+                    to_string(parse_intervention(plans[j].intervention)) == nothing)
+                    from_[i] = j;
+            if (from_[i] < plans.size())
+                common_[i] =
+                    std::make_unique<Dormant>(Channel(intervention, model.layers, model.heads, plans[i].seed, nullptr));
         }
     }
-    stepped(trainer.next_step());
-    const auto save = [&] {
-        if (record) trainer.save(gpt::checkpoint_path(path));
-    };
-    bool stopped = false;
-    while (!trainer.finished() && !stopped) {
-        const gpt::StepReport& report = trainer.step();
-        if (trainer.failure()) break;
-        if (record) {
-            const std::lock_guard lock(hdf5());
-            record->write(report);
-        }
-        samples.push_back(sample_of(report));
-        stepped(1);
-        if (trainer.next_step() % checkpoint_every == 0 && !trainer.finished()) save();
-        stopped = !trainer.finished() && cancelled();
+    [[nodiscard]] bool takes_over(std::size_t run) const { return common_[run] != nullptr; }
+    /// Null unless the other run has ended: waiting for it would leave a processor idle.
+    [[nodiscard]] Dormant* of(std::size_t run) {
+        const std::lock_guard lock(mutex_);
+        return common_[run] && ended_.contains(from_[run]) ? common_[run].get() : nullptr;
     }
-    save();
-    if (record) {
-        const std::lock_guard lock(hdf5());
-        record->close();
-        samples = samples_of(path);  // a resumed run has more steps than those made here
+    /// A run begins: those for which it leaves something.
+    [[nodiscard]] std::vector<Dormant*> begin(std::size_t run) {
+        const std::lock_guard lock(mutex_);
+        begun_.insert(run);
+        std::vector<Dormant*> guards;
+        for (std::size_t i = 0; i < from_.size(); ++i)
+            if (common_[i] && from_[i] == run && !begun_.contains(i)) guards.push_back(common_[i].get());
+        return guards;
     }
-    result.finished = !stopped;
-    if (trainer.failure()) {
-        result.not_finite = true;
-        result.not_finite_where = fmt::format("step {}, {}", trainer.failure()->step, trainer.failure()->site);
+    void end(std::size_t run) {
+        const std::lock_guard lock(mutex_);
+        ended_.insert(run);
     }
+
+  private:
+    std::vector<std::size_t> from_;
+    std::vector<std::unique_ptr<Dormant>> common_;
+    std::set<std::size_t> begun_, ended_;
+    std::mutex mutex_;
+};
+
+/// Runs seed by seed, within a seed those last that take steps over from others.
+std::vector<std::size_t> order_of(const std::vector<RunPlan>& plans, const CommonSteps& common) {
+    std::vector<std::size_t> order(plans.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    for (auto first = order.begin(); first != order.end();) {
+        const auto last = std::find_if(first, order.end(), [&](auto i) { return plans[i].seed != plans[*first].seed; });
+        std::stable_partition(first, last, [&](std::size_t i) { return !common.takes_over(i); });
+        first = last;
+    }
+    return order;
 }
 
 }  // namespace
@@ -227,10 +130,10 @@ std::vector<RunPlan> runs_of(const MatrixConfig& config) {
 RunMatrix run_matrix(const MatrixConfig& config, const gpt::TokenData& data, const MatrixFiles& files, int threads,
                      const std::function<void(std::int64_t, std::int64_t, const std::string&)>& progress,
                      const std::function<bool()>& cancelled) {
-    constexpr std::int64_t checkpoint_every = 100;
     const std::vector<RunPlan> plans = runs_of(config);
     RunMatrix matrix{config, std::vector<RunResult>(plans.size())};
-    for (const RunPlan& plan : plans) (void)Run(config, plan, data);  // refuses before the first step what is no run
+    for (const RunPlan& plan : plans)
+        (void)MatrixRun(config, plan, data);  // refuses before the first step what is no run
     if (!files.folder.empty()) {
         std::error_code error;
         fs::create_directories(files.folder, error);
@@ -240,7 +143,10 @@ RunMatrix run_matrix(const MatrixConfig& config, const gpt::TokenData& data, con
     }
     Counter counter(static_cast<std::int64_t>(plans.size()) * config.train.steps, progress);
     std::atomic<bool> failed{false};
-    parallel_for(plans.size(), threads, [&](std::size_t i) {
+    CommonSteps common(config, plans);
+    const std::vector<std::size_t> order = order_of(plans, common);
+    parallel_for(plans.size(), threads, [&](std::size_t turn) {
+        const std::size_t i = order[turn];
         const RunPlan& plan = plans[i];
         RunResult& result = matrix.runs[i];
         result.source = plan.source;
@@ -249,18 +155,23 @@ RunMatrix run_matrix(const MatrixConfig& config, const gpt::TokenData& data, con
         const std::string what = fmt::format("{}, {}, seed {}", plan.source, plan.intervention, plan.seed);
         try {
             const auto begin = std::chrono::steady_clock::now();
-            Run run(config, plan, data);
-            const std::string path = record_path(files, plan);
-            result.file = path.empty() ? "" : fs::path(path).filename().string();
+            MatrixRun run(config, plan, data);
+            Making how;
+            how.path = record_path(files, plan);
+            how.command_line = files.command_line;
+            how.cancelled = [&] { return failed || (cancelled && cancelled()); };
+            how.stepped = [&](std::int64_t steps) { counter.add(steps, what); };
+            result.file = how.path.empty() ? "" : fs::path(how.path).filename().string();
             std::vector<StepSample> samples;
-            const Found found = find_record(path, run.identity(), files, config.train.steps, samples);
-            const auto stop = [&] { return failed || (cancelled && cancelled()); };
-            if (found == Found::whole) {
+            how.found = find_record(how.path, run.identity(), files, config.train.steps, samples);
+            if (how.found == Found::whole) {
                 result.finished = true;
                 counter.add(config.train.steps, what);
-            } else if (!stop()) {
-                train(run, path, found, files, checkpoint_every, result, samples, stop,
-                      [&](std::int64_t steps) { counter.add(steps, what); });
+            } else if (!how.cancelled()) {
+                how.taken_over = common.of(i);
+                how.guards = common.begin(i);
+                train(run, how, result, samples);
+                common.end(i);
             }
             collect(samples, result);
             result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

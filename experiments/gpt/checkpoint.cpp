@@ -66,7 +66,10 @@ std::int64_t number(const TensorSet& set, const char* key) {
 
 }  // namespace
 
-void Trainer::save(const std::string& path) const {
+void Trainer::save(const std::string& path) const { write_safetensors(path, state()); }
+void Trainer::restore(const std::string& path) { restore(read_safetensors(path)); }
+
+TensorSet Trainer::state() const {
     TensorSet set;
     put(set, "weights", std::span<const float>(model_.weights()));
     put(set, "optimizer.first", std::span<const float>(optimizer_.state().first));
@@ -94,11 +97,10 @@ void Trainer::save(const std::string& path) const {
     set.metadata["next_step"] = std::to_string(next_);
     set.metadata["optimizer_steps"] = std::to_string(optimizer_.state().steps);
     for (const auto& [key, value] : fingerprint(config_)) set.metadata["config." + key] = value;
-    write_safetensors(path, set);
+    return set;
 }
 
-void Trainer::restore(const std::string& path) {
-    const TensorSet set = read_safetensors(path);
+void Trainer::restore(const TensorSet& set) {
     const auto kind = set.metadata.find("schema");
     if (kind == set.metadata.end() || kind->second != schema)
         throw RequestError(fmt::format("{}: metadata \"schema\": expected {}", set.source, schema));

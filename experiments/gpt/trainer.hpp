@@ -13,6 +13,7 @@
 #include <faultline/gpt/hooks.hpp>
 #include <faultline/gpt/model.hpp>
 #include <faultline/gpt/optimizer.hpp>
+#include <faultline/tensor/tensor.hpp>
 
 namespace faultline::gpt {
 
@@ -65,9 +66,12 @@ class Trainer {
     void capture(std::function<bool(std::int64_t)> wanted,
                  std::function<void(std::int64_t, int micro_step, const Captured&)> take);
 
-    /// Everything that the next step depends on. The file appears whole or not at all. WorkError.
+    /// Everything that the next step depends on, as the tensors of a checkpoint.
+    [[nodiscard]] TensorSet state() const;
+    /// RequestError where it is not the state of a run of this configuration.
+    void restore(const TensorSet& state);
+    /// The state in a file, which appears whole or not at all. WorkError.
     void save(const std::string& path) const;
-    /// RequestError where the file is not a checkpoint of this configuration.
     void restore(const std::string& path);
 
   private:

@@ -3,9 +3,11 @@
 #include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <set>
 
 #include <unistd.h>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -13,6 +15,7 @@
 #include <faultline/base/error.hpp>
 #include <faultline/dissociation/report.hpp>
 #include <faultline/dissociation/source.hpp>
+#include <faultline/gpt/run.hpp>
 #include <faultline/record/record_reader.hpp>
 
 namespace faultline {
@@ -123,6 +126,54 @@ TEST(Matrix, GoesOnAfterAnInterruption) {
     } while (!matrix.complete());
     EXPECT_GT(rounds, 2);
     expect_same(whole, matrix);
+}
+
+void expect_same_record(const std::string& a, const std::string& b) {
+    const RecordReader one(a), two(b);
+    ASSERT_EQ(one.datasets(), two.datasets());
+    for (const std::string& name : one.datasets()) EXPECT_TRUE(one.read(name).bytes == two.read(name).bytes) << name;
+}
+
+// Until its trigger, a guard's run is the run without intervention, and takes its steps over: triggered in the first steps,
+// in the middle, in the last step, never.
+TEST(Matrix, AGuardThatWaitsIsTheRunWithoutIntervention) {
+    const Folder folder;
+    MatrixConfig config = small();
+    config.sources = {"delta:multiplicative:0.5"};
+    config.interventions = {"none"};
+    config.controls = {};
+    config.seeds = {0};
+    std::vector<double> logits;
+    {
+        const RunMatrix matrix = run(config, "", 1);
+        logits = matrix.runs[1].max_logit;
+    }
+    ASSERT_EQ(logits.size(), 6U);  // of steps 0, 5, …, 20, and 24
+    const std::vector<std::string> guards{"guard:threshold=0.001", fmt::format("guard:threshold={:.17g}", logits[2]),
+                                          "guard:threshold=1000",
+                                          "guard:action=lower_rate:threshold=" + fmt::format("{:.17g}", logits[3])};
+    config.interventions.insert(config.interventions.end(), guards.begin(), guards.end());
+    const RunMatrix shared = run(config, folder / "shared", 1);
+    config.interventions = guards;  // no run to take steps over from
+    const RunMatrix alone = run(config, folder / "alone", 1);
+    ASSERT_EQ(shared.runs.size(), 6U);
+    ASSERT_EQ(alone.runs.size(), 5U);
+    std::set<std::int64_t> triggers;
+    for (std::size_t i = 0; i < guards.size(); ++i) {
+        const RunResult &one = shared.runs[i + 2], &two = alone.runs[i + 1];
+        ASSERT_EQ(one.intervention, two.intervention);
+        EXPECT_TRUE(one.finished);
+        EXPECT_EQ(one.loss, two.loss);
+        EXPECT_EQ(one.triggered_at, two.triggered_at);
+        triggers.insert(one.triggered_at);
+        expect_same_record(folder / ("shared/" + one.file), folder / ("alone/" + two.file));
+        EXPECT_TRUE(fs::exists(gpt::checkpoint_path(folder / ("shared/" + one.file))));
+    }
+    EXPECT_TRUE(triggers.contains(0));
+    EXPECT_TRUE(triggers.contains(-1));
+    EXPECT_GE(triggers.size(), 3U);
+    config.interventions.insert(config.interventions.begin(), "none");
+    expect_same(shared, run(config, "", 3));
 }
 
 TEST(Matrix, RefusesRecordsOfAnotherConfiguration) {
