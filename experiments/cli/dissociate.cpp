@@ -72,7 +72,9 @@ std::string runs_folder(const std::string& output) {
 }
 
 Status run(const DissociateSettings& own, const Invocation& call) {
+    watch_for_interrupts();
     const TrainData data = read_data(own.train, call.settings);
+    end_if_interrupted();
     const MatrixConfig config = matrix_config(own, call.settings, data);
     const std::string& output = call.common.output;
     MatrixFiles files;
@@ -85,7 +87,6 @@ Status run(const DissociateSettings& own, const Invocation& call) {
         file = RecordFile::create(output, manifest);  // now, so that a disk that refuses is known before the work
         files.folder = runs_folder(output);
     }
-    watch_for_interrupts();
     Progress line(call.talks());
     const RunMatrix matrix = run_matrix(
         config, data.tokens, files, static_cast<int>(call.common.threads),

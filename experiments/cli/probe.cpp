@@ -121,6 +121,7 @@ std::vector<probing::ProbeCapture> captures_of(std::vector<ProbedFile>& files, c
 }
 
 Status run(ProbeSettings& own, const Invocation& call) {
+    watch_for_interrupts();
     if (own.list) {
         present(listing(), call);
         return Status::done;
@@ -136,6 +137,7 @@ Status run(ProbeSettings& own, const Invocation& call) {
                                            escaped(path, path.size()), name(files.back().kind),
                                            escaped(files.front().path, files.front().path.size()),
                                            name(files.front().kind)));
+        end_if_interrupted();
     }
     const Kind kind = files.front().kind;
     expect_probes(own, kind, call.settings);
@@ -154,7 +156,6 @@ Status run(ProbeSettings& own, const Invocation& call) {
     own.capture.scale = own.scale;
     own.capture.allow = allowances(own.allow, call.settings);
     options.plan = plan_named(own.plan, call.settings, "plan");
-    watch_for_interrupts();
     options.cancelled = interrupted;
     options.threads = static_cast<int>(call.common.threads);
 

@@ -12,13 +12,23 @@
 #include <unistd.h>
 
 #include <faultline/base/error.hpp>
+#include <faultline/tensor/partial_file.hpp>
 
 namespace faultline::cli {
 namespace {
 
 volatile std::sig_atomic_t interrupt_seen = 0;
 
-void on_interrupt(int) { interrupt_seen = 1; }  // SA_RESETHAND: the next one has its usual effect
+/// The second one has its usual effect, once what is half written is gone: nobody would look for it.
+void on_interrupt(int signal) {
+    if (interrupt_seen == 0) {
+        interrupt_seen = 1;
+        return;
+    }
+    remove_partial_files();
+    std::signal(signal, SIG_DFL);
+    (void)std::raise(signal);  // delivered when this handler returns
+}
 
 /// 0, or the errno of the failure.
 int write_all(int descriptor, std::string_view text) {
@@ -72,7 +82,7 @@ void errors_in_place_of_signals() {
 void watch_for_interrupts() {
     struct sigaction action {};
     action.sa_handler = on_interrupt;
-    action.sa_flags = SA_RESETHAND | SA_RESTART;
+    action.sa_flags = SA_RESTART;
     sigemptyset(&action.sa_mask);
     for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
         struct sigaction before {};
@@ -82,6 +92,10 @@ void watch_for_interrupts() {
 }
 
 bool interrupted() { return interrupt_seen != 0; }
+
+void end_if_interrupted() {
+    if (interrupted()) throw WorkError("interrupted, nothing written");
+}
 
 std::string duration_text(double seconds) {
     const auto whole = static_cast<long long>(seconds + 0.5);

@@ -22,10 +22,13 @@ void remark(std::string_view line);
 /// Writing to a reader that has gone away, or past the limit on a file's size, becomes an error code in place of a signal.
 void errors_in_place_of_signals();
 
-/// Ctrl-C, SIGTERM and the end of the terminal (SIGHUP) ask the work to end; a second one ends the program at once. One
-/// that whoever started us had ignored (nohup, a shell's background job) stays so.
+/// Ctrl-C, SIGTERM and the end of the terminal (SIGHUP) ask the work to end; a second one ends the program at once and
+/// removes the files that it was writing (NAME.partial). One that whoever started us had ignored (nohup, a shell's
+/// background job) stays so. For a command to call first: before it reads its inputs.
 void watch_for_interrupts();
 [[nodiscard]] bool interrupted();
+/// WorkError where interrupted(): for a command that has read its inputs and written nothing.
+void end_if_interrupted();
 
 /// How far the work is, on standard error: one line that is written over where that is a terminal, else a line every five
 /// seconds. Not for several threads at once.

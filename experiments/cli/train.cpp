@@ -109,6 +109,7 @@ std::string summary(const gpt::Trainer& trainer, const gpt::RunOutcome& outcome,
 }
 
 Status run(const TrainCommand& own, const Invocation& call) {
+    watch_for_interrupts();
     const Settings& settings = call.settings;
     if (!own.resume.empty() && !call.common.output.empty())
         throw RequestError(
@@ -116,6 +117,7 @@ Status run(const TrainCommand& own, const Invocation& call) {
                         settings.where("output"), in_quotes(call.common.output), settings.where("resume")));
     const std::vector<Fault> faults = faults_of(own, settings);
     const TrainData data = read_data(own.train, settings);
+    end_if_interrupted();
     const int threads = call.common.threads > 0 ? static_cast<int>(call.common.threads) : hardware_threads();
     const gpt::TrainConfig config = train_config(own.train, settings, data, threads);
 
@@ -142,7 +144,6 @@ Status run(const TrainCommand& own, const Invocation& call) {
     files.manifest = call.manifest("run", config.seed);
     files.manifest.inputs = data.inputs();
 
-    watch_for_interrupts();
     Progress line(call.talks());
     const gpt::RunOutcome outcome = gpt::run(
         trainer, files,

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <faultline/tensor/partial_file.hpp>
 
+#include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -46,7 +48,35 @@ int rename_to_new(const char* from, const char* to) {
     return std::rename(from, to) == 0 ? 0 : errno;
 }
 
+/// Names that a signal handler can read: no allocation and no lock. Static, so that they outlive every thread.
+struct PendingName {
+    enum State : int { free, taken, whole };
+    std::atomic<int> state{free};
+    std::array<char, 4096> path{};
+};
+static_assert(std::atomic<int>::is_always_lock_free);
+std::array<PendingName, 64> pending_names;
+
+/// The slot, or -1.
+int remember(const std::string& path) {
+    if (path.size() >= pending_names[0].path.size()) return -1;
+    for (std::size_t i = 0; i < pending_names.size(); ++i) {
+        PendingName& slot = pending_names[i];
+        int expected = PendingName::free;
+        if (!slot.state.compare_exchange_strong(expected, PendingName::taken)) continue;
+        std::memcpy(slot.path.data(), path.c_str(), path.size() + 1);
+        slot.state = PendingName::whole;
+        return static_cast<int>(i);
+    }
+    return -1;
+}
+
 }  // namespace
+
+void remove_partial_files() noexcept {
+    for (PendingName& slot : pending_names)
+        if (slot.state == PendingName::whole) ::unlink(slot.path.data());
+}
 
 PartialName::PartialName(const std::string& path) : given_(escaped(path, path.size())), final_(path) {
     std::error_code error;
@@ -74,10 +104,18 @@ PartialName::PartialName(const std::string& path) : given_(escaped(path, path.si
         if (!ours) fail_locked(given_);
     }
     pending_ = true;
+    slot_ = remember(partial_);
 }
 
 PartialName::~PartialName() {
     if (pending_) ::unlink(partial_.c_str());
+    forget();
+}
+
+void PartialName::forget() {
+    pending_ = false;
+    if (slot_ >= 0) pending_names[static_cast<std::size_t>(slot_)].state = PendingName::free;
+    slot_ = -1;
 }
 
 PartialName::PartialName(PartialName&& other) noexcept { *this = std::move(other); }
@@ -87,6 +125,7 @@ PartialName& PartialName::operator=(PartialName&& other) noexcept {
     std::swap(final_, other.final_);
     std::swap(partial_, other.partial_);
     std::swap(pending_, other.pending_);
+    std::swap(slot_, other.slot_);
     std::swap(replaces_, other.replaces_);
     return *this;
 }
@@ -103,13 +142,13 @@ void PartialName::commit(bool durable) {
     if (replaces_) {
         if (std::rename(partial_.c_str(), final_.c_str()) != 0) fail(given_, errno);
     } else if (const int error = rename_to_new(partial_.c_str(), final_.c_str()); error == EEXIST) {
-        pending_ = false;
+        forget();
         throw WorkError(fmt::format("{}: has appeared since the work began: expected no such file; ours is {}", given_,
                                     escaped(partial_, partial_.size())));
     } else if (error != 0) {
         fail(given_, error);
     }
-    pending_ = false;
+    forget();
 }
 
 PartialFile::PartialFile(const std::string& path) : name_(path) {

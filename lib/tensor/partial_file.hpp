@@ -26,15 +26,22 @@ class PartialName {
     /// first and one has appeared since: it stays, and so does the partial file.
     void commit(bool durable = true);
     /// Leaves the partial file under its name, for good.
-    void keep() { pending_ = false; }
+    void keep() { forget(); }
     /// Leaves the partial file where it is: it is somebody else's.
-    void abandon() { pending_ = false; }
+    void abandon() { forget(); }
 
   private:
+    void forget();
+
     std::string given_, final_, partial_;
     bool pending_ = false;
+    int slot_ = -1;          ///< among the names that remove_partial_files() knows; -1: none was free
     bool replaces_ = false;  ///< a file was there
 };
+
+/// Removes all partial files that this process has not committed, for a signal that ends it at once: async-signal-safe. Of
+/// more than 64 at a time the later ones are left.
+void remove_partial_files() noexcept;
 
 /// A plain file written front to back. WorkError "out.npy: cannot be written (No space left on device): …".
 class PartialFile {

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // faultline dissociate as a user meets it, on a small text and a small model: table, JSON, file, resumption, refusals, and
 // that the configurations that come with it can be read.
+#include <algorithm>
+#include <chrono>
+#include <csignal>
 #include <filesystem>
+#include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -81,6 +85,64 @@ TEST(Dissociate, WritesAFileWithItsRuns) {
     EXPECT_EQ(again.status, 0) << again.err;
     EXPECT_EQ(again.out, run.out);
     EXPECT_EQ(std::filesystem::last_write_time(folder / "m.runs/none__none__seed1.h5"), before);
+}
+
+// Killed three times, once while nothing but checkpoints of runs stands there, and taken up each time: the table and the
+// records are those of a matrix that was never stopped. The interventions are those of the full matrix, a guard's among
+// them, which takes over what the run without intervention did.
+TEST(Dissociate, KilledAndStartedAgainIsTheMatrixThatNeverStopped) {
+    const Folder folder;
+    const auto matrix = [&](const std::string& name) {
+        return small(folder, {"-o", folder / name, "--steps", "300", "--intervention", "guard:threshold=0.5",
+                              "--intervention", "project:removal=shrink", "--threads", "2"});
+    };
+    const Outcome whole = run_program(matrix("whole.h5"));
+    ASSERT_EQ(whole.status, 0) << whole.err;
+    const auto records = [&](const std::string& name) {
+        std::vector<std::string> found;
+        if (!std::filesystem::exists(folder / name)) return found;
+        for (const auto& entry : std::filesystem::directory_iterator(folder / name))
+            if (entry.path().extension() == ".h5") found.push_back(entry.path().filename().string());
+        std::ranges::sort(found);
+        return found;
+    };
+    const auto checkpoints = [&] {
+        std::size_t count = 0;
+        if (std::filesystem::exists(folder / "cut.runs"))
+            for (const auto& entry : std::filesystem::directory_iterator(folder / "cut.runs"))
+                count += entry.path().extension() == ".safetensors" ? 1 : 0;
+        return count;
+    };
+    for (const std::size_t stand : {1U, 2U, 4U}) {  // checkpoints at which it is killed
+        Child child(matrix("cut.h5"), folder / "err");
+        for (int i = 0; i < 20000 && checkpoints() < stand; ++i)
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        child.signal(SIGKILL);
+        EXPECT_EQ(child.wait(), -SIGKILL);
+        EXPECT_FALSE(std::filesystem::exists(folder / "cut.h5"));
+    }
+    const Outcome rest = run_program(matrix("cut.h5"));
+    EXPECT_EQ(rest.status, 0) << rest.err;
+    EXPECT_EQ(rest.out, whole.out);
+    ASSERT_EQ(records("cut.runs"), records("whole.runs"));
+    EXPECT_EQ(records("cut.runs").size(), 5U);
+    for (const std::string& name : records("whole.runs")) {
+        const RecordReader one(folder / ("whole.runs/" + name)), two(folder / ("cut.runs/" + name));
+        ASSERT_EQ(one.datasets(), two.datasets()) << name;
+        for (const std::string& set : one.datasets())
+            EXPECT_TRUE(one.read(set).bytes == two.read(set).bytes) << name << " " << set;
+    }
+}
+
+// Rate and remaining time, every few seconds where standard error is no terminal.
+TEST(Dissociate, SaysHowFarItIs) {
+    const Folder folder;
+    Child child(small(folder, {"--steps", "1000000", "--threads", "1"}), folder / "err");
+    for (int i = 0; i < 2000 && child.error().empty(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    child.signal(SIGINT);
+    EXPECT_EQ(child.wait(), 1);
+    EXPECT_THAT(child.error(), ::testing::ContainsRegex("%  [0-9]+ of 3000000, [0-9.e+]+/s, .* left  .*, seed 0\n"));
+    EXPECT_THAT(child.error(), HasSubstr("interrupted; nothing was written"));
 }
 
 TEST(Dissociate, RefusesInOneSentence) {

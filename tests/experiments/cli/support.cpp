@@ -4,10 +4,14 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <fstream>
 #include <random>
 #include <sstream>
+#include <thread>
+#include <utility>
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -36,6 +40,23 @@ std::vector<std::uint16_t> bf16_normals(std::int64_t count, double scale, std::u
     return bits;
 }
 
+/// Puts the program in this process's place.
+[[noreturn]] void become_program(const std::vector<std::string>& arguments) {
+    std::vector<std::string> words{program()};
+    words.insert(words.end(), arguments.begin(), arguments.end());
+    std::vector<char*> argv;
+    for (std::string& word : words) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    ::execv(program().c_str(), argv.data());
+    ::_exit(127);
+}
+
+int end_of(pid_t child) {
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
 }  // namespace
 
 Outcome run_program(const std::vector<std::string>& arguments, const std::map<std::string, std::string>& environment) {
@@ -47,18 +68,43 @@ Outcome run_program(const std::vector<std::string>& arguments, const std::map<st
         ::dup2(o, STDOUT_FILENO);
         ::dup2(e, STDERR_FILENO);
         for (const auto& [key, value] : environment) ::setenv(key.c_str(), value.c_str(), 1);
-        std::vector<std::string> words{program()};
-        words.insert(words.end(), arguments.begin(), arguments.end());
-        std::vector<char*> argv;
-        for (std::string& word : words) argv.push_back(word.data());
-        argv.push_back(nullptr);
-        ::execv(program().c_str(), argv.data());
-        ::_exit(127);
+        become_program(arguments);
     }
-    int status = 0;
-    ::waitpid(child, &status, 0);
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status), slurp(out), slurp(err)};
+    const int status = end_of(child);
+    return {status, slurp(out), slurp(err)};
 }
+
+Child::Child(const std::vector<std::string>& arguments, const std::string& error) : error_(error) {
+    pid_ = ::fork();
+    if (pid_ != 0) return;
+    const int null = ::open("/dev/null", O_WRONLY);
+    ::dup2(null, STDOUT_FILENO);
+    ::dup2(error.empty() ? null : ::open(error.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), STDERR_FILENO);
+    become_program(arguments);
+}
+Child::~Child() {
+    if (pid_ <= 0) return;
+    ::kill(pid_, SIGKILL);
+    (void)end_of(pid_);
+}
+
+void Child::signal(int number) const { ::kill(pid_, number); }
+
+void Child::wait_until_it_catches(int number) const {
+    const std::string key = "SigCgt:\t";
+    for (int i = 0; i < 10000; ++i) {
+        const std::string status = slurp("/proc/" + std::to_string(pid_) + "/status");
+        const std::size_t at = status.find(key);
+        if (at != std::string::npos &&
+            (std::stoull(status.substr(at + key.size(), 16), nullptr, 16) >> (number - 1) & 1) != 0)
+            return;
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    ADD_FAILURE() << "no handler for signal " << number;
+}
+
+int Child::wait() { return end_of(std::exchange(pid_, -1)); }
+std::string Child::error() const { return slurp(error_); }
 
 Folder::Folder() {
     static std::atomic<int> number{0};

@@ -20,6 +20,25 @@ struct Outcome {
 Outcome run_program(const std::vector<std::string>& arguments,
                     const std::map<std::string, std::string>& environment = {});
 
+/// `faultline ARGUMENTS…` at work, for tests that send it signals. Its standard output goes nowhere, its standard error to
+/// a file if one is named.
+class Child {
+  public:
+    explicit Child(const std::vector<std::string>& arguments, const std::string& error = "");
+    ~Child();  ///< kills it where wait() was not called
+    Child(const Child&) = delete;
+    Child& operator=(const Child&) = delete;
+    void signal(int number) const;
+    /// Until the program has a handler for the signal, some seconds at most.
+    void wait_until_it_catches(int number) const;
+    int wait();                               ///< its end, as Outcome::status
+    [[nodiscard]] std::string error() const;  ///< what stands in the file
+
+  private:
+    int pid_ = -1;
+    std::string error_;
+};
+
 class Folder;
 /// Runs `faultline COMMAND OPTIONS…` and expects it to be refused: exit 2, one sentence on standard error that begins with the
 /// command, nothing on standard output, and no file more or less in `folder`, if one is given. Returns the sentence.

@@ -7,9 +7,9 @@
 #include <chrono>
 #include <csignal>
 #include <filesystem>
+#include <optional>
 #include <thread>
 
-#include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -26,6 +26,7 @@ namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
+using testing::Not;
 
 class Train : public testing::Test {
   protected:
@@ -70,26 +71,12 @@ class Train : public testing::Test {
     /// Starts it, lets it write its first checkpoint, and sends a signal; the exit status as run_program has it.
     int train_and_signal(const std::string& steps, const std::vector<std::string>& more, const std::string& checkpoint,
                          int signal, int delay_ms) const {
-        const pid_t child = ::fork();
-        if (child == 0) {
-            const int null = ::open("/dev/null", O_WRONLY);
-            ::dup2(null, STDOUT_FILENO);
-            ::dup2(null, STDERR_FILENO);
-            std::vector<std::string> words{program()};
-            for (const std::string& word : arguments(steps, more)) words.push_back(word);
-            std::vector<char*> argv;
-            for (std::string& word : words) argv.push_back(word.data());
-            argv.push_back(nullptr);
-            ::execv(program().c_str(), argv.data());
-            ::_exit(127);
-        }
+        Child child(arguments(steps, more));
         for (int i = 0; i < 2000 && !std::filesystem::exists(checkpoint); ++i)
             std::this_thread::sleep_for(std::chrono::milliseconds(5));
         std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms));
-        ::kill(child, signal);
-        int status = 0;
-        ::waitpid(child, &status, 0);
-        return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+        child.signal(signal);
+        return child.wait();
     }
     static void expect_same_content(const std::string& a, const std::string& b) {
         const RecordReader one(a), two(b);
@@ -141,6 +128,61 @@ TEST_F(Train, AnInterruptSavesAndSaysHowToGoOn) {
     }
     const Outcome rest = train("8", {"--resume", folder / "2.h5"});
     EXPECT_EQ(rest.status, 0) << rest.err;  // it is beyond step 8: nothing is left to do
+}
+
+// HDF5 readers, ours and h5py, lock a file as long as they have it open.
+TEST_F(Train, AReaderHoldsTheFile) {
+    const std::string file = folder / "run.h5";
+    ASSERT_EQ(train("14", {"-o", file}).status, 0);
+    std::optional<RecordReader> reader(std::in_place, file);
+    const Tensor before = reader->read("steps/loss");
+    // Going on replaces the file's steps: that waits until nobody reads it, and nothing is lost.
+    const Outcome refused = train("21", {"--resume", file});
+    EXPECT_EQ(refused.status, 1);
+    EXPECT_THAT(refused.err, HasSubstr("run.h5: is being written or read: expected nobody to have it open"));
+    EXPECT_EQ(lines(refused.err).size(), 1U) << refused.err;
+    EXPECT_TRUE(reader->read("steps/loss").bytes == before.bytes);
+    // A new run takes the name; the reader keeps the file that it opened.
+    EXPECT_EQ(train("7", {"-o", file, "--force", "--lr", "0.01"}).status, 0);
+    EXPECT_TRUE(reader->read("steps/loss").bytes == before.bytes);
+    EXPECT_EQ(RecordReader(file).read("steps/loss").size(), 7);
+    // Nor does a reader of the new one keep it from being resumed once it is gone.
+    reader.reset();
+    EXPECT_EQ(train("21", {"--resume", file, "--lr", "0.01"}).status, 0);
+    EXPECT_EQ(RecordReader(file).read("steps/loss").size(), 21);
+    EXPECT_THAT(folder.files(), Not(testing::Contains("run.h5.partial")));
+}
+
+TEST_F(Train, AnInterruptWhileItReadsIsAnEndLikeAnyOther) {
+    const std::string text = folder / "long";
+    folder.write("long", "");
+    std::filesystem::resize_file(text, 64 << 20);  // zeros are bytes too; read in some tenths of a second
+    for (const char* command : {"train", "dissociate"}) {
+        const std::string err = folder / "err";
+        Child child({command, "--data", text, "-o", folder / "run.h5", "--threads", "1"}, err);
+        child.wait_until_it_catches(SIGINT);
+        child.signal(SIGINT);
+        EXPECT_EQ(child.wait(), 1) << command;
+        EXPECT_THAT(child.error(), HasSubstr("interrupted, nothing written")) << command;
+        EXPECT_THAT(folder.files(), testing::UnorderedElementsAre("err", "long", "text")) << command;
+    }
+}
+
+// The first interrupt waits for the end of a step, here of seconds; a second one does not, and leaves no NAME.partial.
+TEST_F(Train, ASecondInterruptEndsAtOnceAndLeavesNothingHalfWritten) {
+    const std::string partial = folder / "m.h5.partial", record = folder / "m.runs/none__none__seed0.h5.partial";
+    Child child({"dissociate", "--data", folder / "text", "-o", folder / "m.h5", "--threads", "1", "--width", "256",
+                 "--layers", "8", "--context", "512", "--batch", "64", "--steps", "2", "--validation-batches", "1"},
+                folder / "err");
+    for (int i = 0; i < 4000 && !std::filesystem::exists(record); ++i)  // made right before the first step
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    ASSERT_TRUE(std::filesystem::exists(partial) && std::filesystem::exists(record)) << child.error();
+    child.signal(SIGINT);
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    child.signal(SIGINT);
+    EXPECT_EQ(child.wait(), -SIGINT);
+    EXPECT_FALSE(std::filesystem::exists(partial));
+    EXPECT_FALSE(std::filesystem::exists(record));
 }
 
 TEST_F(Train, SummaryAsTextAndJson) {

@@ -43,6 +43,27 @@ TEST(PartialFile, LeavesNothingWithoutCommit) {
     EXPECT_TRUE(folder.empty());
 }
 
+// What a signal handler does before the process ends.
+TEST(PartialFile, AllThatAreNotCommittedCanBeRemovedAtOnce) {
+    const Folder folder;
+    PartialFile kept(folder / "kept"), committed(folder / "committed"), one(folder / "one");
+    PartialName two(folder / "two");
+    test::write_file(two.partial(), "half");
+    PartialName moved = std::move(two);
+    kept.keep();
+    committed.commit();
+    remove_partial_files();
+    EXPECT_FALSE(fs::exists(folder / "one.partial"));
+    EXPECT_FALSE(fs::exists(moved.partial()));
+    EXPECT_TRUE(fs::exists(folder / "kept.partial"));
+    EXPECT_TRUE(fs::exists(folder / "committed"));
+    for (int i = 0; i < 200; ++i) PartialName again(folder / "again");  // names are given back
+    test::write_file(folder / "again.partial", "half");
+    const PartialName last(folder / "again");
+    remove_partial_files();
+    EXPECT_FALSE(fs::exists(folder / "again.partial"));
+}
+
 TEST(PartialFile, AnAbandonedPartialFileIsOverwritten) {
     const Folder folder;
     test::write_file(folder / "out.partial", "a long rest of a killed run");
