@@ -24,6 +24,10 @@ class capture(contextlib.AbstractContextManager):
         several to an optimizer step); by default the first alone, for every pass keeps its tensors in memory.
     path: where to write when the block ends; or call `save`.
     kernel: the name that the outputs are stored under; by default the back end that PyTorch chooses for the call.
+    inputs: the modules that make q (or q, k and v) out of the layer's input, one for each call of attention within one
+        forward pass in the order of the calls: [block.attn.c_attn for block in model.blocks]. What each receives is stored
+        as LAYER.x [batch, sequence, width], of which `faultline probe` makes the terms of W_Q's gradient error. Of a model
+        that is compiled already, hooks of its modules may not run; `save` says which layers have no x.
 
     Tensors: LAYER.q, .k, .v, .do and LAYER.KERNEL.o, .dq, .dk, .dv as the kernel saw and returned them, in its own
     precision (under autocast: after its cast), [batch, heads, sequence, head_dim]. LAYER is layer1, or step100_layer1
@@ -37,7 +41,7 @@ class capture(contextlib.AbstractContextManager):
     Raises ValueError for a call with dropout: its outputs are those of a random mask that nobody can see.
     """
 
-    def __init__(self, model, *, layers=None, steps=(0,), path=None, kernel=None):
+    def __init__(self, model, *, layers=None, steps=(0,), path=None, kernel=None, inputs=None):
         import torch
 
         if not isinstance(model, torch.nn.Module):
@@ -48,6 +52,11 @@ class capture(contextlib.AbstractContextManager):
         self._steps = frozenset(steps)
         self._path = path
         self._kernel = kernel
+        self._inputs = list(inputs or ())
+        for module in self._inputs:
+            if not isinstance(module, torch.nn.Module):
+                raise TypeError(f"capture: inputs holds a {type(module).__name__}, expected torch.nn.Modules")
+        self._x = {}  # layer -> its input, in this pass
         self._pass = -1  # of the model, in this block
         self._call = None  # of attention, in this pass; None outside of a pass
         self.records = {}  # (step, layer) -> {"tensors": …, "causal": …, "scale": …, "kernel": …}
@@ -57,6 +66,8 @@ class capture(contextlib.AbstractContextManager):
             self._model.register_forward_pre_hook(self._begin_pass),
             self._model.register_forward_hook(self._end_pass, always_call=True),
         ]
+        for layer, module in enumerate(self._inputs):
+            self._hooks.append(module.register_forward_pre_hook(self._keep_input(layer)))
         self._mode = _watching(self._torch, self._attention)
         self._mode.__enter__()
         return self
@@ -72,15 +83,32 @@ class capture(contextlib.AbstractContextManager):
     def _begin_pass(self, *_):
         self._pass += 1
         self._call = 0
+        self._x = {}
 
     def _end_pass(self, *_):
         self._call = None
+
+    def _wanted(self, layer):
+        return self._pass in self._steps and (self._layers is None or layer in self._layers)
+
+    def _keep_input(self, layer):
+        def hook(_, args):
+            # None: activation checkpointing runs the module again in the backward pass.
+            if self._call is None or not self._wanted(layer) or not args:
+                return
+            if args[0].dim() != 3:
+                raise ValueError(
+                    f"capture: the input of layer {layer} has shape {list(args[0].shape)}, expected [batch, sequence, width]"
+                )
+            self._x[layer] = _copy(args[0])
+
+        return hook
 
     def _attention(self, function, args, kwargs):
         if self._call is None:
             return function(*args, **kwargs)
         layer, self._call = self._call, self._call + 1
-        if self._pass not in self._steps or (self._layers is not None and layer not in self._layers):
+        if not self._wanted(layer):
             return function(*args, **kwargs)
         return self._record(self._pass, layer, function, *args, **kwargs)
 
@@ -100,6 +128,8 @@ class capture(contextlib.AbstractContextManager):
         tensors = {"q": _copy(query), "k": _copy(key), "v": _copy(value)}
         if attn_mask is not None:
             tensors["mask"] = _additive(torch, attn_mask, query.dtype)
+        if layer in self._x:
+            tensors["x"] = self._x.pop(layer)
         record = {"tensors": tensors, "causal": bool(is_causal), "scale": scale, "kernel": kernel}
         self.records[step, layer] = record
 
@@ -141,6 +171,8 @@ class capture(contextlib.AbstractContextManager):
             name = f"step{step}_layer{layer}" if several else f"layer{layer}"
             if "do" not in record["tensors"]:
                 warnings.warn(f"capture: no gradient reached {name}: its forward alone is written", stacklevel=2)
+            if self._inputs and "x" not in record["tensors"]:
+                warnings.warn(f"capture: no module of inputs ran before {name}: it has no x", stacklevel=2)
             for tensor, values in record["tensors"].items():
                 tensors[f"{name}.{tensor}"] = values
         save_file(tensors, path, metadata=metadata)

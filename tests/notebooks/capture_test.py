@@ -137,6 +137,26 @@ def test_layers_and_steps_are_chosen(tmp_path):
     assert "step2_layer1.mine.dq" in found
 
 
+def test_the_layers_input_is_what_makes_its_queries(tmp_path):
+    path = tmp_path / "c.safetensors"
+    torch.manual_seed(0)
+    model = Gpt()
+    tokens = torch.randint(256, (2, 64), generator=torch.Generator().manual_seed(1))
+    with faultline.capture(model, inputs=[block.q for block in model.blocks], path=path):
+        model(tokens).sum().backward()
+    found, _ = tensors(path)
+    for layer, block in enumerate(model.blocks):
+        q = block.q(found[f"layer{layer}.x"]).view(2, 64, 2, 64).transpose(1, 2)
+        assert torch.equal(q.detach(), found[f"layer{layer}.q"])
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with faultline.capture(model, inputs=[torch.nn.Linear(1, 1)], path=tmp_path / "n.safetensors"):
+            model(tokens).sum().backward()
+    assert sum("it has no x" in str(w.message) for w in said) == 2
+    with pytest.raises(TypeError, match="inputs holds a int, expected torch.nn.Modules"):
+        faultline.capture(model, inputs=[1])
+
+
 def test_a_mask_is_stored_as_what_is_added(tmp_path):
     path = tmp_path / "c.safetensors"
     keep = torch.ones(8, 8, dtype=torch.bool).tril()

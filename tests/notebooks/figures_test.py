@@ -124,6 +124,22 @@ def test_every_figure_of_a_dissociation_is_drawn(dissociation, saved, tmp_path, 
         assert any(path.startswith(figure.name) and path.endswith(".png") for path in os.listdir(tmp_path)), figure.name
 
 
+def test_what_a_probe_file_lacks_is_said_with_the_command_that_records_it(recorded, tmp_path, capsys):
+    assert main([str(recorded / "scores.h5"), "-o", str(tmp_path)]) == 0  # of the probe saturation alone
+    said = capsys.readouterr()
+    assert "winner-exponent.pdf" in said.out
+    for name in ("similarity", "delta-error", "output-error", "running-error"):
+        probe = {"delta-error": "conservation", "running-error": "output-error"}.get(name, name)
+        assert f"{name}: the file has no {probe}; record it with: faultline probe CAPTURE --probe {probe} -o FILE.h5" in said.err
+    with pytest.raises(faultline.NotRecorded, match="no run of this file diverged"):
+        draw("early-warning", healthy(faultline.open(recorded / "warning.h5")))
+
+
+def healthy(tree):
+    tree["runs/early-warning/divergence"].values[:] = np.nan
+    return tree
+
+
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
