@@ -27,6 +27,11 @@ class Counter {
   public:
     Counter(std::int64_t total, const std::function<void(std::int64_t, std::int64_t, const std::string&)>& progress)
         : total_(total), progress_(progress) {}
+    /// Steps that need not be made: not counted at all, or the remaining time would be wrong.
+    void skip(std::int64_t steps) {
+        const std::lock_guard lock(mutex_);
+        total_ -= steps;
+    }
     void add(std::int64_t steps, const std::string& what) {
         const std::lock_guard lock(mutex_);
         done_ += steps;
@@ -160,13 +165,14 @@ RunMatrix run_matrix(const MatrixConfig& config, const gpt::TokenData& data, con
             how.path = record_path(files, plan);
             how.command_line = files.command_line;
             how.cancelled = [&] { return failed || (cancelled && cancelled()); };
-            how.stepped = [&](std::int64_t steps) { counter.add(steps, what); };
+            how.skipped = [&](std::int64_t steps) { counter.skip(steps); };
+            how.stepped = [&] { counter.add(1, what); };
             result.file = how.path.empty() ? "" : fs::path(how.path).filename().string();
             std::vector<StepSample> samples;
             how.found = find_record(how.path, run.identity(), files, config.train.steps, samples);
             if (how.found == Found::whole) {
                 result.finished = true;
-                counter.add(config.train.steps, what);
+                counter.skip(config.train.steps);
             } else if (!how.cancelled()) {
                 how.taken_over = common.of(i);
                 how.guards = common.begin(i);

@@ -45,8 +45,8 @@ struct RunMatrix {
 };
 
 /// Makes the runs, `threads` at a time (0: one for each hardware thread), each on one thread. A run whose record is whole
-/// and of the same configuration is read; one that was interrupted goes on from its checkpoint. `progress(steps done, of,
-/// what)` is called from the threads, one at a time; after `cancelled()` the runs at work save their state and stop.
+/// and of the same configuration is read; one that was interrupted goes on from its checkpoint. `progress(steps made, of
+/// those to be made, what)` is called from the threads, one at a time; after `cancelled()` the runs at work save their state and stop.
 /// WorkError when the disk refuses; runs that are done then are kept.
 [[nodiscard]] RunMatrix run_matrix(const MatrixConfig& config, const gpt::TokenData& data, const MatrixFiles& files,
                                    int threads,

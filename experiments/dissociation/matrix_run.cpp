@@ -151,7 +151,7 @@ void train(MatrixRun& run, const Making& how, RunResult& result, std::vector<Ste
         }
         save();
     }
-    how.stepped(trainer.next_step());
+    how.skipped(trainer.next_step());
     const bool from_the_start = trainer.next_step() == 0;
     bool stopped = false;
     while (!trainer.finished() && !stopped) {
@@ -163,7 +163,7 @@ void train(MatrixRun& run, const Making& how, RunResult& result, std::vector<Ste
         }
         samples.push_back(sample_of(report));
         if (from_the_start) leave_to_guards(how.guards, trainer, report, record.has_value());
-        how.stepped(1);
+        how.stepped();
         if (trainer.next_step() % how.checkpoint_every == 0 && !trainer.finished()) save();
         stopped = !trainer.finished() && how.cancelled();
     }

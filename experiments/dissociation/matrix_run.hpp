@@ -73,7 +73,8 @@ struct Making {
     Dormant* taken_over = nullptr;  ///< steps that need not be made; used up. May be null
     std::vector<Dormant*> guards;   ///< for which this run, without intervention, leaves what they have in common
     std::function<bool()> cancelled;
-    std::function<void(std::int64_t)> stepped;  ///< told of steps done
+    std::function<void(std::int64_t)> skipped;  ///< told once how many steps need not be made
+    std::function<void()> stepped;              ///< told of every step made
 };
 
 /// Steps to the end, an interruption, or a value that is no number; gpt::run for several at a time.
