@@ -42,13 +42,14 @@ def site_shares(tree):
             order = order[np.isfinite(weight[order])]
             if not order.size or not np.isfinite(plan):
                 continue
-            drawn, ((axis, shares),) = new(PAGE, 0.6 + 0.2 * order.size, columns=2, sharey=True)
+            drawn, ((axis, shares),) = new(PAGE, max(1.6, 0.6 + 0.2 * order.size), columns=2, sharey=True)
             at = np.arange(order.size)
             axis.axvline(10**plan, color="0.6", lw=0.8, label="plan")
             axis.plot(10 ** alone[order], at, "o", ms=4, color=COLOURS[1], label="this site alone")
             axis.plot(10 ** repaired[order], at, "D", ms=4, mfc="none", color=COLOURS[0], label="this site repaired")
             axis.set_xscale("log")
             axis.set_yticks(at, one["site"].values[order])
+            axis.set_ylim(-0.6, order.size - 0.4)
             axis.set_xlabel(f"relative error of {output}")
             drawn.legend(loc="outside upper right", ncols=3, columnspacing=1, handletextpad=0.3)
             share = one["share"].values[order]
@@ -107,7 +108,7 @@ def corrections(tree):
             order = [i for i in np.argsort(errors)[::-1] if keep[i]]
             if not order:
                 continue
-            drawn, ((axis,),) = new(0.7 * PAGE, 1.0 + 0.17 * len(order))
+            drawn, ((axis,),) = new(0.7 * PAGE, max(1.6, 1.0 + 0.17 * len(order)))
             axis.plot(10 ** errors[order], range(len(order)), "o", ms=4)
             axis.set_yticks(range(len(order)), [names[i] for i in order])
             lines = list(zip(seen["source"].values, _log_wide(seen, "rel_error")))
