@@ -19,7 +19,7 @@ def run(name, monkeypatch, **files):
     monkeypatch.setenv("PYTHONPATH", folder)
     notebook = nbformat.read(os.path.join(folder, name), 4)
     nbformat.validate(notebook)
-    nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": folder}}).execute()
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": folder}}).execute()
     pictures = [out for cell in notebook.cells for out in cell.get("outputs", []) if "image/png" in out.get("data", {})]
     return len(pictures)
 
