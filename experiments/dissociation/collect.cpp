@@ -34,6 +34,13 @@ double mean_of_any(std::span<const double> values) {
     return count > 0 ? sum / count : 0;
 }
 
+/// Of all, zeros too; 0 for none.
+double mean_of_all(std::span<const double> values) {
+    double sum = 0;
+    for (const double x : values) sum += x;
+    return values.empty() ? 0 : sum / static_cast<double>(values.size());
+}
+
 /// The numbers of a step by name: what a report and a record have in common.
 using Values = std::function<std::span<const double>(const char*)>;
 
@@ -50,7 +57,7 @@ StepSample sample(std::int64_t step, const Values& values) {
     s.step_coherence = mean_of_any(values("injected_step_coherence"));
     s.removed_fraction = mean_of_any(values("removed_fraction"));
     s.leading_fraction = mean_of_any(values("leading_fraction"));
-    s.missing_fraction = mean_of_any(values("missing_fraction"));
+    s.missing_fraction = mean_of_all(values("missing_fraction"));  // 0: all was found
     const auto active = values("intervention_active");
     s.intervention_active = !active.empty() && active[0] != 0;
     return s;
@@ -106,8 +113,8 @@ std::vector<StepSample> samples_of(const std::string& record) {
 }
 
 void collect(const std::vector<StepSample>& samples, RunResult& result) {
-    Mean rms, asked, removed, leading, missing, window_loss, last_loss;
-    double window_logit = 0;
+    Mean rms, asked, removed, leading, window_loss, last_loss;
+    double window_logit = 0, missing = 0;
     result.monitor_step.clear();
     for (std::vector<double>* series : {&result.sigma_q, &result.sigma_k, &result.max_logit, &result.loss})
         series->clear();
@@ -119,7 +126,7 @@ void collect(const std::vector<StepSample>& samples, RunResult& result) {
         asked.add(s.injected_asked_rms);
         removed.add(s.removed_fraction);
         leading.add(s.leading_fraction);
-        missing.add(s.missing_fraction);
+        missing += s.missing_fraction;
         if (s.step_coherence != 0) result.step_coherence = s.step_coherence;
         if (s.intervention_active && result.triggered_at < 0)
             result.triggered_at = s.step - 1;  // in force from the next
@@ -141,7 +148,7 @@ void collect(const std::vector<StepSample>& samples, RunResult& result) {
     result.injected_asked_rms = asked.value();
     result.removed_fraction = removed.value();
     result.leading_fraction = leading.value();
-    result.missing_fraction = missing.value();
+    result.missing_fraction = samples.empty() ? 0 : missing / static_cast<double>(samples.size());
 }
 
 }  // namespace faultline

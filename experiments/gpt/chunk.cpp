@@ -22,16 +22,21 @@ MatrixView<T> columns(MatrixView<T> x, std::ptrdiff_t first, std::ptrdiff_t coun
     return {x.data + first, x.rows, count, x.stride};
 }
 
-/// Sums over rows of the rms of each head's columns.
+/// Sums over rows of the rms of each head's columns. Squares of a row are one chain of additions; eight rows go side by
+/// side, because a chain alone waits for itself.
 template <class T>
 void add_rms(MatrixView<const T> x, int heads, double* sums) {
+    constexpr std::ptrdiff_t together = 8;
     const std::ptrdiff_t d = x.cols / heads;
-    for (std::ptrdiff_t i = 0; i < x.rows; ++i)
+    for (std::ptrdiff_t first = 0; first < x.rows; first += together)
         for (int h = 0; h < heads; ++h) {
-            const T* row = x.row(i) + h * d;
-            T squares = 0;
-            for (std::ptrdiff_t j = 0; j < d; ++j) squares += row[j] * row[j];
-            sums[h] += std::sqrt(static_cast<double>(squares) / static_cast<double>(d));
+            const T* rows[together];
+            for (std::ptrdiff_t i = 0; i < together; ++i) rows[i] = x.row(std::min(first + i, x.rows - 1)) + h * d;
+            T squares[together] = {};
+            for (std::ptrdiff_t j = 0; j < d; ++j)
+                for (std::ptrdiff_t i = 0; i < together; ++i) squares[i] += rows[i][j] * rows[i][j];
+            for (std::ptrdiff_t i = 0; i < std::min(together, x.rows - first); ++i)
+                sums[h] += std::sqrt(static_cast<double>(squares[i]) / static_cast<double>(d));
         }
 }
 
