@@ -149,9 +149,10 @@ class ColumnWorker {
                        acc_.data(), rest_.data());
         }
         finish(sigma_.data(), padded, acc_.data(), rest_.data(), acc_.data(), rest_.data());
-        if (is_dk) multiply(acc_.data(), rest_.data(), in_.scale, padded);
-        const double factor = is_dk ? in_.scale_size : 1;
-        const double own = is_dk ? mul_error + in_.scale_error : 0;
+        const bool has_keep = !is_dk && in_.problem.keep != 1;
+        if (is_dk || has_keep) multiply(acc_.data(), rest_.data(), is_dk ? in_.scale : in_.inverse_keep, padded);
+        const double factor = is_dk ? in_.scale_size : in_.inverse_keep.high * (1 + 0x1p-40);
+        const double own = is_dk ? mul_error + in_.scale_error : (has_keep ? mul_error + in_.inverse_keep_error : 0);
         const double* top = columns.running.row(begin);
         const double sums =
             accumulation_error((in_.n_q - begin) * static_cast<std::ptrdiff_t>(heads_.size())) * 4 * power;

@@ -8,6 +8,7 @@
 #include <faultline/truth/elementary.hpp>
 #include <faultline/truth/problem.hpp>
 #include <faultline/truth/products.hpp>
+#include <faultline/truth/softcap_row.hpp>
 
 namespace faultline::detail {
 namespace {
@@ -23,7 +24,16 @@ constexpr double tolerable_error = 0x1p-60;
 class RowWorker {
   public:
     RowWorker(const FastInputs& in, std::size_t head, HeadRows& rows, GroupTruth& truth, FastReport& report)
-        : in_(in), head_(head), rows_(rows), out_(truth.heads[head]), report_(report) {
+        : in_(in),
+          head_(head),
+          rows_(rows),
+          out_(truth.heads[head]),
+          report_(report),
+          has_cap_(in.problem.softcap > 0),
+          score_scale_(has_cap_ ? DoubleDouble{1, 0} : in.scale),
+          score_scale_error_(has_cap_ ? 0 : in.scale_error),
+          score_scale_size_(has_cap_ ? 1 : in.scale_size),
+          cap_(has_cap_ ? static_cast<std::size_t>(round_up_to_lanes(in.n_k)) : 0) {
         const auto keys = static_cast<std::size_t>(round_up_to_lanes(in.n_k));
         const auto wide = std::max(keys, static_cast<std::size_t>(round_up_to_lanes(std::max(in.d, in.d_v))));
         for (AlignedVector* a : {&s_high_, &s_low_, &d_high_, &d_low_, &x_high_, &x_low_, &a_high_, &a_low_, &sigma_,
@@ -38,6 +48,7 @@ class RowWorker {
         seen_ = causal_end(in_.problem, i);
         width_ = round_up_to_lanes(seen_);
         bias_ = bias_row(in_.problem, head_, i);
+        kept_ = dropout_row(in_.problem, head_, i);
         if (seen_ == 0 ||
             (bias_ != nullptr && std::all_of(bias_, bias_ + seen_, [](double b) { return std::isinf(b); }))) {
             out_.lse.value[static_cast<std::size_t>(i)] = -infinity;  // the rest is 0 already
@@ -53,6 +64,7 @@ class RowWorker {
         output();
         query_gradient();
         keep_row();
+        if (kept_ != nullptr) drop(p_.high, p_.low, p_.exponent);  // dv is made of what was kept
     }
 
   private:
@@ -78,10 +90,11 @@ class RowWorker {
     bool score() {
         s_error_ = dot_row(in_.problem.q[head_].row(i_), in_.d, in_.q_dot[head_], in_.k_transposed, in_.k_dot,
                            s_high_.data(), s_low_.data());
+        if (has_cap_) s_error_ = cap_.apply(in_, s_error_, width_, s_high_.data(), s_low_.data(), report_.negligible);
         w_ = first_pivot();
         constexpr int most_attempts = 4;
         for (int attempt = 0; attempt < most_attempts; ++attempt) {
-            product_size_ = subtract_pivot(s_high_.data(), s_low_.data(), bias_, in_.scale, w_, seen_, width_,
+            product_size_ = subtract_pivot(s_high_.data(), s_low_.data(), bias_, score_scale_, w_, seen_, width_,
                                            x_high_.data(), x_low_.data(), scratch_[0].data());
             const double top = largest(x_high_.data(), width_);
             if (top <= 0) return true;
@@ -95,7 +108,8 @@ class RowWorker {
         std::ptrdiff_t w = -1;
         double top = -infinity;
         for (std::ptrdiff_t j = 0; j < seen_; ++j) {
-            const double s = in_.scale.high * s_high_[static_cast<std::size_t>(j)] + (bias_ == nullptr ? 0 : bias_[j]);
+            const double s =
+                score_scale_.high * s_high_[static_cast<std::size_t>(j)] + (bias_ == nullptr ? 0 : bias_[j]);
             if (s > top) {
                 top = s;
                 w = j;
@@ -127,7 +141,7 @@ class RowWorker {
         const double x_relative = bias_ == nullptr ? scaled_difference_error : add_error;
         const double beta = 1.01 * natural_log_2 * x_relative;
         const double alpha =
-            1.01 * (2 * in_.scale_size * s_error_ + scaled_difference_error * product_size_) + exp_error + 2 * beta;
+            1.01 * (2 * score_scale_size_ * s_error_ + scaled_difference_error * product_size_) + exp_error + 2 * beta;
         const double flushed = scale_row(p_, tail_exponent_, width_, a_high_.data(), a_low_.data());
         tail_ = tree_sum(a_high_.data(), a_low_.data(), width_);
         tail_error_ = tail_.high * (alpha + beta * (std::fabs(tail_exponent_) - flush_exponent) +
@@ -157,18 +171,17 @@ class RowWorker {
     /// s_j itself.
     [[nodiscard]] WideSum logit(std::ptrdiff_t j) const {
         const auto at = static_cast<std::size_t>(j);
-        const DoubleDouble product = DoubleDouble{s_high_[at], s_low_[at]} * in_.scale;
+        const DoubleDouble product = DoubleDouble{s_high_[at], s_low_[at]} * score_scale_;
         const double bias = bias_ == nullptr ? 0 : bias_[j];
         const DoubleDouble s = product + DoubleDouble{bias, 0};
-        const double error = in_.scale_size * s_error_ + (mul_error + in_.scale_error) * std::fabs(product.high) +
+        const double error = score_scale_size_ * s_error_ + (mul_error + score_scale_error_) * std::fabs(product.high) +
                              (bias == 0 ? 0 : add_error * std::fabs(s.high));
         return {s, 0, 1.01 * error};
     }
 
-    /// HeadTruth::s, p, ds where they are asked for (dp: gradient()).
+    /// HeadTruth::s, p where they are asked for (dp, ds: gradient()).
     void keep_row() {
         if (out_.s.rows == 0) return;
-        const double* ds_error = rows_.ds_error.row(i_);
         for (std::ptrdiff_t j = 0; j < seen_; ++j) {
             const std::size_t at = out_.s.index(i_, j);
             if (p_.high[j] == 0) {
@@ -179,10 +192,34 @@ class RowWorker {
                 j == w_ ? p_w_error_ : error_of_p_.alpha + error_of_p_.beta * std::fabs(p_.exponent[j]);
             settle(logit(j), out_.s, at);
             settle({{p_.high[j], p_.low[j]}, p_.exponent[j], 1.01 * relative * p_.high[j]}, out_.p, at);
-            if (ds_.exponent[j] > none_exponent)
-                settle({{ds_.high[j], ds_.low[j]}, ds_.exponent[j], ds_error[j]}, out_.ds, at);
         }
         keep_hidden(seen_);
+    }
+
+    void keep_gradient() {
+        if (out_.s.rows == 0) return;
+        const double* ds_error = rows_.ds_error.row(i_);
+        for (std::ptrdiff_t j = 0; j < seen_; ++j)
+            if (ds_.exponent[j] > none_exponent)
+                settle({{ds_.high[j], ds_.low[j]}, ds_.exponent[j], ds_error[j]}, out_.ds, out_.ds.index(i_, j));
+    }
+
+    /// What dropout takes is 0.
+    void drop(double* high, double* low, double* exponent = nullptr) const {
+        for (std::ptrdiff_t j = 0; j < seen_; ++j) {
+            if (kept_[j] != 0) continue;
+            high[j] = low[j] = 0;
+            if (exponent != nullptr) exponent[j] = no_exponent;
+        }
+    }
+
+    /// x over the probability to be kept.
+    [[nodiscard]] WideSum over_keep(const WideSum& x) const {
+        if (in_.problem.keep == 1) return x;
+        const DoubleDouble value = x.value * in_.inverse_keep;
+        return {
+            value, x.exponent,
+            1.01 * (x.error * in_.inverse_keep.high + std::fabs(value.high) * (mul_error + in_.inverse_keep_error))};
     }
 
     void keep_hidden(std::ptrdiff_t from) {
@@ -206,15 +243,18 @@ class RowWorker {
     void gradient() {
         const double error = dot_row(in_.problem.dout[head_].row(i_), in_.d_v, in_.dout_dot[head_], in_.v_transposed,
                                      in_.v_dot, d_high_.data(), d_low_.data());
+        if (kept_ != nullptr) drop(d_high_.data(), d_low_.data());
         const DoubleDouble pivot{d_high_[static_cast<std::size_t>(w_)], d_low_[static_cast<std::size_t>(w_)]};
         for (std::ptrdiff_t j = 0; j < seen_ && out_.dp.rows > 0; ++j)
             if (p_.high[j] != 0 || j == w_)
-                settle({{d_high_[static_cast<std::size_t>(j)], d_low_[static_cast<std::size_t>(j)]}, 0, error}, out_.dp,
-                       out_.dp.index(i_, j));
+                settle(over_keep({{d_high_[static_cast<std::size_t>(j)], d_low_[static_cast<std::size_t>(j)]},
+                                  0,
+                                  kept_ != nullptr && kept_[j] == 0 ? 0 : error}),
+                       out_.dp, out_.dp.index(i_, j));
         subtract(d_high_.data(), d_low_.data(), pivot, width_);
         double* const scratch[3] = {scratch_[0].data(), scratch_[1].data(), scratch_[2].data()};
         const WideSum rest = weighted_sum(p_, error_of_p_, d_high_.data(), d_low_.data(), 2 * error, width_, scratch);
-        settle_one(add(WideSum{pivot, 0, error}, rest), out_.delta, Output::delta, 0);
+        settle_one(over_keep(add(WideSum{pivot, 0, error}, rest)), out_.delta, Output::delta, 0);
         double* ds_error = rows_.ds_error.row(i_);
         softmax_gradient(p_, error_of_p_, d_high_.data(), d_low_.data(), 2 * error, rest, width_, ds_, ds_error);
         if (rest.exponent == none_exponent) {
@@ -226,6 +266,14 @@ class RowWorker {
             ds_.exponent[w_] = rest.exponent;
             ds_error[w_] = 1.01 * p_w_.high * (rest.error + std::fabs(rest.value.high) * (p_w_error_ + mul_error));
         }
+        if (in_.problem.keep != 1) {
+            multiply(ds_.high, ds_.low, in_.inverse_keep, width_);
+            for (std::ptrdiff_t j = 0; j < width_; ++j)
+                ds_error[j] = 1.01 * (ds_error[j] * in_.inverse_keep.high +
+                                      std::fabs(ds_.high[j]) * (mul_error + in_.inverse_keep_error));
+        }
+        keep_gradient();
+        if (has_cap_) cap_.chain(width_, ds_, ds_error);
     }
 
     /// acc_ <- sigma for sums below magnitude times the columns' largest
@@ -243,10 +291,11 @@ class RowWorker {
         if (!apart) restore_pivot();
         const double reference = apart ? tail_exponent_ : 0;
         const double flushed = scale_row(p_, reference, width_, a_high_.data(), a_low_.data());
+        if (kept_ != nullptr) drop(a_high_.data(), a_low_.data());
         for (std::ptrdiff_t j = 0; j < width_; ++j)
             scratch_[0][static_cast<std::size_t>(j)] = a_high_[static_cast<std::size_t>(j)];
         const double magnitude = upper_sum(scratch_[0].data(), width_);
-        const double power = std::ldexp(1.0, std::ilogb(magnitude) + 1);
+        const double power = magnitude == 0 ? 0x1p-300 : std::ldexp(1.0, std::ilogb(magnitude) + 1);
         start(power, in_.v_columns, in_.d_v);
         const std::ptrdiff_t padded = round_up_to_lanes(in_.d_v);
         accumulate(a_high_.data(), a_low_.data(), seen_, in_.v.values.data(), in_.v.stride, padded, acc_.data(),
@@ -265,6 +314,14 @@ class RowWorker {
             restore_pivot();
             return;
         }
+        if (in_.problem.keep != 1) {
+            multiply(acc_.data(), low_.data(), in_.inverse_keep, padded);
+            for (std::ptrdiff_t c = 0; c < padded; ++c) {
+                const auto at = static_cast<std::size_t>(c);
+                error_[at] = 1.01 * (error_[at] * in_.inverse_keep.high +
+                                     std::fabs(acc_[at]) * (mul_error + in_.inverse_keep_error));
+            }
+        }
         settle_all(acc_.data(), low_.data(), 0, out_.o, Output::o);
     }
 
@@ -272,14 +329,14 @@ class RowWorker {
     void output_apart() {
         for (std::ptrdiff_t c = 0; c < in_.d_v; ++c) {
             const auto at = static_cast<std::size_t>(c);
-            const double v = in_.v.row(w_)[c];
+            const double v = kept_ != nullptr && kept_[w_] == 0 ? 0 : in_.v.row(w_)[c];
             const DoubleDouble own = p_w_ * v;
             const WideSum base{own, 0,
                                1.01 * std::fabs(own.high) * p_w_error_ +
                                    (p_w_.low == 0 && p_w_.high == 1 ? 0 : mul_double_error * std::fabs(own.high))};
             const WideSum tail{
                 {acc_[at], low_[at]}, acc_[at] == 0 && error_[at] == 0 ? none_exponent : tail_exponent_, error_[at]};
-            settle_one(add(base, tail), out_.o, Output::o, c);
+            settle_one(over_keep(add(base, tail)), out_.o, Output::o, c);
         }
     }
 
@@ -304,16 +361,21 @@ class RowWorker {
                 in_.scale_size * (scaled.error * top[c] + sums) + (mul_error + in_.scale_error) * std::fabs(acc_[at]);
             error_[at] = top[c] == 0 ? 0 : 1.01 * error;
         }
-        // sum_j ds_j = 0: over keys that agree in a column that column's gradient is exactly 0
+        // sum_j ds_j = 0 unless a cap's slopes stand in it: over keys that agree in a column its gradient is exactly 0
         for (std::ptrdiff_t c = 0; c < in_.d; ++c)
-            if (in_.constant_keys[static_cast<std::size_t>(c)] >= seen_) {
+            if (!has_cap_ && in_.constant_keys[static_cast<std::size_t>(c)] >= seen_) {
                 acc_[static_cast<std::size_t>(c)] = 0;
                 low_[static_cast<std::size_t>(c)] = 0;
                 error_[static_cast<std::size_t>(c)] = 0;
             }
         left_.clear();
         settle_row(acc_.data(), low_.data(), error_.data(), reference, out_.dq, i_, left_);
-        for (const std::ptrdiff_t c : left_) query_gradient_centred(c);
+        for (const std::ptrdiff_t c : left_) {
+            if (has_cap_)
+                report_.undecided.push_back({Output::dq, head_, i_, c});
+            else
+                query_gradient_centred(c);
+        }
     }
 
     /// In a collapsed head the two keys that matter agree in many columns, and their ds cancel there. Since sum_j ds_j = 0,
@@ -362,12 +424,17 @@ class RowWorker {
     HeadRows& rows_;
     HeadTruth& out_;
     FastReport& report_;
+    bool has_cap_;
+    DoubleDouble score_scale_;  // what is still to be multiplied into s: the scale, or 1 where the cap has it
+    double score_scale_error_, score_scale_size_;
+    SoftcapRow cap_;
     AlignedVector s_high_, s_low_, d_high_, d_low_, x_high_, x_low_, a_high_, a_low_, sigma_, acc_, low_, error_,
         scratch_[3];
     std::vector<std::ptrdiff_t> left_;
 
     std::ptrdiff_t i_ = 0, seen_ = 0, width_ = 0, w_ = 0;
     const double* bias_ = nullptr;
+    const double* kept_ = nullptr;  // null: nothing is dropped
     WideRow p_{}, ds_{};
     double s_error_ = 0;
     double product_size_ = 0;

@@ -90,6 +90,12 @@ bool fast_path_applies(const TruthProblem& problem) {
         for (std::ptrdiff_t i = 0; i < bias.rows; ++i)
             for (std::ptrdiff_t j = 0; j < bias.cols; ++j)
                 if (std::fabs(bias(i, j)) > largest_bias && !std::isinf(bias(i, j))) return false;
+    // Below 2^-100 of a cap (or beyond) nothing is asked for that a kernel computes.
+    constexpr double smallest_factor = 0x1p-100, largest_cap = 0x1p100;
+    if (problem.softcap != 0 && (problem.softcap < smallest_factor || problem.softcap > largest_cap)) return false;
+    if (problem.keep < smallest_factor) return false;
+    for (const double logit : problem.sink)
+        if (std::fabs(logit) > largest_bias) return false;
     const double scale = std::fabs(problem.scale.value);
     return problem.scale.kind != Scale::Kind::exact || scale == 0 ||
            (scale >= smallest_input && scale <= largest_input);
@@ -129,6 +135,10 @@ FastInputs::FastInputs(const TruthProblem& given)
         scale_error = u2;
     }
     scale_size = std::fabs(scale.high) * (1 + 0x1p-40);
+    if (given.keep != 1) {
+        inverse_keep = DoubleDouble{1, 0} / DoubleDouble{given.keep, 0};
+        inverse_keep_error = div_error;
+    }
 }
 
 }  // namespace faultline::detail

@@ -44,6 +44,8 @@ struct FastInputs {
     DoubleDouble scale;
     double scale_error = 0;  // relative
     double scale_size = 0;   // upper bound of |scale|
+    DoubleDouble inverse_keep{1, 0};
+    double inverse_keep_error = 0;  // relative
 };
 
 }  // namespace faultline::detail

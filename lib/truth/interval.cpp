@@ -110,6 +110,31 @@ void log1p(Interval& r, const Interval& a) {
     mpfr_log1p(r.hi, a.hi, MPFR_RNDU);
 }
 
+void tanh(Interval& r, const Interval& a) {
+    mpfr_tanh(r.lo, a.lo, MPFR_RNDD);
+    mpfr_tanh(r.hi, a.hi, MPFR_RNDU);
+}
+
+void sech_squared(Interval& r, const Interval& a) {
+    // even, and falls with |a|
+    const bool around_zero =
+        mpfr_sgn(static_cast<mpfr_srcptr>(a.lo)) <= 0 && mpfr_sgn(static_cast<mpfr_srcptr>(a.hi)) >= 0;
+    const bool upper_is_farther = mpfr_cmpabs(a.hi, a.lo) >= 0;
+    Real lo(r.bits());
+    mpfr_sech(lo, upper_is_farther ? a.hi : a.lo, MPFR_RNDD);
+    if (around_zero)
+        mpfr_set_ui(r.hi, 1, MPFR_RNDU);
+    else
+        mpfr_sech(r.hi, upper_is_farther ? a.lo : a.hi, MPFR_RNDU);
+    mpfr_sqr(r.hi, r.hi, MPFR_RNDU);
+    mpfr_sqr(lo, lo, MPFR_RNDD);
+    mpfr_swap(r.lo, lo);
+}
+
+bool same_point(const Interval& a, const Interval& b) {
+    return mpfr_equal_p(a.lo, a.hi) != 0 && mpfr_equal_p(b.lo, b.hi) != 0 && mpfr_equal_p(a.lo, b.lo) != 0;
+}
+
 void inverse_sqrt(Interval& r, unsigned long n) {
     Real exact(64);
     mpfr_set_ui(exact, n, MPFR_RNDN);

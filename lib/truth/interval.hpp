@@ -28,6 +28,11 @@ void div(Interval& r, const Interval& a, const Interval& b);
 void exp(Interval& r, const Interval& a);
 /// a > -1
 void log1p(Interval& r, const Interval& a);
+void tanh(Interval& r, const Interval& a);
+/// r <- 1 - tanh^2(a), with all its digits where tanh is next to 1
+void sech_squared(Interval& r, const Interval& a);
+/// Whether both are one and the same point.
+[[nodiscard]] bool same_point(const Interval& a, const Interval& b);
 /// r <- 1/sqrt(n)
 void inverse_sqrt(Interval& r, unsigned long n);
 /// sum <- sum_c a_c b_c

@@ -6,7 +6,7 @@
 namespace faultline::detail {
 
 IntervalRow::IntervalRow(const TruthProblem& problem, int bits)
-    : visible(static_cast<std::size_t>(problem.k.rows)),
+    : visible(static_cast<std::size_t>(problem.k.rows) + (problem.sink.empty() ? 0 : 1)),
       s(visible.size(), Interval(bits)),
       p(s),
       dp(s),
@@ -22,20 +22,45 @@ IntervalRow::IntervalRow(const TruthProblem& problem, int bits)
         set(scale, problem.scale.value);
     else
         inverse_sqrt(scale, static_cast<unsigned long>(problem.k.cols));
+    if (problem.softcap > 0) capped_ = slope_ = dz_ = s;
+}
+
+double IntervalRow::bias_of(const TruthProblem& problem, std::size_t head, std::ptrdiff_t i, std::size_t j) const {
+    if (static_cast<std::ptrdiff_t>(j) == problem.k.rows) return problem.sink[head];
+    const double* bias = bias_row(problem, head, i);
+    return bias == nullptr ? 0 : bias[j];
 }
 
 void IntervalRow::compute_scores(const TruthProblem& problem, std::size_t head, std::ptrdiff_t i, bool gradient) {
-    const double* bias = bias_row(problem, head, i);
+    const double* kept = dropout_row(problem, head, i);
+    Interval share(static_cast<int>(scale.bits()));
+    set(share, problem.keep);
+    Interval cap(static_cast<int>(scale.bits()));
+    set(cap, problem.softcap);
     empty = true;
-    for (std::ptrdiff_t j = 0; j < problem.k.rows; ++j) {
-        const auto at = static_cast<std::size_t>(j);
-        visible[at] = detail::visible(problem, head, i, j);
+    for (std::size_t at = 0; at < s.size(); ++at) {
+        const auto j = static_cast<std::ptrdiff_t>(at);
+        const bool is_sink = j == problem.k.rows;
+        visible[at] = is_sink || detail::visible(problem, head, i, j);
         for (std::vector<Interval>* row : {&s, &p, &dp, &ds}) set((*row)[at], 0);
         if (!visible[at]) continue;
-        if (gradient) dot(dp[at], problem.dout[head].row(i), problem.v.row(j), problem.v.cols);
-        dot(raw_[at], problem.q[head].row(i), problem.k.row(j), problem.k.cols);
+        set(raw_[at], 0);
+        if (!is_sink) {
+            if (gradient && (kept == nullptr || kept[j] != 0)) {
+                dot(dp[at], problem.dout[head].row(i), problem.v.row(j), problem.v.cols);
+                if (kept != nullptr) div(dp[at], dp[at], share);
+            }
+            dot(raw_[at], problem.q[head].row(i), problem.k.row(j), problem.k.cols);
+        }
         mul(s[at], raw_[at], scale);
-        if (bias != nullptr) add(s[at], s[at], bias[j]);
+        if (problem.softcap > 0) {
+            div(t_, s[at], cap);
+            if (gradient) sech_squared(slope_[at], t_);
+            tanh(capped_[at], t_);
+            mul(capped_[at], capped_[at], problem.softcap);
+            s[at] = capped_[at];
+        }
+        if (const double bias = bias_of(problem, head, i, at); bias != 0) add(s[at], s[at], bias);
         // any key near the largest will do as the pivot; the choice affects widths, not containment
         if (empty || mpfr_greater_p(s[at].lo, s[largest_].lo)) largest_ = at;
         empty = false;
@@ -47,7 +72,7 @@ void IntervalRow::compute(const TruthProblem& problem, std::size_t head, std::pt
     set(delta, 0);
     if (empty) return;
     const std::size_t w = largest_;
-    const double* bias = bias_row(problem, head, i);
+    const double pivot_bias = bias_of(problem, head, i, w);
     set(sum_, 0);
     for (std::size_t j = 0; j < s.size(); ++j) {
         if (!visible[j]) continue;
@@ -56,11 +81,19 @@ void IntervalRow::compute(const TruthProblem& problem, std::size_t head, std::pt
             continue;
         }
         // scale (raw_j - raw_w) + (bias_j - bias_w), not s_j - s_w: equal scores differ by exactly 0
-        sub(t_, raw_[j], raw_[w]);
-        mul(t_, t_, scale);
-        if (bias != nullptr) {
-            add(t_, t_, bias[j]);
-            add(t_, t_, -bias[w]);
+        if (problem.softcap > 0) {
+            if (same_point(raw_[j], raw_[w]))
+                set(t_, 0);
+            else
+                sub(t_, capped_[j], capped_[w]);
+        } else {
+            sub(t_, raw_[j], raw_[w]);
+            mul(t_, t_, scale);
+        }
+        const double bias = bias_of(problem, head, i, j);
+        if (bias != 0 || pivot_bias != 0) {
+            add(t_, t_, bias);
+            add(t_, t_, -pivot_bias);
         }
         exp(weight_[j], t_);
         add(sum_, sum_, weight_[j]);
@@ -88,19 +121,25 @@ void IntervalRow::compute_gradient() {
         if (!visible[j]) continue;
         sub(ds[j], ds[j], rest);
         mul(ds[j], ds[j], p[j]);
+        if (!slope_.empty()) mul(dz_[j], ds[j], slope_[j]);
     }
     add(delta, rest, dp[w]);
 }
 
-void IntervalRow::output(const TruthProblem& problem, std::ptrdiff_t c, Interval& r) const {
+void IntervalRow::output(const TruthProblem& problem, std::size_t head, std::ptrdiff_t i, std::ptrdiff_t c,
+                         Interval& r) const {
     Interval t(static_cast<int>(r.bits()));
+    const double* kept = dropout_row(problem, head, i);
     set(r, 0);
     for (std::ptrdiff_t j = 0; j < problem.k.rows; ++j) {
-        if (!visible[static_cast<std::size_t>(j)]) continue;
+        if (!visible[static_cast<std::size_t>(j)] || (kept != nullptr && kept[j] == 0)) continue;
         mul(t, weight_[static_cast<std::size_t>(j)], problem.v(j, c));
         add(r, r, t);
     }
     div(r, r, sum_);
+    if (kept == nullptr) return;
+    set(t, problem.keep);
+    div(r, r, t);
 }
 
 void IntervalRow::query_gradient(const TruthProblem& problem, std::ptrdiff_t c, Interval& r) const {
@@ -108,7 +147,7 @@ void IntervalRow::query_gradient(const TruthProblem& problem, std::ptrdiff_t c, 
     set(r, 0);
     for (std::ptrdiff_t j = 0; j < problem.k.rows; ++j) {
         if (!visible[static_cast<std::size_t>(j)]) continue;
-        mul(t, ds[static_cast<std::size_t>(j)], problem.k(j, c));
+        mul(t, dz(static_cast<std::size_t>(j)), problem.k(j, c));
         add(r, r, t);
     }
     mul(r, r, scale);

@@ -49,15 +49,18 @@ void store_masked_row(HeadTruth& head, std::ptrdiff_t i) { head.lse.value[head.l
 }  // namespace
 
 JudgedRow::JudgedRow(const TruthProblem& problem, int bits)
-    : visible(static_cast<std::size_t>(problem.k.rows)),
+    : visible(static_cast<std::size_t>(problem.k.rows) + (problem.sink.empty() ? 0 : 1)),
       s(visible.size(), Real(bits)),
       p(s),
       dp(s),
       ds(s),
+      pd(s),
+      dz(s),
       lse(bits),
       delta(bits),
       dp_size(visible.size(), Real(size_bits)),
       ds_size(dp_size),
+      dz_size(dp_size),
       lse_size(size_bits),
       delta_size(size_bits),
       scale(bits) {
@@ -70,22 +73,40 @@ JudgedRow::JudgedRow(const TruthProblem& problem, int bits)
 }
 
 void JudgedRow::compute(const TruthProblem& problem, std::size_t head, std::ptrdiff_t i) {
-    const auto n_k = problem.k.rows;
     const double* bias = bias_row(problem, head, i);
+    const double* kept = dropout_row(problem, head, i);
     Real t(mpfr_get_prec(lse));
     Real sum(mpfr_get_prec(lse));
     Real s_size(size_bits);
     std::size_t largest = 0;
     empty = true;
-    for (std::ptrdiff_t j = 0; j < n_k; ++j) {
-        const auto at = static_cast<std::size_t>(j);
-        visible[at] = detail::visible(problem, head, i, j);
-        for (std::vector<Real>* row : {&s, &p, &dp, &ds, &dp_size, &ds_size}) mpfr_set_zero((*row)[at], 1);
+    for (std::size_t at = 0; at < s.size(); ++at) {
+        const auto j = static_cast<std::ptrdiff_t>(at);
+        const bool is_sink = j == problem.k.rows;
+        visible[at] = is_sink || detail::visible(problem, head, i, j);
+        for (std::vector<Real>* row : {&s, &p, &dp, &ds, &pd, &dz, &dp_size, &ds_size, &dz_size})
+            mpfr_set_zero((*row)[at], 1);
         if (!visible[at]) continue;
-        dot(problem.dout[head].row(i), problem.v.row(j), problem.v.cols, t, dp[at], dp_size[at]);
-        dot(problem.q[head].row(i), problem.k.row(j), problem.k.cols, t, s[at], s_size);
-        mpfr_mul(s[at], s[at], scale, MPFR_RNDN);
-        if (bias != nullptr) mpfr_add_d(s[at], s[at], bias[j], MPFR_RNDN);
+        mpfr_set_zero(s_size, 1);
+        if (is_sink) {
+            mpfr_set_d(s[at], problem.sink[head], MPFR_RNDN);
+        } else {
+            if (kept == nullptr || kept[j] != 0) {
+                dot(problem.dout[head].row(i), problem.v.row(j), problem.v.cols, t, dp[at], dp_size[at]);
+                mpfr_div_d(dp[at], dp[at], problem.keep, MPFR_RNDN);
+                mpfr_div_d(dp_size[at], dp_size[at], problem.keep, MPFR_RNDU);
+            }
+            dot(problem.q[head].row(i), problem.k.row(j), problem.k.cols, t, s[at], s_size);
+            mpfr_mul(s[at], s[at], scale, MPFR_RNDN);
+            if (problem.softcap > 0) {
+                mpfr_div_d(s[at], s[at], problem.softcap, MPFR_RNDN);
+                mpfr_sech(dz[at], s[at], MPFR_RNDN);  // 1 - tanh^2 = 1/cosh^2
+                mpfr_sqr(dz[at], dz[at], MPFR_RNDN);
+                mpfr_tanh(s[at], s[at], MPFR_RNDN);
+                mpfr_mul_d(s[at], s[at], problem.softcap, MPFR_RNDN);
+            }
+            if (bias != nullptr) mpfr_add_d(s[at], s[at], bias[j], MPFR_RNDN);
+        }
         if (empty || mpfr_greater_p(s[at], s[largest])) {
             largest = at;
             mpfr_mul(lse_size, s_size, scale, MPFR_RNDU);
@@ -129,6 +150,15 @@ void JudgedRow::compute(const TruthProblem& problem, std::size_t head, std::ptrd
         mpfr_mul(ds[j], ds[j], p[j], MPFR_RNDN);
         mpfr_add(ds_size[j], ds_size[j], rest_size, MPFR_RNDU);
         mpfr_mul(ds_size[j], ds_size[j], p[j], MPFR_RNDU);
+        const bool is_key = static_cast<std::ptrdiff_t>(j) < problem.k.rows;
+        if (problem.softcap > 0 && is_key) {
+            mpfr_mul(dz_size[j], ds_size[j], dz[j], MPFR_RNDU);
+            mpfr_mul(dz[j], ds[j], dz[j], MPFR_RNDN);
+        } else {
+            mpfr_set(dz_size[j], ds_size[j], MPFR_RNDU);
+            mpfr_set(dz[j], ds[j], MPFR_RNDN);
+        }
+        if (is_key && (kept == nullptr || kept[j] != 0)) mpfr_div_d(pd[j], p[j], problem.keep, MPFR_RNDN);
     }
 }
 
@@ -143,15 +173,19 @@ void add_term(const Real& x, const Real& x_size, double factor, Real& sum, Real&
 void JudgedRow::output(const TruthProblem& problem, std::ptrdiff_t c, Real& o, Real& size) const {
     mpfr_set_zero(o, 1);
     mpfr_set_zero(size, 1);
-    for (std::size_t j = 0; j < s.size(); ++j)
-        if (visible[j]) add_term(p[j], p[j], problem.v(static_cast<std::ptrdiff_t>(j), c), o, size);
+    for (std::ptrdiff_t j = 0; j < problem.k.rows; ++j) {
+        const auto at = static_cast<std::size_t>(j);
+        if (visible[at]) add_term(pd[at], pd[at], problem.v(j, c), o, size);
+    }
 }
 
 void JudgedRow::query_gradient(const TruthProblem& problem, std::ptrdiff_t c, Real& dq, Real& size) const {
     mpfr_set_zero(dq, 1);
     mpfr_set_zero(size, 1);
-    for (std::size_t j = 0; j < s.size(); ++j)
-        if (visible[j]) add_term(ds[j], ds_size[j], problem.k(static_cast<std::ptrdiff_t>(j), c), dq, size);
+    for (std::ptrdiff_t j = 0; j < problem.k.rows; ++j) {
+        const auto at = static_cast<std::size_t>(j);
+        if (visible[at]) add_term(dz[at], dz_size[at], problem.k(j, c), dq, size);
+    }
     mpfr_mul(dq, dq, scale, MPFR_RNDN);
     mpfr_mul(size, size, scale, MPFR_RNDU);
     mpfr_abs(size, size, MPFR_RNDU);
@@ -235,17 +269,22 @@ GroupTruth attention_truth_mpfr(const TruthProblem& problem, int bits) {
     KeySums dk(problem.k.rows, problem.k.cols, bits);
     KeySums dv(problem.k.rows, problem.v.cols, bits);
     JudgedRow row(problem, bits);
-    for (std::size_t h = 0; h < problem.q.size(); ++h)
+    for (std::size_t h = 0; h < problem.q.size(); ++h) {
+        KeySums dsink(problem.sink.empty() ? 0 : 1, 1, bits);
+        constexpr double one = 1;
         for (std::ptrdiff_t i = 0; i < detail::query_rows(problem); ++i) {
             row.compute(problem, h, i);
             store_row(problem, row, i, truth.heads[h]);
+            if (!problem.sink.empty()) dsink.add(0, row.ds.back(), row.ds_size.back(), &one);
             for (std::ptrdiff_t j = 0; j < problem.k.rows; ++j) {
                 const auto at = static_cast<std::size_t>(j);
                 if (!row.visible[at]) continue;
-                dk.add(j, row.ds[at], row.ds_size[at], problem.q[h].row(i));
-                dv.add(j, row.p[at], row.p[at], problem.dout[h].row(i));
+                dk.add(j, row.dz[at], row.dz_size[at], problem.q[h].row(i));
+                dv.add(j, row.pd[at], row.pd[at], problem.dout[h].row(i));
             }
         }
+        if (!problem.sink.empty()) dsink.store(nullptr, truth.heads[h].dsink);
+    }
     dk.store(&row.scale, truth.dk);
     dv.store(nullptr, truth.dv);
     return truth;

@@ -9,22 +9,24 @@
 
 namespace faultline::detail {
 
-/// Row i of one query head. Entries of keys that the row does not see are 0 and visible[j] is false.
+/// Row i of one query head. Entries of keys that the row does not see are 0 and visible[j] is false. A sink stands behind
+/// the keys, as a key whose dp is 0.
 struct JudgedRow {
     explicit JudgedRow(const TruthProblem& problem, int bits);
 
-    std::vector<bool> visible;       // [n_k]
-    std::vector<Real> s, p, dp, ds;  // [n_k]
+    std::vector<bool> visible;       // [n_k], and the sink
+    std::vector<Real> s, p, dp, ds;  // the same
+    std::vector<Real> pd, dz;        // p o M / keep, and ds (1 - tanh^2): p and ds again without dropout and softcap
     Real lse, delta;
     // What the rounding errors of dp_j, ds_j, lse, delta and of sums with p_j are proportional to: sums of |terms|.
-    std::vector<Real> dp_size, ds_size;
+    std::vector<Real> dp_size, ds_size, dz_size;
     Real lse_size, delta_size;
     bool empty = true;  // sees no key
     Real scale;         // the factor on q k^T
 
     /// Overwrites all of the above with row i of query head `head`.
     void compute(const TruthProblem& problem, std::size_t head, std::ptrdiff_t i);
-    /// sum_j p_j v_jc and scale sum_j ds_j k_jc, with their sizes.
+    /// sum_j p_j v_jc and scale sum_j dz_j k_jc, with their sizes; with dropout, pd in place of p.
     void output(const TruthProblem& problem, std::ptrdiff_t c, Real& o, Real& size) const;
     void query_gradient(const TruthProblem& problem, std::ptrdiff_t c, Real& dq, Real& size) const;
 };

@@ -35,6 +35,15 @@ void check_bias(const std::string& name, MatrixView<const double> a) {
                                    ": finite values or -inf expected");
 }
 
+void check_dropout(const std::string& name, MatrixView<const double> a, std::ptrdiff_t rows, std::ptrdiff_t cols) {
+    check_shape(name, a, rows, cols);
+    for (std::ptrdiff_t i = 0; i < a.rows; ++i)
+        for (std::ptrdiff_t j = 0; j < a.cols; ++j)
+            if (a(i, j) != 0 && a(i, j) != 1)
+                throw RequestError("attention truth: " + name + "[" + std::to_string(i) + ", " + std::to_string(j) +
+                                   "] is neither 0 nor 1: 1 for kept, 0 for dropped expected");
+}
+
 }  // namespace
 
 void check_problem(const TruthProblem& problem) {
@@ -65,6 +74,22 @@ void check_problem(const TruthProblem& problem) {
     }
     if (problem.scale.kind == Scale::Kind::exact && !std::isfinite(problem.scale.value))
         throw RequestError("attention truth: scale is not finite: a finite value expected");
+    if (!(problem.softcap >= 0) || std::isinf(problem.softcap))
+        throw RequestError("attention truth: softcap is not a finite number of 0 or more: one expected");
+    if (!problem.sink.empty() && problem.sink.size() != problem.q.size())
+        throw RequestError("attention truth: sink: " + std::to_string(problem.sink.size()) +
+                           " logits: none, or one per query head (" + std::to_string(problem.q.size()) + ") expected");
+    for (const double logit : problem.sink)
+        if (!std::isfinite(logit)) throw RequestError("attention truth: sink is not finite: finite logits expected");
+    if (problem.dropout.size() > 1 && problem.dropout.size() != problem.q.size())
+        throw RequestError("attention truth: dropout: " + std::to_string(problem.dropout.size()) +
+                           " matrices: none, one, or one per query head (" + std::to_string(problem.q.size()) +
+                           ") expected");
+    for (std::size_t h = 0; h < problem.dropout.size(); ++h)
+        check_dropout("dropout " + std::to_string(h), problem.dropout[h], n_q, n_k);
+    if (!(problem.keep > 0 && problem.keep <= 1))
+        throw RequestError("attention truth: keep is " + std::to_string(problem.keep) +
+                           ": a probability above 0 and at most 1 expected");
 }
 
 GroupTruth shaped_truth(const TruthProblem& problem, bool with_matrices) {
@@ -77,9 +102,10 @@ GroupTruth shaped_truth(const TruthProblem& problem, bool with_matrices) {
         head.dq = CertifiedMatrix(n_q, problem.k.cols);
         head.lse = CertifiedMatrix(n_q, 1);
         head.delta = CertifiedMatrix(n_q, 1);
+        if (!problem.sink.empty()) head.dsink = CertifiedMatrix(1, 1);
         if (with_matrices)
             for (CertifiedMatrix* m : {&head.s, &head.p, &head.dp, &head.ds}) *m = CertifiedMatrix(n_q, n_k);
-        truth.elements += head.o.size() + head.dq.size() + head.lse.size() + head.delta.size();
+        truth.elements += head.o.size() + head.dq.size() + head.lse.size() + head.delta.size() + head.dsink.size();
     }
     truth.dk = CertifiedMatrix(n_k, problem.k.cols);
     truth.dv = CertifiedMatrix(n_k, problem.v.cols);

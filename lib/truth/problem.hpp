@@ -27,6 +27,12 @@ inline const double* bias_row(const TruthProblem& problem, std::size_t head, std
     return problem.bias[problem.bias.size() == 1 ? 0 : head].row(i);
 }
 
+/// Row i of the dropout mask of a head; null when nothing is dropped.
+inline const double* dropout_row(const TruthProblem& problem, std::size_t head, std::ptrdiff_t i) {
+    if (problem.dropout.empty()) return nullptr;
+    return problem.dropout[problem.dropout.size() == 1 ? 0 : head].row(i);
+}
+
 inline bool visible(const TruthProblem& problem, std::size_t head, std::ptrdiff_t i, std::ptrdiff_t j) {
     if (j >= causal_end(problem, i)) return false;
     const double* bias = bias_row(problem, head, i);

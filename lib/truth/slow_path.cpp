@@ -13,7 +13,9 @@ namespace {
 
 constexpr int first_bits = 192;
 
-bool by_row(const Undecided& e) { return e.output != Output::dk && e.output != Output::dv; }
+bool by_row(const Undecided& e) {
+    return e.output != Output::dk && e.output != Output::dv && e.output != Output::dsink;
+}
 
 CertifiedMatrix& matrix(GroupTruth& truth, const Undecided& e) {
     switch (e.output) {
@@ -25,6 +27,8 @@ CertifiedMatrix& matrix(GroupTruth& truth, const Undecided& e) {
             return truth.heads[e.head].lse;
         case Output::delta:
             return truth.heads[e.head].delta;
+        case Output::dsink:
+            return truth.heads[e.head].dsink;
         case Output::dk:
             return truth.dk;
         case Output::dv:
@@ -58,7 +62,7 @@ std::vector<Undecided> pass_by_row(const TruthProblem& problem, const std::vecto
         }
         switch (e.output) {
             case Output::o:
-                row.output(problem, e.col, r);
+                row.output(problem, e.head, e.row, e.col, r);
                 break;
             case Output::dq:
                 row.query_gradient(problem, e.col, r);
@@ -76,34 +80,43 @@ std::vector<Undecided> pass_by_row(const TruthProblem& problem, const std::vecto
     return left;
 }
 
-/// The same for elements of dk and dv: one pass over all rows of all heads.
+/// The same for elements of dk, dv and dsink: one pass over all rows of all heads.
 std::vector<Undecided> pass_by_column(const TruthProblem& problem, const std::vector<Undecided>& elements, int bits,
                                       GroupTruth& truth) {
     if (elements.empty()) return {};
     std::vector<Interval> sums(elements.size(), Interval(bits));
     const bool gradient =
-        std::any_of(elements.begin(), elements.end(), [](const Undecided& e) { return e.output == Output::dk; });
+        std::any_of(elements.begin(), elements.end(), [](const Undecided& e) { return e.output != Output::dv; });
     IntervalRow row(problem, bits);
     Interval t(bits);
     for (std::size_t h = 0; h < problem.q.size(); ++h)
         for (std::ptrdiff_t i = 0; i < query_rows(problem); ++i) {
-            const auto sees = [&](const Undecided& e) { return visible(problem, h, i, e.row); };
+            const double* kept = dropout_row(problem, h, i);
+            const auto sees = [&](const Undecided& e) {
+                if (e.output == Output::dsink) return e.head == h;
+                return visible(problem, h, i, e.row) && (e.output == Output::dk || kept == nullptr || kept[e.row] != 0);
+            };
             if (std::none_of(elements.begin(), elements.end(), sees)) continue;
             row.compute(problem, h, i, gradient);
             for (std::size_t n = 0; n < elements.size(); ++n) {
                 const Undecided& e = elements[n];
+                if (!sees(e)) continue;
                 const auto j = static_cast<std::size_t>(e.row);
-                if (!row.visible[j]) continue;
-                if (e.output == Output::dk)
-                    mul(t, row.ds[j], problem.q[h](i, e.col));
+                if (e.output == Output::dsink)
+                    t = row.ds.back();
+                else if (e.output == Output::dk)
+                    mul(t, row.dz(j), problem.q[h](i, e.col));
                 else
                     mul(t, row.p[j], problem.dout[h](i, e.col));
                 add(sums[n], sums[n], t);
             }
         }
     std::vector<Undecided> left;
+    Interval share(bits);
+    set(share, problem.keep);
     for (std::size_t n = 0; n < elements.size(); ++n) {
         if (elements[n].output == Output::dk) mul(sums[n], sums[n], row.scale);
+        if (elements[n].output == Output::dv && !problem.dropout.empty()) div(sums[n], sums[n], share);
         store(sums[n], elements[n], truth);
         if (!decided(sums[n])) left.push_back(elements[n]);
     }
@@ -142,6 +155,7 @@ std::vector<Undecided> all_elements(const TruthProblem& problem) {
         add_matrix(Output::dq, h, n_q, problem.k.cols);
         add_matrix(Output::lse, h, n_q, 1);
         add_matrix(Output::delta, h, n_q, 1);
+        if (!problem.sink.empty()) add_matrix(Output::dsink, h, 1, 1);
     }
     add_matrix(Output::dk, 0, problem.k.rows, problem.k.cols);
     add_matrix(Output::dv, 0, problem.k.rows, problem.v.cols);

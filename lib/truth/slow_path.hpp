@@ -9,9 +9,10 @@
 
 namespace faultline::detail {
 
-enum class Output : std::uint8_t { o, dq, lse, delta, dk, dv };
+enum class Output : std::uint8_t { o, dq, lse, delta, dsink, dk, dv };
 
-/// An element still to be decided. `row` is the query for o, dq, lse, delta, the key for dk, dv (whose head is 0).
+/// An element still to be decided. `row` is the query for o, dq, lse, delta, the key for dk, dv (whose head is 0), 0 for
+/// dsink.
 struct Undecided {
     Output output;
     std::size_t head;

@@ -2,6 +2,7 @@
 #include <faultline/truth/truth.hpp>
 
 #include <limits>
+#include <utility>
 
 #include <faultline/truth/fast_head.hpp>
 #include <faultline/truth/fast_inputs.hpp>
@@ -17,18 +18,34 @@ void admit_negligible_keys(CertifiedMatrix& m) {
         if (b == 0) b = std::numeric_limits<double>::denorm_min();
 }
 
-void fast_path(const TruthProblem& problem, const TruthOptions& options, GroupTruth& truth) {
+/// Of a problem without sinks; `has_sink`: its first key stands for them.
+void fast_values(const TruthProblem& problem, bool has_sink, GroupTruth& truth, detail::FastReport& report) {
     const detail::FastInputs inputs(problem);
     std::vector<detail::HeadRows> rows;
-    detail::FastReport report;
     for (std::size_t h = 0; h < problem.q.size(); ++h) {
         rows.emplace_back(inputs.n_q, inputs.n_k);
         detail::fast_head(inputs, h, rows.back(), truth, report);
     }
+    if (has_sink) detail::fast_sink(rows, truth, report);
     detail::fast_columns(inputs, rows, truth, report);
+}
+
+void fast_path(const TruthProblem& problem, const TruthOptions& options, GroupTruth& truth) {
+    detail::FastReport report;
+    if (problem.sink.empty()) {
+        fast_values(problem, false, truth, report);
+    } else {
+        const detail::SinkAsKey with_key(problem);
+        GroupTruth found = detail::shaped_truth(with_key.problem, options.keep_matrices);
+        fast_values(with_key.problem, true, found, report);
+        detail::drop_sink_key(found, report);
+        found.elements = truth.elements;
+        truth = std::move(found);
+    }
     if (report.negligible) {
         for (HeadTruth& head : truth.heads)
-            for (CertifiedMatrix* m : {&head.o, &head.dq, &head.lse, &head.delta}) admit_negligible_keys(*m);
+            for (CertifiedMatrix* m : {&head.o, &head.dq, &head.lse, &head.delta, &head.dsink})
+                admit_negligible_keys(*m);
         admit_negligible_keys(truth.dk);
         admit_negligible_keys(truth.dv);
     }

@@ -5,9 +5,15 @@
 // With s = scale q k^T + bias (masked: -inf), p = softmax of each row of s:
 //   o = p v            lse = log sum_j exp(s_j)       dp = dout v^T      delta = sum_j p_j dp_j
 //   ds = p (dp - delta), the gradient with respect to s;  dq = scale ds k;  dk = scale ds^T q;  dv = p^T dout.
-// A row that sees no key has o = 0, p = 0, lse = -inf, delta = 0 and adds nothing to any gradient. A key whose s lies
-// more than 2^40 below its row's largest (a mask of finfo.min) counts as masked: what it adds is below 2^(-2^40), and a
-// value that consists of nothing else is 0 with bound 2^-1074.
+// With a softcap c (arXiv 2408.00118, section 2): s = c tanh(scale q k^T / c) + bias, and ds times 1 - tanh^2 stands in
+// place of ds in dq and dk. With a sink of logit t, one per query head (gpt-oss; arXiv 2309.17453): exp(t) is added to
+// every row's denominator, so that sum_j p_j < 1, lse = log(exp(t) + sum_j exp(s_j)), and dsink = -sum_i p_i,sink delta_i.
+// With dropout, M the elements that are kept and k the probability to be: o = (p o M / k) v, dp = (dout v^T) o M / k and
+// dv = (p o M / k)^T dout; p, lse and ds = p (dp - delta) as ever.
+// A row that sees no key (and no sink) has o = 0, p = 0, lse = -inf, delta = 0 and adds nothing to any gradient. A key
+// whose s lies more than 2^40 below its row's largest (a mask of finfo.min) counts as masked: what it adds is below
+// 2^(-2^40), and a value that consists of nothing else is 0 with bound 2^-1074. So does a key whose capped score is so
+// flat that 1 - tanh^2 is below that.
 #pragma once
 
 #include <cstddef>
@@ -42,6 +48,11 @@ struct TruthProblem {
     bool causal = false;
     /// Added to the scaled score, [n_q, n_k], -inf masks: none, one for all query heads, or one per query head.
     std::vector<MatrixView<const double>> bias;
+    double softcap = 0;        ///< c of c tanh(scale q k^T / c), before the bias; 0: none
+    std::vector<double> sink;  ///< none, or the logit of each query head's sink
+    /// Which p are kept, [n_q, n_k], 1 kept and 0 dropped: none, one for all query heads, or one per query head.
+    std::vector<MatrixView<const double>> dropout;
+    double keep = 1;  ///< the probability that an element is kept, a double taken as exact
 };
 
 struct TruthOptions {
@@ -55,12 +66,14 @@ struct TruthOptions {
     bool fast_path = true;
 };
 
-/// One query head. Keys that a row does not see: s = -inf, p = dp = ds = 0.
+/// One query head. Keys that a row does not see: s = -inf, p = dp = ds = 0. s is the score that softmax receives, and ds
+/// the gradient with respect to it: its rows sum to 0, or with a sink to minus the sink's share.
 struct HeadTruth {
     CertifiedMatrix o;             // [n_q, d_v]
     CertifiedMatrix dq;            // [n_q, d]
     CertifiedMatrix lse;           // [n_q, 1], natural logarithm
     CertifiedMatrix delta;         // [n_q, 1]
+    CertifiedMatrix dsink;         // [1, 1] where there is a sink, else empty: gradient with respect to its logit
     CertifiedMatrix s, p, dp, ds;  // [n_q, n_k], empty unless TruthOptions::keep_matrices
 };
 
@@ -68,14 +81,14 @@ struct GroupTruth {
     std::vector<HeadTruth> heads;
     CertifiedMatrix dk;             // [n_k, d], summed over the query heads
     CertifiedMatrix dv;             // [n_k, d_v]
-    std::size_t elements = 0;       // elements of o, lse, delta, dq, dk, dv
+    std::size_t elements = 0;       // elements of o, lse, delta, dsink, dq, dk, dv
     std::size_t slow_elements = 0;  // of these, computed in interval arithmetic
     std::size_t undecided_elements =
         0;  // of these, whose 53-bit rounding max_bits did not decide (a tie, a hidden zero)
 };
 
-/// Throws RequestError when shapes disagree, a value is NaN or infinite (bias: NaN or +inf), or there is no head or
-/// column. n_q = 0 and n_k = 0 are allowed. Single threaded: callers parallelise over heads. Working memory is about
+/// Throws RequestError when shapes disagree, a value is NaN or infinite (bias: NaN or +inf), the softcap is below 0, the
+/// kept share outside (0, 1], a dropout element neither 0 nor 1, or there is no head or column. n_q = 0 and n_k = 0 are allowed. Single threaded: callers parallelise over heads. Working memory is about
 /// 70 bytes times n_q times n_k times the number of query heads.
 [[nodiscard]] GroupTruth attention_truth(const TruthProblem& problem, const TruthOptions& options = {});
 

@@ -79,10 +79,10 @@ class Verifier {
         }
     }
 
-    /// `count` elements of dk and dv each.
+    /// `count` elements of dk and dv each, and dsink.
     void check_columns(std::size_t count, std::mt19937_64& random) {
         const auto n_k = static_cast<std::size_t>(problem_.k.rows);
-        if (n_k == 0 || count == 0) return;
+        if ((n_k == 0 && problem_.sink.empty()) || count == 0) return;
         struct Element {
             std::ptrdiff_t j, c_k, c_v;
             Real dk, dv, dk_size, dv_size;
@@ -97,23 +97,28 @@ class Verifier {
             for (std::ptrdiff_t j = 0; j < problem_.k.rows; ++j)
                 for (std::ptrdiff_t c = 0; c < widest; ++c)
                     add(j, std::min(c, problem_.k.cols - 1), std::min(c, problem_.v.cols - 1));
-        } else {
+        } else if (n_k > 0) {
             for (std::size_t n = 0; n < count; ++n) {
                 const auto j = static_cast<std::ptrdiff_t>(random() % n_k);
                 const auto c_k = static_cast<std::ptrdiff_t>(random() % static_cast<std::size_t>(problem_.k.cols));
                 add(j, c_k, static_cast<std::ptrdiff_t>(random() % static_cast<std::size_t>(problem_.v.cols)));
             }
         }
-        for (std::size_t h = 0; h < problem_.q.size(); ++h)
+        for (std::size_t h = 0; h < problem_.q.size(); ++h) {
+            Real dsink(bits_), dsink_size(64);
             for (std::ptrdiff_t i = 0; i < detail::query_rows(problem_); ++i) {
                 if (cancelled()) return;
                 row_.compute(problem_, h, i);
+                if (!problem_.sink.empty()) detail::add_term(row_.ds.back(), row_.ds_size.back(), 1, dsink, dsink_size);
                 for (Element& e : elements) {
                     const auto j = static_cast<std::size_t>(e.j);
-                    detail::add_term(row_.ds[j], row_.ds_size[j], problem_.q[h](i, e.c_k), e.dk, e.dk_size);
-                    detail::add_term(row_.p[j], row_.p[j], problem_.dout[h](i, e.c_v), e.dv, e.dv_size);
+                    detail::add_term(row_.dz[j], row_.dz_size[j], problem_.q[h](i, e.c_k), e.dk, e.dk_size);
+                    detail::add_term(row_.pd[j], row_.pd[j], problem_.dout[h](i, e.c_v), e.dv, e.dv_size);
                 }
             }
+            if (!problem_.sink.empty())
+                check(dsink, dsink_size, truth_.heads[h].dsink, 0, 0, "head " + std::to_string(h) + " dsink");
+        }
         for (Element& e : elements) {
             mpfr_mul(e.dk, e.dk, row_.scale, MPFR_RNDN);
             mpfr_mul(e.dk_size, e.dk_size, row_.scale, MPFR_RNDU);

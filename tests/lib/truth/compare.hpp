@@ -40,6 +40,7 @@ inline void expect_same(const GroupTruth& truth, const GroupTruth& judge, const 
         expect_same(truth.heads[h].o, judge.heads[h].o, head + "o");
         expect_same(truth.heads[h].delta, judge.heads[h].delta, head + "delta");
         expect_same(truth.heads[h].dq, judge.heads[h].dq, head + "dq");
+        expect_same(truth.heads[h].dsink, judge.heads[h].dsink, head + "dsink");
     }
     expect_same(truth.dk, judge.dk, name + " dk");
     expect_same(truth.dv, judge.dv, name + " dv");

@@ -38,9 +38,10 @@ struct RealMatrix {
 struct Inputs {
     std::vector<RealMatrix> q;
     RealMatrix k, v;
+    std::vector<RealMatrix> sink;  ///< per head [1, 1], or none
 };
 
-/// L = sum_{h,i,c} dout o, softmax in its plainest form.
+/// L = sum_{h,i,c} dout o, softmax in its plainest form: with cap, sink and dropout as truth.hpp defines them.
 void loss(const TruthProblem& p, Inputs& in, int bits, Real& result) {
     Real s(bits), t(bits), denominator(bits), weighted(bits), scale(bits);
     mpfr_set_si(scale, p.k.cols, MPFR_RNDN);
@@ -51,6 +52,7 @@ void loss(const TruthProblem& p, Inputs& in, int bits, Real& result) {
         for (std::ptrdiff_t i = 0; i < n_q; ++i) {
             mpfr_set_zero(denominator, 1);
             mpfr_set_zero(weighted, 1);
+            if (!in.sink.empty()) mpfr_exp(denominator, in.sink[h](0, 0), MPFR_RNDN);
             for (std::ptrdiff_t j = 0; j < p.k.rows; ++j) {
                 const double bias = p.bias.empty() ? 0 : p.bias[p.bias.size() == 1 ? 0 : h](i, j);
                 if ((p.causal && j > i + p.k.rows - n_q) || std::isinf(bias)) continue;
@@ -60,9 +62,16 @@ void loss(const TruthProblem& p, Inputs& in, int bits, Real& result) {
                     mpfr_add(s, s, t, MPFR_RNDN);
                 }
                 mpfr_mul(s, s, scale, MPFR_RNDN);
+                if (p.softcap > 0) {
+                    mpfr_div_d(s, s, p.softcap, MPFR_RNDN);
+                    mpfr_tanh(s, s, MPFR_RNDN);
+                    mpfr_mul_d(s, s, p.softcap, MPFR_RNDN);
+                }
                 mpfr_add_d(s, s, bias, MPFR_RNDN);
                 mpfr_exp(s, s, MPFR_RNDN);
                 mpfr_add(denominator, denominator, s, MPFR_RNDN);
+                if (!p.dropout.empty() && p.dropout[h](i, j) == 0) continue;
+                mpfr_div_d(s, s, p.keep, MPFR_RNDN);
                 for (std::ptrdiff_t c = 0; c < p.v.cols; ++c) {
                     mpfr_mul_d(t, in.v(j, c), p.dout[h](i, c), MPFR_RNDN);
                     mpfr_mul(t, t, s, MPFR_RNDN);
@@ -110,8 +119,10 @@ void check(const TruthProblem& p, Inputs& in, RealMatrix& variable, const Certif
 
 void check_all(const TruthProblem& p, Precision precision) {
     const GroupTruth truth = attention_truth(p);
-    Inputs in{{}, RealMatrix(p.k, precision.bits), RealMatrix(p.v, precision.bits)};
+    Inputs in{{}, RealMatrix(p.k, precision.bits), RealMatrix(p.v, precision.bits), {}};
+    for (const double& logit : p.sink) in.sink.emplace_back(MatrixView<const double>{&logit, 1, 1}, precision.bits);
     for (const auto& q : p.q) in.q.emplace_back(q, precision.bits);
+    for (std::size_t h = 0; h < p.sink.size(); ++h) check(p, in, in.sink[h], truth.heads[h].dsink, precision, "dsink");
     for (std::size_t h = 0; h < p.q.size(); ++h) check(p, in, in.q[h], truth.heads[h].dq, precision, "dq");
     check(p, in, in.k, truth.dk, precision, "dk");
     check(p, in, in.v, truth.dv, precision, "dv");
@@ -135,6 +146,37 @@ TEST(Gradient, SaturatedRowsByFiniteDifferences) {
     // logits of about 10^3 nats: gradients down to 2^-5000 or so
     test::Shape shape{.n_q = 3, .n_k = 3, .d = 2, .d_v = 2, .causal = false, .q_size = 30, .k_size = 30};
     check_all(test::random_problem(shape, 72).problem, {26000, 9000});
+}
+
+/// One with all of cap, sink and dropout, or each alone.
+test::OwnedProblem modified(const test::Shape& shape, double softcap, bool sink, double keep, std::uint64_t seed) {
+    test::OwnedProblem owned = test::random_problem(shape, seed);
+    test::Generator g(seed + 1);
+    owned.problem.softcap = softcap;
+    owned.problem.keep = keep;
+    for (std::size_t h = 0; h < shape.heads; ++h) {
+        if (sink) owned.problem.sink.push_back(0.5 * static_cast<double>(h) - 0.75);
+        if (keep == 1) continue;
+        Matrix kept(shape.n_q, shape.n_k);
+        for (double& x : kept.values) x = g.uniform() < keep ? 1 : 0;
+        owned.problem.dropout.push_back(owned.keep(kept));
+    }
+    return owned;
+}
+
+TEST(Gradient, CapSinkAndDropoutByFiniteDifferences) {
+    constexpr Precision precision{1200, 400};
+    const test::Shape shape{.n_q = 4, .n_k = 5, .d = 3, .d_v = 2, .heads = 2, .causal = true};
+    check_all(modified(shape, 1.5, false, 1, 73).problem, precision);
+    check_all(modified(shape, 0, true, 1, 74).problem, precision);
+    check_all(modified(shape, 0, false, 0.75, 75).problem, precision);
+    check_all(modified(shape, 1.5, true, 0.75, 76).problem, precision);
+}
+
+// u of some 100 and more: slopes of e^-200, and p of the capped scores.
+TEST(Gradient, SaturatedCapByFiniteDifferences) {
+    const test::Shape shape{.n_q = 3, .n_k = 3, .d = 2, .d_v = 2, .causal = false, .q_size = 30, .k_size = 30};
+    check_all(modified(shape, 4, true, 1, 77).problem, {12000, 4000});
 }
 
 }  // namespace
