@@ -73,7 +73,7 @@ void fp32_backward(RoundingPlan& plan, const Args&) {
     // exponential of the difference (FastVideo #1730). A stored p stays for the same reason.
     for (const SiteInfo& site : sites())
         if (site.pass == Pass::backward && !is_output(site.site) && site.site != Site::bwd_s_cast &&
-            site.site != Site::bwd_s_scale)
+            site.site != Site::bwd_softcap && site.site != Site::bwd_s_scale)
             in_fp32(plan, site.site);
     delta_from_p_dp(plan, DeltaFrom::p_dp_normalized);
 }

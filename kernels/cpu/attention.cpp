@@ -3,6 +3,7 @@
 
 #include <stdexcept>
 
+#include <faultline/base/error.hpp>
 #include <faultline/cpu/backward.hpp>
 #include <faultline/cpu/forward.hpp>
 
@@ -24,6 +25,14 @@ void check_shapes(const HeadGroup& in, bool backward) {
             "attention: bias must be given for every query head or none");
     for (const auto& b : in.bias)
         require(b.rows == in.q[0].rows && b.cols == in.k.rows, "attention: bias must be [n_q, n_k]");
+    require(in.softcap >= 0 && std::isfinite(in.softcap), "attention: softcap must be a finite number, 0 or more");
+    require(in.sink.empty() || in.sink.size() == in.q.size(),
+            "attention: a sink must be given for every query head or none");
+    require(in.dropout.empty() || in.dropout.size() == in.q.size(),
+            "attention: a dropout mask must be given for every query head or none");
+    for (const auto& m : in.dropout)
+        require(m.rows == in.q[0].rows && m.cols == in.k.rows, "attention: a dropout mask must be [n_q, n_k]");
+    require(in.keep > 0 && in.keep <= 1, "attention: keep must be above 0 and at most 1");
     if (!backward) return;
     require(in.dout.size() == in.q.size(), "attention: dout must be given for every query head");
     for (const auto& d : in.dout)
@@ -31,7 +40,17 @@ void check_shapes(const HeadGroup& in, bool backward) {
 }
 
 Mask mask_of(const HeadGroup& in, std::size_t head) {
-    return {in.causal, in.q[head].rows, in.k.rows, in.bias.empty() ? MatrixView<const double>{} : in.bias[head]};
+    return {in.causal,
+            in.q[head].rows,
+            in.k.rows,
+            in.bias.empty() ? MatrixView<const double>{} : in.bias[head],
+            in.sink.empty() ? nullptr : &in.sink[head],
+            in.dropout.empty() ? MatrixView<const double>{} : in.dropout[head],
+            in.keep};
+}
+
+void check_plan(const HeadGroup& in, const RoundingPlan& plan) {
+    if (const std::string problem = problem_with(plan, extras_of(in)); !problem.empty()) throw RequestError(problem);
 }
 
 /// An input after its cast; q and k also carry sqrt(scale) where the plan scales inputs.
@@ -55,16 +74,18 @@ void show_scale(Stage<I>& stage, const HeadGroup& in, const Scales& scales, cons
     if (!stage.watches(Site::scale)) return;
     const double in_log2 =
         schedule.exp_base == ExpBase::two && schedule.scale_at == ScaleAt::exponent ? std::numbers::log2e : 1.0;
-    double value = schedule.scale_at == ScaleAt::exponent ? scales.exponent : scales.natural;
-    const double exact = in.scale * in_log2;
+    const bool capped = schedule.scale_at == ScaleAt::exponent && scales.cap > 0;
+    double value = schedule.scale_at == ScaleAt::exponent ? scales.exponent : scales.gradient;
+    const double exact = (capped ? in.softcap : in.scale) * in_log2;
     stage.show(Site::scale, TileAt{0, in.first_head, 0, 0, 0, 0}, {&value, 1, 1}, {&exact, 1, 1});
 }
 
 template <class I>
 GroupForward forward_group(const HeadGroup& in, const RoundingPlan& plan, I* instrument) {
     check_shapes(in, false);
+    check_plan(in, plan);
     Stage<I> stage(plan, instrument, in.seed, in.layer);
-    const Scales scales(plan, in.scale);
+    const Scales scales(plan, in);
     show_scale(stage, in, scales, plan.schedule);
     const Matrix k_t = transposed(cast_input(stage, Site::k_cast, in.first_head, in.k, scales.inputs).view());
     const Matrix v = cast_input(stage, Site::v_cast, in.first_head, in.v, 1.0);
@@ -121,8 +142,9 @@ Matrix reduce_group(Stage<I>& stage, Site cast, int head, double factor, GroupRe
 template <class I>
 GroupBackward backward_group(const HeadGroup& in, const GroupForward& fwd, const RoundingPlan& plan, I* instrument) {
     check_shapes(in, true);
+    check_plan(in, plan);
     Stage<I> stage(plan, instrument, in.seed, in.layer);
-    const Scales scales(plan, in.scale);
+    const Scales scales(plan, in);
     // The casts of q, k, v were shown in the forward.
     Unseen<I> repeated(instrument);
     Stage<I> unseen(plan, repeated.get(), in.seed, in.layer);
@@ -134,7 +156,11 @@ GroupBackward backward_group(const HeadGroup& in, const GroupForward& fwd, const
     // With scaled inputs the chain rule leaves sqrt(scale) for dq and dk; where ds was scaled before its cast, nothing.
     const double factor = schedule.scale_at == ScaleAt::inputs
                               ? scales.inputs
-                              : (schedule.ds_scale == DsScale::after ? scales.natural : 1.0);
+                              : (schedule.ds_scale == DsScale::after ? scales.gradient : 1.0);
+    // Where dropout scales the output, dq, dk and dv carry 1/keep at the end, in one constant with the scale.
+    const bool at_end = schedule.normalize != Normalize::before_pv && scales.inverse_keep != 1.0;
+    const double share = at_end ? scales.inverse_keep : 1.0;
+    const double score_factor = at_end ? stage.round_intermediate(Site::scale, factor * share) : factor;
     GroupBackward out;
     std::vector<Matrix> dk, dv;
     for (std::size_t h = 0; h < in.q.size(); ++h) {
@@ -145,14 +171,17 @@ GroupBackward backward_group(const HeadGroup& in, const GroupForward& fwd, const
         BackwardHead<I> backward(stage, plan, scales, mask, head,
                                  {q.view(), dout.view(), k_t.view(), v_t.view(), k_for_dq.view()}, fwd.heads.at(h));
         backward.run(out.dq.emplace_back(), dk.emplace_back(), dv.emplace_back());
-        finish_gradient(stage, Site::dq_cast, head, factor, out.dq.back());
+        if (mask.sink != nullptr) out.dsink.push_back(backward.sink_gradient());
+        finish_gradient(stage, Site::dq_cast, head, score_factor, out.dq.back());
     }
-    out.dk = reduce_group(stage, Site::dk_cast, in.first_head, factor, schedule.group_reduce, std::move(dk));
-    out.dv = reduce_group(stage, Site::dv_cast, in.first_head, 1.0, schedule.group_reduce, std::move(dv));
+    out.dk = reduce_group(stage, Site::dk_cast, in.first_head, score_factor, schedule.group_reduce, std::move(dk));
+    out.dv = reduce_group(stage, Site::dv_cast, in.first_head, share, schedule.group_reduce, std::move(dv));
     return out;
 }
 
 }  // namespace
+
+Extras extras_of(const HeadGroup& in) { return {in.softcap > 0, !in.sink.empty(), !in.dropout.empty()}; }
 
 bool is_visible(const HeadGroup& in, std::size_t head, std::ptrdiff_t query, std::ptrdiff_t key) {
     if (key >= visible_keys(query, in.q[head].rows, in.k.rows, in.causal)) return false;

@@ -36,6 +36,7 @@ class BackwardHead {
         dk = Matrix(mask_.n_k, x_.q.cols);
         dv = Matrix(mask_.n_k, x_.dout.cols);
         reference_ = scaled_lse();
+        if (mask_.sink != nullptr) sink_p_ = sink_probabilities();
         delta_ = needs_dp(schedule_.delta_from) ? delta_from_probabilities() : delta_from_output();
         if (schedule_.zero_sum != ZeroSum::none) collect_row_sums();
         walk([&](const TileAt& where, const TileRange& rows, const TileRange& keys) {
@@ -43,6 +44,18 @@ class BackwardHead {
             products(where, rows, keys, dq, dk, dv);
         });
         if (projection_.active()) projection_.apply_rank_one(x_.q, dq, dk);
+    }
+
+    /// -sum_i p_sink delta, after run().
+    double sink_gradient() {
+        std::vector<double> minus_p(sink_p_);
+        for (double& p : minus_p) p = -p;
+        double sum = 0;
+        const MatrixView<double> total{&sum, 1, 1};
+        const double share = delta_share();
+        stage_.accumulate(Site::dsink, row_place(), {minus_p.data(), 1, mask_.n_q}, {delta_.data(), mask_.n_q, 1},
+                          total);
+        return share == 1.0 ? sum : stage_.round_intermediate(Site::dsink, sum / share);
     }
 
   private:
@@ -61,6 +74,38 @@ class BackwardHead {
                 visit(score_place(mask_, head_, row_range, key_range), row_range, key_range);
             }
         }
+    }
+
+    /// Where dropout scales the output, dO V^T is not divided by the kept share but dq, dk and dv are in the end, and delta
+    /// is that share of rowsum(dO o O) (flash_bwd_preprocess_kernel.h:36-48); elsewhere 1.
+    [[nodiscard]] double delta_share() const {
+        return schedule_.normalize == Normalize::before_pv || mask_.kept.data == nullptr ? 1.0 : mask_.keep;
+    }
+
+    /// exp(sink - lse), of the lse that the scores subtract; read where the forward's softmax is.
+    std::vector<double> sink_probabilities() {
+        if (schedule_.p_saved) {
+            std::vector<double> saved = forward_.sink_p;
+            stage_.pass(Site::sink_p, row_place(), column(saved));
+            return saved;
+        }
+        const bool natural = schedule_.bwd_exp_base == ExpBase::e || subtracts_raw();
+        std::vector<double> p = natural ? forward_.lse : reference_;
+        const double unit = natural ? 1.0 : scales_.log2e;
+        const ExpBase base = natural ? ExpBase::e : ExpBase::two;
+        stage_.pass(
+            Site::sink_p, row_place(), column(p),
+            [&](MatrixView<double> t) {
+                const double sink = stage_.round_intermediate(Site::sink_p, *mask_.sink * unit);
+                for_each(t,
+                         [&](double lse, auto, auto) { return stage_.round_intermediate(Site::sink_p, sink - lse); });
+                exponential(t, base, schedule_.functions);
+            },
+            [&](MatrixView<double> t) {
+                for_each(t, [&](double lse, auto, auto) { return *mask_.sink * unit - lse; });
+                exponential(t, base);
+            });
+        return p;
     }
 
     /// (s - lse/scale) c: what is subtracted is in units of the raw score.
@@ -133,8 +178,9 @@ class BackwardHead {
             double sum = 0;
             const double* row = product.view().row(i);
             for (std::ptrdiff_t j = 0; j < o.cols; ++j) sum += row[j];
-            exact[static_cast<std::size_t>(i)] = sum;
-            delta[static_cast<std::size_t>(i)] = is_exact ? sum : dot_in_order(row, ones.data(), o.cols);
+            exact[static_cast<std::size_t>(i)] = sum * delta_share();
+            delta[static_cast<std::size_t>(i)] =
+                (is_exact ? sum : dot_in_order(row, ones.data(), o.cols)) * delta_share();
         }
         settle_delta(delta, exact);
         return delta;
@@ -145,7 +191,8 @@ class BackwardHead {
     /// read must do.
     std::vector<double> delta_from_probabilities() {
         std::vector<double> exact(static_cast<std::size_t>(mask_.n_q), 0.0);
-        std::vector<double> delta(exact.size(), 0.0), p_sum(exact.size(), 0.0), exact_p_sum(exact.size(), 0.0);
+        std::vector<double> delta(exact.size(), 0.0);
+        std::vector<double> p_sum = mask_.sink == nullptr ? delta : sink_p_, exact_p_sum = p_sum;  // of value 0: no dP
         const bool is_exact = stage_.rule(Site::delta).is_exact();
         const auto f = [&](double x) { return is_exact ? x : static_cast<double>(static_cast<float>(x)); };
         walk([&](const TileAt& where, const TileRange& rows, const TileRange& keys) {
@@ -182,9 +229,14 @@ class BackwardHead {
         p_ = p_storage_.shaped(rows.count, keys.count);
         if (schedule_.p_saved) {
             copy(columns(forward_.p.view(rows.first, rows.count), keys), p_);
+            if (scales_.cap > 0) {
+                capped_ = capped_storage_.shaped(rows.count, keys.count);
+                copy(columns(forward_.capped.view(rows.first, rows.count), keys), capped_);
+            }
         } else {
+            if (scales_.cap > 0) capped_ = capped_storage_.shaped(rows.count, keys.count);
             scores(stage, backward_sites, where, x_.q.middle_rows(rows.first, rows.count), columns(x_.k_t, keys),
-                   scales_, plan_, mask_, p_);
+                   scales_, plan_, mask_, p_, capped_);
             probabilities(stage, backward_sites, where, schedule_.bwd_argument, schedule_.bwd_exp_base, scales_, plan_,
                           reference_.data() + rows.first, !subtracts_raw(), p_);
         }
@@ -195,12 +247,20 @@ class BackwardHead {
         stage.accumulate(Site::dp_accumulate, where, x_.dout.middle_rows(rows.first, rows.count), columns(x_.v_t, keys),
                          dp_);
         stage.pass(Site::dp_cast, where, dp_);
+        if (schedule_.normalize == Normalize::before_pv)
+            drop_and_scale(stage, Site::dp_dropout, where, mask_, scales_, dp_);
+        else if (starts_at_delta && mask_.kept.data != nullptr)
+            for_each(dp_, [&](double x, auto i, auto j) {
+                return mask_.kept(where.query0 + i, where.key0 + j) == 0 ? -delta[i] : x;
+            });
+        else
+            drop(mask_, where, dp_);
         if (schedule_.ds_p == DsP::cast) stage.pass(Site::bwd_p_cast, where, p_);
     }
 
     /// dp_ becomes ds, cast, as the products receive it.
     void form_score_gradient(Stage<I>& stage, const TileAt& where, const TileRange& rows) {
-        const double scale = schedule_.ds_scale == DsScale::before ? scales_.natural : 1.0;
+        const double scale = schedule_.ds_scale == DsScale::before ? scales_.gradient : 1.0;
         const double* delta = delta_.data() + rows.first;
         const bool subtracted = schedule_.delta_in == DeltaIn::accumulator;  // dp_ already holds dp - delta
         stage.pass(
@@ -220,10 +280,28 @@ class BackwardHead {
                 for_each(
                     t, [&](double dp, auto i, auto j) { return p_(i, j) * (subtracted ? dp : dp - delta[i]) * scale; });
             });
+        // Autograd casts what the softmax's backward leaves, then undoes the cap; kernels do it before the one cast.
+        const bool cap_first = schedule_.ds_scale != DsScale::after_cast;
+        if (scales_.cap > 0 && cap_first) undo_cap(stage, where);
         stage.pass(Site::ds_cast, where, dp_);
+        if (scales_.cap > 0 && !cap_first) undo_cap(stage, where);
         if (schedule_.ds_scale != DsScale::after_cast) return;
-        for_each(dp_, [&](double x, auto, auto) { return x * scales_.natural; });
+        for_each(dp_, [&](double x, auto, auto) { return x * scales_.gradient; });
         stage.pass(Site::ds_scaled, where, dp_);
+    }
+
+    /// dp_ <- dp_ (1 - tanh^2): the gradient of the capped score becomes that of scale q k^T. The slope in fp32, also where
+    /// the product is a bf16 tensor (calculate_dtanh; PyTorch's tanh_backward computes in fp32).
+    void undo_cap(Stage<I>& stage, const TileAt& where) {
+        const auto slope = [&](auto i, auto j) { return 1.0 - capped_(i, j) * capped_(i, j); };
+        stage.pass(
+            Site::ds_softcap, where, dp_,
+            [&](MatrixView<double> t) {
+                for_each(t, [&](double x, auto i, auto j) {
+                    return x * static_cast<double>(static_cast<float>(slope(i, j)));
+                });
+            },
+            [&](MatrixView<double> t) { for_each(t, [&](double x, auto i, auto j) { return x * slope(i, j); }); });
     }
 
     void score_gradient(const TileAt& where, const TileRange& rows, const TileRange& keys, bool shown) {
@@ -254,6 +332,13 @@ class BackwardHead {
         if (projection_.active())
             projection_.accumulate_rank_one(where, p_, x_.k_for_dq.middle_rows(keys.first, keys.count), q);
         if (schedule_.ds_p == DsP::unrounded) stage_.pass(Site::bwd_p_cast, where, p_);
+        if (schedule_.normalize == Normalize::before_pv) {  // what the forward multiplied with V
+            Unseen<I> repeated(stage_.instrument());
+            Stage<I> unseen(plan_, repeated.get(), stage_.seed(), stage_.layer());
+            drop_and_scale(unseen, Site::p_dropout, where, mask_, scales_, p_);
+        } else {
+            drop(mask_, where, p_);
+        }
         const MatrixView<double> p_t = transposed_.shaped(keys.count, rows.count);
         transpose(p_, p_t);
         sum(Site::dv_accumulate, schedule_.dkv_carry, where, p_t, dout, dv.view(keys.first, keys.count));
@@ -293,10 +378,10 @@ class BackwardHead {
     int head_;
     BackwardOperands x_;
     const HeadForward& forward_;
-    std::vector<double> reference_, delta_;
+    std::vector<double> reference_, delta_, sink_p_;
     ZeroSumProjection projection_;
-    MatrixView<double> p_, dp_;
-    Scratch p_storage_, dp_storage_, transposed_, part_;
+    MatrixView<double> p_, dp_, capped_{};
+    Scratch p_storage_, dp_storage_, capped_storage_, transposed_, part_;
 };
 
 }  // namespace faultline::cpu

@@ -28,6 +28,8 @@ class ForwardHead {
         out_.o_unrounded = Matrix(mask_.n_q, v_.cols);
         out_.lse.assign(static_cast<std::size_t>(mask_.n_q), infinity);
         if (schedule_.p_saved) out_.p = Matrix(mask_.n_q, mask_.n_k);
+        if (schedule_.p_saved && scales_.cap > 0) out_.capped = Matrix(mask_.n_q, mask_.n_k);
+        if (schedule_.p_saved && mask_.sink != nullptr) out_.sink_p.assign(static_cast<std::size_t>(mask_.n_q), 0.0);
         const TileAxis rows(mask_.n_q, schedule_.block_q);
         for (int t = 0; t < rows.count(); ++t) query_tile(rows[t]);
         return std::move(out_);
@@ -40,44 +42,112 @@ class ForwardHead {
         const TileAxis keys(mask_.n_k, schedule_.block_k);
         const int visited = static_cast<int>((last_visible + keys.block() - 1) / keys.block());
         if (schedule_.key_splits == 1) {
-            stream(rows, keys, 0, visited);
+            stream(rows, keys, 0, visited, true);
             store(rows);
             return;
         }
         const int per_split = (keys.count() + schedule_.key_splits - 1) / schedule_.key_splits;
         SplitMerge merge(schedule_.key_splits, rows.count, v_.cols);
         for (int split = 0; split < schedule_.key_splits; ++split) {
-            stream(rows, keys, std::min(split * per_split, visited), std::min((split + 1) * per_split, visited));
+            stream(rows, keys, std::min(split * per_split, visited), std::min((split + 1) * per_split, visited),
+                   split == 0);
             store_split(rows, split, merge);
         }
         store_merged(rows, merge);
     }
 
-    /// The streaming softmax of these rows over key tiles [begin, end).
-    void stream(const TileRange& rows, const TileAxis& keys, int begin, int end) {
-        maximum_.assign(static_cast<std::size_t>(rows.count), -infinity);
+    /// The streaming softmax of these rows over key tiles [begin, end), and the sink where it is this split's.
+    void stream(const TileRange& rows, const TileAxis& keys, int begin, int end, bool sink_here) {
+        has_sink_ = sink_here && mask_.sink != nullptr;
+        maximum_.assign(static_cast<std::size_t>(rows.count),
+                        has_sink_ && schedule_.sink_in_max ? sink_score() : -infinity);
         running_lse_.assign(static_cast<std::size_t>(rows.count), -infinity);
         sums_ = RowSums(rows.count, schedule_.row_sum_order);
         rounded_sums_ = RowSums(rows.count, schedule_.row_sum_order);
         o_ = Matrix(rows.count, v_.cols);
         for (int step = 0; step < end - begin; ++step)
             key_tile(rows, keys[schedule_.key_order == Order::ascending ? begin + step : end - 1 - step], step == 0);
+        if (has_sink_ && (schedule_.normalize != Normalize::before_pv || begin == end))
+            add_sink(TileAt{0, head_, rows.first, 0, rows.index, 0});
+    }
+
+    /// The sink's logit in the unit of the row maximum.
+    [[nodiscard]] double sink_score() const {
+        return schedule_.scale_at == ScaleAt::exponent ? *mask_.sink / scales_.natural
+                                                       : *mask_.sink * scales_.score_unit(schedule_.exp_base);
+    }
+
+    /// Row sums <- row sums + exp(sink - m). After the keys, with the maximum as it is then, in both kernels that are known
+    /// to have a sink: flash_attn/cute/softmax.py, finalize; gpt-oss, triton/attention.py.
+    void add_sink(const TileAt& where) {
+        for (double& m : maximum_)
+            if (m == -infinity) m = sink_score();  // no key was seen
+        const bool in_exponent = schedule_.scale_at == ScaleAt::exponent;
+        const double unit = schedule_.exp_base == ExpBase::two ? scales_.log2e : 1.0;
+        std::vector<double> term(maximum_);
+        const auto argument = [&](double m, auto&& rounded) {
+            const double sink = rounded(*mask_.sink * unit);
+            const double top = in_exponent ? rounded(m * scales_.exponent) : m;
+            return rounded(rounded(sink - top) + schedule_.max_offset);
+        };
+        stage_.pass(
+            Site::sink_exp, row_place(where), column(term),
+            [&](MatrixView<double> t) {
+                for_each(t, [&](double m, auto, auto) {
+                    return argument(m, [&](double x) { return stage_.round_intermediate(Site::sink_exp, x); });
+                });
+                exponential(t, schedule_.exp_base, schedule_.functions);
+            },
+            [&](MatrixView<double> t) {
+                for_each(t, [&](double m, auto, auto) { return argument(m, [](double x) { return x; }); });
+                exponential(t, schedule_.exp_base);
+            });
+        add_sink_to(sums_, where, term, schedule_.row_sum_adds != RowSumAdds::two_sums);
+        if (schedule_.row_sum_adds == RowSumAdds::two_sums) add_sink_to(rounded_sums_, where, term, true);
+        if (!schedule_.p_saved) return;
+        const std::vector<double> sum = joined_sums(output_sums());
+        for (std::size_t i = 0; i < term.size(); ++i)
+            out_.sink_p[static_cast<std::size_t>(where.query0) + i] =
+                stage_.round_intermediate(Site::p_normalize, term[i] / sum[i]);
+    }
+
+    void add_sink_to(RowSums& sums, const TileAt& where, const std::vector<double>& term, bool shown) {
+        std::vector<double> total = joined_sums(sums);
+        for (std::size_t i = 0; i < total.size(); ++i) total[i] += term[i];
+        if (shown)
+            stage_.pass(Site::sink_sum, row_place(where), column(total));
+        else
+            for (double& x : total) x = stage_.round_intermediate(Site::sink_sum, x);
+        for (std::size_t i = 0; i < total.size(); ++i) {
+            double* lanes = sums.row(static_cast<std::ptrdiff_t>(i));
+            std::fill(lanes, lanes + sums.lanes(), 0.0);
+            lanes[0] = total[i];
+        }
     }
 
     void key_tile(const TileRange& rows, const TileRange& keys, bool first) {
         const TileAt where = score_place(mask_, head_, rows, keys);
         const MatrixView<double> p = s_.shaped(rows.count, keys.count);
         scores(stage_, forward_sites, where, q_.middle_rows(rows.first, rows.count), columns(k_t_, keys), scales_,
-               plan_, mask_, p);
+               plan_, mask_, p,
+               out_.capped.values.empty() ? MatrixView<double>{}
+                                          : columns(out_.capped.view(rows.first, rows.count), keys));
         const std::vector<double> old_maximum = maximum_;
         update_maximum(where, p);
         const std::vector<double> alpha = rescale_factors(where, old_maximum, first);
         probabilities(stage_, forward_sites, where, schedule_.argument, schedule_.exp_base, scales_, plan_,
                       maximum_.data(), false, p);
         update_sums(where, p, alpha);
-        if (schedule_.normalize == Normalize::before_pv) normalize_probabilities(where, p);
+        if (schedule_.normalize == Normalize::before_pv) {
+            if (has_sink_) add_sink(where);
+            normalize_probabilities(where, p);
+        }
         if (schedule_.p_saved) copy(p, columns(out_.p.view(rows.first, rows.count), keys));
         stage_.pass(Site::p_cast, where, p);
+        if (schedule_.normalize == Normalize::before_pv)
+            drop_and_scale(stage_, Site::p_dropout, where, mask_, scales_, p);
+        else
+            drop(mask_, where, p);  // 1/keep: when the output is divided by the row sum
         add_output(where, p, alpha, keys, first);
         if (schedule_.normalize == Normalize::each_tile) normalize_state(where);
     }
@@ -195,22 +265,29 @@ class ForwardHead {
         stage_.pass(Site::row_max, after, column(maximum_));
     }
 
-    /// x <- x / sum, as the kernel divides; rows without a visible key stay 0.
+    /// x <- x / sum, as the kernel divides; rows without a visible key stay 0. The output is divided by the kept share too,
+    /// which softmax.h:183 multiplies into 1/sum.
     void divide(Site site, const TileAt& where, const std::vector<double>& sum, MatrixView<double> x) {
         const auto safe = [&](std::ptrdiff_t i) {
             const double l = sum[static_cast<std::size_t>(i)];
             return l == 0 || std::isnan(l) ? 1.0 : l;  // softmax.h: inv_sum = 1 where the sum is 0 or NaN
         };
+        const double share = site == Site::o_normalize ? scales_.inverse_keep : 1.0;
         stage_.pass(
             site, where, x,
             [&](MatrixView<double> t) {
+                const bool divides = schedule_.division == Division::divide;
                 for (std::ptrdiff_t i = 0; i < t.rows; ++i) {
-                    const double inverse = stage_.round_intermediate(site, 1.0 / safe(i));
+                    double inverse = stage_.round_intermediate(site, 1.0 / safe(i));
+                    if (share != 1.0) inverse = stage_.round_intermediate(site, inverse * share);
                     for (std::ptrdiff_t j = 0; j < t.cols; ++j)
-                        t(i, j) = schedule_.division == Division::reciprocal ? t(i, j) * inverse : t(i, j) / safe(i);
+                        t(i, j) = divides ? t(i, j) / safe(i) : t(i, j) * inverse;
                 }
+                if (!divides || share == 1.0) return;
+                stage_.round_intermediate(site, t);
+                for_each(t, [&](double o, auto, auto) { return o * share; });
             },
-            [&](MatrixView<double> t) { for_each(t, [&](double o, auto i, auto) { return o / safe(i); }); });
+            [&](MatrixView<double> t) { for_each(t, [&](double o, auto i, auto) { return o / safe(i) * share; }); });
     }
 
     void add_output(const TileAt& where, MatrixView<const double> p, const std::vector<double>& alpha,
@@ -337,6 +414,7 @@ class ForwardHead {
     int head_;
     MatrixView<const double> q_, k_t_, v_;
     HeadForward out_;
+    bool has_sink_ = false;  // of the split in hand
     std::vector<double> maximum_;
     std::vector<double> running_lse_;
     RowSums sums_{0, RowSumOrder::sequential};

@@ -11,7 +11,12 @@ namespace faultline {
 TileRecorder::TileRecorder(const HeadGroup& group, const RoundingPlan& plan)
     : group_(group),
       heads_(static_cast<int>(group.q.size())),
-      score_gradient_(plan.schedule.ds_scale == DsScale::after_cast ? Site::ds_scaled : Site::ds_cast) {
+      score_gradient_(group.softcap > 0                               ? Site::ds
+                      : plan.schedule.ds_scale == DsScale::after_cast ? Site::ds_scaled
+                                                                      : Site::ds_cast),
+      gradient_scale_(plan.schedule.ds_scale == DsScale::before || score_gradient_ == Site::ds_scaled ? group.scale
+                                                                                                      : 1.0),
+      sink_p_(group.q.size()) {
     const auto rows = static_cast<std::size_t>(group.q.at(0).rows);
     rows_.assign(
         group.q.size(),
@@ -58,7 +63,7 @@ void TileRecorder::count_maxima() {
 
 void TileRecorder::at(Site site, const TileAt& where, MatrixView<double> value, MatrixView<const double> exact) {
     if (site == Site::s_cast) count_maxima();  // a tile whose exponent was not shown
-    if (site == Site::s_cast || site == Site::s_scale) {
+    if (site == Site::s_cast || site == Site::softcap || site == Site::s_scale) {
         scores_ = Matrix(MatrixView<const double>(value));
         scores_at_ = where;
     }
@@ -85,9 +90,17 @@ void TileRecorder::at(Site site, const TileAt& where, MatrixView<double> value, 
             c.count += 1;
         }
     RecordedRows& rows = rows_[static_cast<std::size_t>(head)];
+    if (site == Site::sink_p)
+        for (std::ptrdiff_t i = 0; i < value.rows; ++i) sink_p_[static_cast<std::size_t>(head)].push_back(value(i, 0));
     if (site == Site::delta)
-        for (std::ptrdiff_t i = 0; i < value.rows; ++i)
-            rows.delta[static_cast<std::size_t>(where.query0 + i)] = value(i, 0);
+        for (std::ptrdiff_t i = 0; i < value.rows; ++i) {
+            const auto row = static_cast<std::size_t>(where.query0 + i);
+            rows.delta[row] = value(i, 0);
+            const std::vector<double>& sink = sink_p_[static_cast<std::size_t>(head)];
+            if (sink.empty()) continue;
+            rows.ds_sum[row] -= sink[row] * value(i, 0) * gradient_scale_;
+            rows.ds_abs_sum[row] += std::abs(sink[row] * value(i, 0) * gradient_scale_);
+        }
     if (site == score_gradient_)
         for (std::ptrdiff_t i = 0; i < value.rows; ++i)
             for (std::ptrdiff_t j = 0; j < value.cols; ++j) {

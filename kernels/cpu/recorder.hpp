@@ -37,8 +37,10 @@ struct TileStatistics {
 
 /// Per query head: what each row of the plan's run had.
 struct RecordedRows {
-    std::vector<double> delta;        ///< [n_q], after its site
-    std::vector<double> ds_sum;       ///< [n_q], sum over keys of the score gradient as the products receive it
+    std::vector<double> delta;  ///< [n_q], after its site
+    /// [n_q], sum over keys of the score gradient as the products receive it; under a softcap of the capped score's, before
+    /// its cast, which alone sums to 0; with a sink its share, -p_sink delta, is added.
+    std::vector<double> ds_sum;
     std::vector<double> ds_abs_sum;   ///< [n_q]
     std::vector<double> score_max;    ///< [n_q], largest score of the whole row as the softmax receives it, in the
                                       ///< plan's unit; -inf where the row sees no key
@@ -71,7 +73,9 @@ class TileRecorder final : public Instrument {
 
     HeadGroup group_;  // for its shapes, mask and first head
     int heads_;
-    Site score_gradient_;  // the last site of ds before the products
+    Site score_gradient_;    // the last site of ds before the products, or that before a softcap's slope
+    double gradient_scale_;  // how often the scale is in it
+    std::vector<std::vector<double>> sink_p_;  // per head, where there is a sink
     std::array<Grid, site_count> grids_;
     std::vector<RecordedRows> rows_;
     Matrix scores_;  // the tile of scores seen last, until it is known that no site changes it any more

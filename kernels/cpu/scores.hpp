@@ -19,19 +19,29 @@ inline constexpr double infinity = std::numeric_limits<double>::infinity();
 
 /// The sites of one pass: the forward and the recomputation in the backward go the same way.
 struct ScoreSites {
-    Site accumulate, cast, scale, argument, exp;
+    Site accumulate, cast, softcap, scale, argument, exp;
     bool backward;
 };
-inline constexpr ScoreSites forward_sites{Site::s_accumulate, Site::s_cast, Site::s_scale,
+inline constexpr ScoreSites forward_sites{Site::s_accumulate, Site::s_cast, Site::softcap, Site::s_scale,
                                           Site::exp_argument, Site::exp,    false};
-inline constexpr ScoreSites backward_sites{Site::bwd_s_accumulate, Site::bwd_s_cast, Site::bwd_s_scale,
-                                           Site::bwd_exp_argument, Site::bwd_exp,    true};
+inline constexpr ScoreSites backward_sites{Site::bwd_s_accumulate,
+                                           Site::bwd_s_cast,
+                                           Site::bwd_softcap,
+                                           Site::bwd_s_scale,
+                                           Site::bwd_exp_argument,
+                                           Site::bwd_exp,
+                                           true};
 
-/// The scale as the kernel holds it.
+/// The scale as the kernel holds it. Under a softcap a score is tanh(scale q k^T / c) once it has passed Site::softcap, and
+/// c takes the place of the scale in all that follows (FlashAttention-2, flash_api.cpp:130-137).
 struct Scales {
     double exponent;      ///< c of exp2(s c - m c); 1 where the scores are scaled before
     double bwd_exponent;  ///< the same with the backward's base
-    double natural;       ///< scale, for lse, dq, dk
+    double natural;       ///< scale, or the cap, for lse
+    double gradient;      ///< scale, for dq, dk
+    double cap;           ///< 0: no softcap
+    double into_cap;      ///< scale/cap, where the scale stands in the exponent
+    double inverse_keep;  ///< 1/keep, 1 where nothing is dropped
     double inputs;        ///< sqrt(scale) where q and k are scaled, else 1
     double log2e;         ///< log2(e), where scores are turned into log2 units in a step of their own
 
@@ -43,14 +53,19 @@ struct Scales {
 
     /// What scaled scores are multiplied with for the base of the exponential.
     [[nodiscard]] double score_unit(ExpBase base) const { return base == ExpBase::two ? log2e : 1.0; }
-    Scales(const RoundingPlan& plan, double scale) {
+    Scales(const RoundingPlan& plan, const HeadGroup& in) {
+        const double scale = in.scale;
         const Rule& rule = plan[Site::scale];
         // One number for the whole call: where the site is asked to round stochastically, to nearest.
         const Rounding rounding = rule.rounding == Rounding::stochastic ? Rounding::nearest_even : rule.rounding;
         const auto rounded = [&](double x) { return faultline::round(x, rule.format, rounding); };
         const auto in_log2 = [](ExpBase base) { return base == ExpBase::two ? std::numbers::log2e : 1.0; };
         // The host computes scale*log2(e) from the float scale in double and rounds once (flash_api.cpp).
-        natural = rounded(scale);
+        gradient = rounded(scale);
+        cap = rounded(in.softcap);
+        natural = cap > 0 ? cap : gradient;
+        into_cap = cap > 0 ? rounded(gradient / cap) : 0;
+        inverse_keep = in.dropout.empty() ? 1.0 : rounded(1 / in.keep);
         const bool here = plan.schedule.scale_at == ScaleAt::exponent;
         exponent = here ? rounded(natural * in_log2(plan.schedule.exp_base)) : 1.0;
         bwd_exponent = here ? rounded(natural * in_log2(plan.schedule.bwd_exp_base)) : 1.0;
@@ -81,8 +96,27 @@ double logarithm(double sum, Functions functions);
 struct Mask {
     bool causal;
     std::ptrdiff_t n_q, n_k;
-    MatrixView<const double> bias;  ///< data == nullptr: none
+    MatrixView<const double> bias;    ///< data == nullptr: none
+    const double* sink = nullptr;     ///< the head's, if there is one
+    MatrixView<const double> kept{};  ///< dropout's mask; data == nullptr: none
+    double keep = 1;
 };
+
+/// tile <- tile o M, the elements that are kept.
+inline void drop(const Mask& mask, const TileAt& where, MatrixView<double> tile) {
+    if (mask.kept.data == nullptr) return;
+    for_each(tile,
+             [&](double x, auto i, auto j) { return mask.kept(where.query0 + i, where.key0 + j) == 0 ? 0.0 : x; });
+}
+/// tile <- tile o M / keep, rounded at the site: where dropout scales p itself.
+template <class I>
+void drop_and_scale(Stage<I>& stage, Site site, const TileAt& where, const Mask& mask, const Scales& scales,
+                    MatrixView<double> tile) {
+    if (mask.kept.data == nullptr) return;
+    drop(mask, where, tile);
+    for_each(tile, [&](double x, auto, auto) { return x * scales.inverse_keep; });
+    stage.pass(site, where, tile);
+}
 
 inline TileAt score_place(const Mask& mask, int head, const TileRange& rows, const TileRange& keys) {
     TileAt where{0, head, rows.first, keys.first, rows.index, keys.index};
@@ -91,17 +125,54 @@ inline TileAt score_place(const Mask& mask, int head, const TileRange& rows, con
     return where;
 }
 
+/// s <- tanh(scale s / c), as the kernel comes to the argument: one constant where the scale stands in the exponent, else
+/// what is left of the scale, and then the division by the cap.
+template <class I>
+void cap_scores(Stage<I>& stage, Site site, const TileAt& where, const Scales& scales, const Schedule& schedule,
+                MatrixView<double> s) {
+    const double scale = schedule.scale_at == ScaleAt::scores ? scales.gradient : 1.0;
+    const bool one_constant = schedule.scale_at == ScaleAt::exponent;
+    const auto hyperbolic_tangent = [](MatrixView<double> t) {
+        for_each(t, [](double x, auto, auto) { return std::tanh(x); });
+    };
+    stage.pass(
+        site, where, s,
+        [&](MatrixView<double> t) {
+            if (one_constant) {
+                for_each(t, [&](double x, auto, auto) { return x * scales.into_cap; });
+            } else {
+                if (scale != 1.0) {
+                    for_each(t, [&](double x, auto, auto) { return x * scale; });
+                    stage.round_intermediate(site, t);
+                }
+                for_each(t, [&](double x, auto, auto) { return x / scales.cap; });
+            }
+            stage.round_intermediate(site, t);
+            hyperbolic_tangent(t);
+        },
+        [&](MatrixView<double> t) {
+            const double factor = one_constant ? scales.into_cap : scale / scales.cap;
+            for_each(t, [&](double x, auto, auto) { return x * factor; });
+            hyperbolic_tangent(t);
+        });
+}
+
 /// s_tile <- q k^T, cast, and where the plan scales scores: scaled, biased. Masked elements become -inf.
+/// Under a softcap the tile holds tanh in place of q k^T, which `capped`, where it has memory, keeps.
 template <class I>
 void scores(Stage<I>& stage, const ScoreSites& at, const TileAt& where, MatrixView<const double> q,
             MatrixView<const double> k_t, const Scales& scales, const RoundingPlan& plan, const Mask& mask,
-            MatrixView<double> s) {
+            MatrixView<double> s, MatrixView<double> capped = {}) {
     for_each(s, [](double, auto, auto) { return 0.0; });
     stage.accumulate(at.accumulate, where, q, k_t, s);
     stage.pass(at.cast, where, s);
+    if (scales.cap > 0) {
+        cap_scores(stage, at.softcap, where, scales, plan.schedule, s);
+        if (capped.data != nullptr) copy(s, capped);
+    }
     const bool scale_here = plan.schedule.scale_at != ScaleAt::exponent;
     const ExpBase base = at.backward ? plan.schedule.bwd_exp_base : plan.schedule.exp_base;
-    const double natural = plan.schedule.scale_at == ScaleAt::scores ? scales.natural : 1.0;
+    const double natural = plan.schedule.scale_at == ScaleAt::scores || scales.cap > 0 ? scales.natural : 1.0;
     const bool to_log2 = base == ExpBase::two;
     if (scale_here && (natural != 1.0 || to_log2 || mask.bias.data != nullptr)) {
         const auto scaled = [&](MatrixView<double> t) {

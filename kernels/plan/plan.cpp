@@ -122,6 +122,52 @@ std::string problem_with(const RoundingPlan& plan) {
     return problem ? problem->field + ": " + problem->what : "";
 }
 
+std::string problem_with(const RoundingPlan& plan, const Extras& extras) {
+    const Schedule& s = plan.schedule;
+    const auto sentence = [&](const char* field, const char* what) {
+        return "plan \"" + plan.name + "\": schedule." + field + " " + what;
+    };
+    if (s.normalize == Normalize::each_tile && (extras.sink || extras.dropout))
+        return sentence("normalize",
+                        "is \"each_tile\", which has no place for a sink or dropout: expected \"after_pv\" or "
+                        "\"before_pv\"");
+    const bool sum_is_zero = !extras.softcap && !extras.sink;
+    if (s.zero_sum != ZeroSum::none && !sum_is_zero)
+        return sentence("zero_sum",
+                        "is set: expected \"none\" with a softcap or a sink, because the score gradient that the "
+                        "products receive does not sum to zero then");
+    if (s.key_centering && !sum_is_zero)
+        return sentence(
+            "key_centering",
+            "is true: expected false with a softcap or a sink, because the score gradient that the products "
+            "receive does not sum to zero then");
+    if (s.delta_in == DeltaIn::accumulator && s.normalize == Normalize::before_pv && extras.dropout)
+        return sentence(
+            "delta_in",
+            "is \"accumulator\": expected \"difference\" with dropout and normalize = \"before_pv\", where dp "
+            "is scaled before delta is subtracted");
+    return {};
+}
+
+bool takes_part(Site site, const Extras& extras) {
+    switch (site) {
+        case Site::softcap:
+        case Site::bwd_softcap:
+        case Site::ds_softcap:
+            return extras.softcap;
+        case Site::sink_exp:
+        case Site::sink_sum:
+        case Site::sink_p:
+        case Site::dsink:
+            return extras.sink;
+        case Site::p_dropout:
+        case Site::dp_dropout:
+            return extras.dropout;
+        default:
+            return true;
+    }
+}
+
 bool reaches(const RoundingPlan& plan, Site site) {
     const Schedule& s = plan.schedule;
     const auto several = [](const TileCase& tile) { return tile.block_k.value_or(0) != 0; };
@@ -145,10 +191,19 @@ bool reaches(const RoundingPlan& plan, Site site) {
             return !needs_dp(s.delta_from);
         case Site::bwd_s_accumulate:
         case Site::bwd_s_cast:
+        case Site::bwd_softcap:
         case Site::bwd_s_scale:
         case Site::bwd_exp_argument:
         case Site::bwd_exp:
             return !s.p_saved;
+        case Site::sink_exp:
+        case Site::sink_sum:
+        case Site::sink_p:
+        case Site::dsink:
+            return s.normalize != Normalize::each_tile;
+        case Site::p_dropout:
+        case Site::dp_dropout:
+            return s.normalize == Normalize::before_pv;
         case Site::ds_scaled:
             return s.ds_scale == DsScale::after_cast;
         default:

@@ -65,6 +65,16 @@ struct PlanProblem {
 /// The same as a sentence, empty for nothing.
 [[nodiscard]] std::string problem_with(const RoundingPlan& plan);
 
+/// What a problem asks of a kernel beyond softmax(scale q k^T + bias) v.
+struct Extras {
+    bool softcap = false, sink = false, dropout = false;
+};
+/// Why a kernel that runs the plan cannot compute such a problem, as a sentence; empty where it can. E.g. a zero-sum
+/// projection under a softcap, whose score gradient does not sum to zero.
+[[nodiscard]] std::string problem_with(const RoundingPlan& plan, const Extras& extras);
+/// Whether the site has something to do in such a problem: those of a softcap, a sink, dropout only where there is one.
+[[nodiscard]] bool takes_part(Site site, const Extras& extras);
+
 /// False where the plan's schedule passes the site for no input whatever, so that a rule for it would say nothing: the
 /// backward's scores where p is saved, the merge of splits where there are none.
 [[nodiscard]] bool reaches(const RoundingPlan& plan, Site site);

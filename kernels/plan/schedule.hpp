@@ -150,6 +150,9 @@ struct Schedule {
     ArgumentForm argument = ArgumentForm::fused;
     ArgumentForm bwd_argument = ArgumentForm::fused;
     MaxPolicy max_policy = MaxPolicy::exact;
+    bool sink_in_max =
+        true;  ///< the running maximum starts at the sink's logit (gpt-oss); false: it is that of the keys,
+               ///< and a sink far above them overflows (FlashAttention-4)
     double max_threshold = 8;        ///< log2 units, for `lazy`
     double max_offset = 0;           ///< added to the exponent in log2 units (8 in FlashAttention-3 fp8)
     double stable_beta = 7;          ///< for `stable`

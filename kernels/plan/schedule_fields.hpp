@@ -156,6 +156,7 @@ constexpr void for_each_field(S& schedule, Visit&& visit) {
     visit("argument", schedule.argument);
     visit("bwd_argument", schedule.bwd_argument);
     visit("max_policy", schedule.max_policy);
+    visit("sink_in_max", schedule.sink_in_max);
     visit("max_threshold", schedule.max_threshold);
     visit("max_offset", schedule.max_offset);
     visit("stable_beta", schedule.stable_beta);

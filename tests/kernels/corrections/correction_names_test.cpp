@@ -86,7 +86,7 @@ TEST(CorrectionNames, ThatAPlanCannotTake) {
     EXPECT_EQ(
         error_of("stochastic_rounding:ds_cast", "math"),
         "correction \"stochastic_rounding:ds_cast\": plan \"math\" cannot take it: it does not round at ds_cast: expected one of "
-        "q_cast, k_cast, scale, exp_argument, exp, row_sum, p_normalize, lse, o_cast, delta, ds, dv_cast, dk_cast, dq_cast, kv_group_reduce");
+        "q_cast, k_cast, scale, softcap, exp_argument, exp, row_sum, sink_exp, sink_sum, p_normalize, p_dropout, lse, o_cast, delta, dp_dropout, ds, ds_softcap, dv_cast, dk_cast, dq_cast, dsink, kv_group_reduce");
     EXPECT_EQ(
         error_of("stochastic_rounding:ds_cast", "exact"),
         "correction \"stochastic_rounding:ds_cast\": plan \"exact\" cannot take it: it does not round at ds_cast: expected a plan that rounds");

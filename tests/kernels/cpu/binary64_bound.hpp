@@ -15,6 +15,10 @@
 //   dq_i errs by 2 scale max|k| D_i (eta_i + n u)  sum_j p_ij = 1; twice, for schedules that take off row sums of ds, each
 //                                          of which is at most D_i eta_i, times keys or a mean of keys
 //   dk_j by 2 scale max|q| sum_i p_ij D_i (eta_i + N u), dv_j by max|dO| sum_i p_ij (eps_i + N u), N rows of all heads
+// Under a softcap c a score errs by no more than its argument does (tanh's slope is at most 1) and by some u c, and is at
+// most c in size; tanh itself errs by t_i = e_i/c + 4 u, and the slope 1 - tanh^2 by 2 t_i + 4 u of its largest value, 1,
+// which eta_i takes up. A sink is one more term of the row sum. Dropout divides o, dv and dp, and what is made of them, by
+// the kept share. dsink errs by sum_i p_i,sink D_i (eta_i + N u).
 // The dropped terms are of the size of the squares of eps and eta, below 2^-20 of the bound here; `second_order` has them.
 #pragma once
 
@@ -29,6 +33,7 @@ namespace faultline::testing {
 struct Binary64Bound {
     std::vector<std::vector<double>> o, dq;  ///< [head][query]
     std::vector<double> dk, dv;              ///< [key]
+    std::vector<double> dsink;               ///< [head]
 
     explicit Binary64Bound(const Head& head) {
         constexpr double u = 0x1p-53, second_order = 1 + 0x1p-20;
@@ -44,6 +49,7 @@ struct Binary64Bound {
             const double q_max = largest(in.q[h]), dout_max = largest(in.dout[h]);
             o.emplace_back();
             dq.emplace_back();
+            dsink.push_back(0);
             for (std::ptrdiff_t i = 0; i < in.q[h].rows; ++i) {
                 std::vector<double> s;
                 double size = 0, gradient = 0;
@@ -51,23 +57,28 @@ struct Binary64Bound {
                     s.push_back(-INFINITY);
                     if (!is_visible(in, h, i, j)) continue;
                     const double bias = in.bias.empty() ? 0 : in.bias[h](i, j);
-                    s.back() = in.scale * dot(in.q[h], i, in.k, j, false) + bias;
+                    const double raw = in.scale * dot(in.q[h], i, in.k, j, false);
+                    s.back() = (in.softcap > 0 ? in.softcap * std::tanh(raw / in.softcap) : raw) + bias;
                     size = std::max(size, in.scale * dot(in.q[h], i, in.k, j, true) + std::abs(bias));
-                    gradient = std::max(gradient, dot(in.dout[h], i, in.v, j, true));
+                    gradient = std::max(gradient, dot(in.dout[h], i, in.v, j, true) / in.keep);
                 }
-                const double e = u * (d * size + forms * (size + std::log(n)));
+                const double sink = in.sink.empty() ? -INFINITY : in.sink[h];
+                if (!in.sink.empty()) size = std::max(size, std::abs(sink));
+                const double e = u * (d * size + forms * (size + in.softcap + std::log(n)));
                 const double eps = 2 * e + 2 * tiles * e + (n + forms) * u;
-                const double eta = 4 * eps + (4 * n + 4 * d + forms) * u;
-                o[h].push_back(second_order * (eps + n * u) * v_max);
+                const double slope = in.softcap > 0 ? 2 * (e / in.softcap + 4 * u) + 4 * u : 0;
+                const double eta = 4 * eps + (4 * n + 4 * d + forms) * u + slope;
+                o[h].push_back(second_order * (eps + n * u) * v_max / in.keep);
                 dq[h].push_back(second_order * 2 * in.scale * k_max * gradient * (eta + n * u));
-                const double top = *std::max_element(s.begin(), s.end());
-                double sum = 0;
+                const double top = std::max(sink, *std::max_element(s.begin(), s.end()));
+                double sum = std::exp(sink - top);
+                dsink[h] += second_order * sum * gradient * (eta + rows * u);  // p_sink is at most that
                 for (const double x : s) sum += std::exp(x - top);
                 for (std::size_t j = 0; j < s.size(); ++j) {
                     if (std::isinf(s[j])) continue;
                     const double p = std::exp(s[j] - top) / sum;
                     dk[j] += second_order * 2 * in.scale * q_max * p * gradient * (eta + rows * u);
-                    dv[j] += second_order * dout_max * p * (eps + rows * u);
+                    dv[j] += second_order * dout_max * p * (eps + rows * u) / in.keep;
                 }
             }
         }

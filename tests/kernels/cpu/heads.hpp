@@ -23,10 +23,11 @@ inline Matrix random_matrix(std::ptrdiff_t rows, std::ptrdiff_t cols, double siz
 
 /// One key head with `query_heads` query heads.
 struct Head {
-    std::vector<Matrix> q, dout, bias;
+    std::vector<Matrix> q, dout, bias, dropout;
     Matrix k, v;
     bool causal = true;
-    double scale = 0;
+    double scale = 0, softcap = 0, keep = 1;
+    std::vector<double> sink;
 
     Head(std::ptrdiff_t n_q, std::ptrdiff_t n_k, std::ptrdiff_t d, std::uint64_t seed, int query_heads = 1,
          double logit_size = 1.0)
@@ -39,6 +40,15 @@ struct Head {
             dout.push_back(random_matrix(n_q, d, 1.0, s + 3));
         }
     }
+    /// Each element dropped with probability 1 - share.
+    void drop(double share, std::uint64_t seed) {
+        keep = share;
+        for (std::size_t h = 0; h < q.size(); ++h) {
+            const RandomStream stream(seed, 23 + h);
+            Matrix& kept = dropout.emplace_back(q[h].rows, k.rows);
+            for (std::size_t i = 0; i < kept.values.size(); ++i) kept.values[i] = stream.uniform(i) < share ? 1 : 0;
+        }
+    }
     [[nodiscard]] HeadGroup group() const {
         HeadGroup g;
         for (const Matrix& m : q) g.q.push_back(m.view());
@@ -48,6 +58,10 @@ struct Head {
         g.v = v.view();
         g.scale = scale;
         g.causal = causal;
+        g.softcap = softcap;
+        g.sink = sink;
+        for (const Matrix& m : dropout) g.dropout.push_back(m.view());
+        g.keep = keep;
         return g;
     }
     [[nodiscard]] TruthProblem problem() const {
@@ -59,6 +73,10 @@ struct Head {
         p.v = g.v;
         p.causal = causal;
         p.bias = g.bias;
+        p.softcap = softcap;
+        p.sink = sink;
+        p.dropout = g.dropout;
+        p.keep = keep;
         return p;
     }
 };

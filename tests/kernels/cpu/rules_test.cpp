@@ -18,6 +18,16 @@ namespace {
 /// Small enough to be quick, large enough for several tiles, tails, and a rounding that shows at every site.
 Head probe(int query_heads) { return Head(70, 150, 72, 11, query_heads, 3.0); }
 
+/// The same with a softcap, sinks and dropout, as far as the plan can run them.
+Head probe_with_extras(const RoundingPlan& plan) {
+    Head head = probe(1);
+    head.softcap = 20;
+    if (plan.schedule.normalize == Normalize::each_tile) return head;
+    head.sink = {1.0};
+    head.drop(0.9, 5);
+    return head;
+}
+
 bool rounds_at(const Log& log, Site site) {
     for (const Event& e : log.events) {
         if (e.site != site) continue;
@@ -46,6 +56,7 @@ const std::map<Site, const char*>& idle() {
         {Site::dv_cast, "the running dv is bf16 already"},
         {Site::rescale_factor, "with one key tile there is nothing to rescale"},
         {Site::o_rescale, "with one key tile there is nothing to rescale"},
+        {Site::sink_p, "the saved softmax is fp32 already"},
     };
     return sites;
 }
@@ -57,8 +68,12 @@ bool replaceable(Site site, const RoundingPlan& plan) {
     if (site == Site::scale) return false;    // shown as a copy: the constant is used in many places
     if (site == Site::row_sum) return false;  // a change goes into the first of the row's partial sums
     // Seen in the sweep that makes dq, dk and dv, not in the one before it that makes delta.
-    constexpr std::array twice{Site::bwd_s_accumulate, Site::bwd_s_cast,    Site::bwd_s_scale, Site::bwd_exp_argument,
-                               Site::bwd_exp,          Site::dp_accumulate, Site::dp_cast,     Site::bwd_p_cast};
+    constexpr std::array twice{Site::bwd_s_accumulate, Site::bwd_s_cast, Site::bwd_softcap,   Site::bwd_s_scale,
+                               Site::bwd_exp_argument, Site::bwd_exp,    Site::dp_accumulate, Site::dp_cast,
+                               Site::dp_dropout,       Site::bwd_p_cast};
+    // The forward's dropped p is made again for dv, unseen; a cap's saved tanh stands in the backward's slope.
+    if (site == Site::p_dropout) return false;
+    if (site == Site::sink_sum && plan.schedule.row_sum_adds == RowSumAdds::two_sums) return false;
     return !needs_dp(plan.schedule.delta_from) || std::find(twice.begin(), twice.end(), site) == twice.end();
 }
 
@@ -73,12 +88,10 @@ void expect_same_but(const Log& a, const Log& b, Site site, const char* what) {
     }
 }
 
-TEST_P(Rules, RepairMakesItsSiteExactAndChangesNothingElse) {
-    const RoundingPlan whole = preset(GetParam(), 72);
-    const Head head = probe(2);  // two query heads, so that the group's reduction is passed
+void repair_each(const Head& head, const RoundingPlan& whole, const std::vector<Site>& sites) {
     Log before;
     run(head, whole, &before);
-    for (const Site site : whole.rounding_sites()) {
+    for (const Site site : sites) {
         Log after;
         run(head, whole.repaired(site), &after);
         ASSERT_EQ(before.events.size(), after.events.size()) << name(site);
@@ -104,11 +117,32 @@ TEST_P(Rules, RepairMakesItsSiteExactAndChangesNothingElse) {
     }
 }
 
+/// Those of a softcap, sinks and dropout that the plan rounds at, and those that stand next to them.
+std::vector<Site> sites_of_extras(const RoundingPlan& plan) {
+    std::vector<Site> sites;
+    for (const Site site : plan.rounding_sites())
+        if (!takes_part(site, {}) || site == Site::delta || site == Site::o_normalize || site == Site::ds ||
+            site == Site::dv_cast || site == Site::dq_cast)
+            sites.push_back(site);
+    return sites;
+}
+
+TEST_P(Rules, RepairMakesItsSiteExactAndChangesNothingElse) {
+    const RoundingPlan whole = preset(GetParam(), 72);
+    repair_each(probe(2), whole, whole.rounding_sites());  // two query heads, so that the group's reduction is passed
+}
+
+TEST_P(Rules, SoSitesOfCapSinkAndDropout) {
+    const RoundingPlan whole = preset(GetParam(), 72);
+    repair_each(probe_with_extras(whole), whole, sites_of_extras(whole));
+}
+
 // A value after a site is in the site's format.
 TEST_P(Rules, ValuesAreInTheFormatOfTheirSite) {
     const RoundingPlan whole = preset(GetParam(), 72);
     Log log;
     run(probe(2), whole, &log);
+    run(probe_with_extras(whole), whole, &log);
     for (const Event& e : log.events) {
         const Rule& rule = whole[e.site];
         if (is_exact(rule.format)) continue;
@@ -124,15 +158,17 @@ TEST_P(Rules, AloneDiffersFromTheExactPlanAtItsSiteOnly) {
     const RoundingPlan whole = preset(GetParam(), 72);
     RoundingPlan nothing = whole;
     for (const Site site : whole.rounding_sites()) nothing.set(site, Rule{});
-    const Head head = probe(2);
-    for (const Site site : whole.rounding_sites()) {
-        if (!replaceable(site, whole)) continue;
+    const auto alone_differs = [&](const Head& head, Site site) {
+        if (!replaceable(site, whole)) return;
         Log alone;
         run(head, whole.exact_except(site), &alone);
         Replay replayed(alone, site);
         run(head, nothing, &replayed);
         expect_same_but(alone, replayed, site, "rounds with only ");
-    }
+    };
+    const Head head = probe(2), with_extras = probe_with_extras(whole);
+    for (const Site site : whole.rounding_sites()) alone_differs(head, site);
+    for (const Site site : sites_of_extras(whole)) alone_differs(with_extras, site);
 }
 
 INSTANTIATE_TEST_SUITE_P(Presets, Rules,

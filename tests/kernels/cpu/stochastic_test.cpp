@@ -105,10 +105,12 @@ TEST(StochasticRounding, OfDkAndOfDvIsNotTheSame) {
 TEST(StochasticRounding, OfTheScaleIsToNearest) {
     RoundingPlan plan = preset("fa2", 72);
     Rule rule = plan[Site::scale];
-    const cpu::Scales nearest(plan, 0.1);
+    HeadGroup group;
+    group.scale = 0.1;
+    const cpu::Scales nearest(plan, group);
     rule.rounding = Rounding::stochastic;
     plan.set(Site::scale, rule);
-    EXPECT_EQ(cpu::Scales(plan, 0.1).natural, nearest.natural);
+    EXPECT_EQ(cpu::Scales(plan, group).natural, nearest.natural);
     EXPECT_EQ(nearest.natural, double{0.1F});
     EXPECT_GT(nearest.natural, 0.1) << "truncation would be seen";
 }

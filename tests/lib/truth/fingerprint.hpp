@@ -30,13 +30,21 @@ inline std::uint64_t fingerprint() {
             for (double& x : bias.values)
                 if (x > 1.5) x = -INFINITY;
             if (size == 20) owned.problem.bias = {owned.keep(bias)};
+            if (size != 1) {
+                owned.problem.softcap = 30;
+                owned.problem.sink = {-1, 2.5};
+                Matrix kept(37, 41);
+                for (double& x : kept.values) x = g.uniform() < 0.8 ? 1 : 0;
+                owned.problem.dropout = {owned.keep(kept)};
+                owned.problem.keep = 0.8;
+            }
             TruthOptions options;
             options.keep_matrices = true;
             options.correctly_rounded = false;  // the fast path alone
             const GroupTruth truth = attention_truth(owned.problem, options);
             for (const HeadTruth& head : truth.heads)
                 for (const CertifiedMatrix* m :
-                     {&head.o, &head.dq, &head.lse, &head.delta, &head.s, &head.p, &head.dp, &head.ds})
+                     {&head.o, &head.dq, &head.lse, &head.delta, &head.dsink, &head.s, &head.p, &head.dp, &head.ds})
                     add(*m);
             add(truth.dk);
             add(truth.dv);
