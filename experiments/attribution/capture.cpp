@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include <faultline/attribution/capture_checks.hpp>
+#include <faultline/attribution/capture_extras.hpp>
 #include <faultline/base/error.hpp>
 #include <faultline/plan/nearest_name.hpp>
 #include <faultline/record/capture.hpp>
@@ -17,7 +18,8 @@
 namespace faultline {
 namespace {
 
-constexpr std::array<std::string_view, 5> input_suffixes{"q", "k", "v", "do", "mask"};
+constexpr std::array<std::string_view, 9> input_suffixes{"q",       "k",    "v",       "do",  "mask",
+                                                         "softcap", "sink", "dropout", "keep"};
 
 /// "layer1.q" -> "layer1", "q".
 std::pair<std::string_view, std::string_view> split_last(std::string_view name) {
@@ -208,6 +210,7 @@ LayerCapture read_layer(const TensorSet& file, const std::string& name, const Ca
     layer.causal = options.causal.value_or(metadata_causal(file).value_or(mask == nullptr));
     layer.scale = layer_scale(file, options, layer.head_dim());
     if (mask != nullptr) layer.bias = detail::mask_array(file, *mask, layer, options.allow);
+    detail::read_extras(file, options, layer);
     detail::expect_not_degenerate(file, layer, options.allow);
     layer.observed = observed_kernels(file, layer);
     return layer;
@@ -239,7 +242,8 @@ std::vector<std::string> layer_names(const TensorSet& file) {
     std::set<std::string, decltype(&natural_less)> found(&natural_less);
     for (const auto& [name, tensor] : file.tensors) {
         const auto [layer, suffix] = split_last(name);
-        if (!layer.empty() && std::find(input_suffixes.begin(), input_suffixes.end(), suffix) != input_suffixes.end()) {
+        constexpr std::array<std::string_view, 5> naming{"q", "k", "v", "do", "mask"};
+        if (!layer.empty() && std::find(naming.begin(), naming.end(), suffix) != naming.end()) {
             found.emplace(layer);
         }
     }
@@ -266,6 +270,8 @@ Capture capture_of(const TensorSet& file, const CaptureOptions& options) {
     if (options.scale && !(std::isfinite(*options.scale) && *options.scale > 0)) {
         throw RequestError(fmt::format("scale: {}: expected a positive number", *options.scale));
     }
+    if (options.softcap && !(std::isfinite(*options.softcap) && *options.softcap >= 0))
+        throw RequestError(fmt::format("softcap: {}: expected a number of 0 or more", *options.softcap));
     Capture capture;
     capture.path = file.source;
     capture.metadata = {file.metadata.begin(), file.metadata.end()};

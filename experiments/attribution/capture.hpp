@@ -4,6 +4,12 @@
 //   LAYER.q LAYER.k LAYER.v LAYER.do       inputs, [batch, heads, seq, head_dim]; k, v may have fewer heads (GQA, MQA)
 //   LAYER.mask                             optional, added to the scaled score: [.., n_q, n_k] with leading dimensions that
 //                                          broadcast to [batch, heads]
+//   LAYER.sink                             optional, [heads]: the logit of each query head's sink, which is in the softmax's
+//                                          denominator and has no value
+//   LAYER.dropout                          optional, 1 or true where p is kept, shaped as the mask; with it
+//   LAYER.keep                             the probability of being kept, one number; or as metadata "keep" of all layers
+//   LAYER.softcap                          optional, one number c: scores are c tanh(scale q k^T / c), and the mask is added
+//                                          to that; or as metadata "softcap" of all layers
 //   LAYER.KERNEL.{o,dq,dk,dv,lse}          what KERNEL returned for exactly these inputs
 #pragma once
 
@@ -14,6 +20,7 @@
 #include <string_view>
 #include <vector>
 
+#include <faultline/plan/plan.hpp>
 #include <faultline/tensor/matrix_view.hpp>
 #include <faultline/tensor/tensor.hpp>
 
@@ -53,8 +60,13 @@ struct LayerCapture {
     std::optional<HeadArray> bias;  ///< [1 or batch, 1 or heads, n_q, n_k]
     bool causal = true;
     std::optional<double> scale;           ///< empty: 1/sqrt(head_dim), the real number
+    double softcap = 0;                    ///< 0: none
+    std::vector<double> sink;              ///< per query head, or empty
+    std::optional<HeadArray> dropout;      ///< [1 or batch, 1 or heads, n_q, n_k], 1 kept, 0 dropped
+    double keep = 1;                       ///< what is kept is divided by it
     std::vector<ObservedKernel> observed;  ///< in the order of their names
 
+    [[nodiscard]] Extras extras() const { return {softcap > 0, !sink.empty(), dropout.has_value()}; }
     [[nodiscard]] std::ptrdiff_t heads() const { return q.heads; }
     [[nodiscard]] std::ptrdiff_t kv_heads() const { return k.heads; }
     [[nodiscard]] std::ptrdiff_t head_dim() const { return q.cols; }
@@ -81,6 +93,7 @@ struct CaptureOptions {
     std::optional<bool> causal;       ///< empty: the metadata's "causal", or true where there is no mask tensor
     std::optional<double>
         scale;  ///< empty: 1/sqrt(head_dim); the metadata's "scale" must agree with it to 1e-6 or is used
+    std::optional<double> softcap;  ///< of every layer; empty: what the capture says; 0: none
     Allowances allow;
 };
 

@@ -61,6 +61,14 @@ std::vector<Group> groups_of(const LayerCapture& layer, const std::vector<int>& 
             }
             in.scale = layer.scale.value_or(1.0 / std::sqrt(static_cast<double>(layer.head_dim())));
             in.causal = layer.causal;
+            in.softcap = layer.softcap;
+            in.keep = layer.keep;
+            for (std::ptrdiff_t h = first; h < first + per_group; ++h) {
+                if (!layer.sink.empty()) in.sink.push_back(layer.sink[static_cast<std::size_t>(h)]);
+                if (!layer.dropout) continue;
+                const HeadArray& kept = *layer.dropout;
+                in.dropout.push_back(kept(kept.batch == 1 ? 0 : b, kept.heads == 1 ? 0 : h));
+            }
             in.first_head = static_cast<int>(b * layer.heads() + first);
             in.seed = layer_seed;
             g.problem.q = in.q;
@@ -74,6 +82,10 @@ std::vector<Group> groups_of(const LayerCapture& layer, const std::vector<int>& 
             g.problem.scale = layer.scale ? Scale::exactly(*layer.scale) : Scale::inverse_sqrt_head_dim();
             g.problem.causal = in.causal;
             g.problem.bias = in.bias;
+            g.problem.softcap = in.softcap;
+            g.problem.sink = in.sink;
+            g.problem.dropout = in.dropout;
+            g.problem.keep = in.keep;
             groups.push_back(std::move(g));
         }
     return groups;

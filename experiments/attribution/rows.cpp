@@ -26,10 +26,15 @@ void append_rows(const Group& group, const GroupTruth& truth, const std::vector<
             for (std::ptrdiff_t j = 0; j < visible; ++j) {
                 double dot = 0;
                 for (std::ptrdiff_t c = 0; c < in.k.cols; ++c) dot += in.q[h](i, c) * in.k(j, c);
-                s[static_cast<std::size_t>(j)] = dot * in.scale + (in.bias.empty() ? 0.0 : in.bias[h](i, j));
+                double score = dot * in.scale;
+                if (in.softcap > 0) score = in.softcap * std::tanh(score / in.softcap);
+                s[static_cast<std::size_t>(j)] = score + (in.bias.empty() ? 0.0 : in.bias[h](i, j));
             }
             const RowSaturation row_state = row_saturation({s.data(), static_cast<std::size_t>(visible)});
-            rows.p_max.push_back(row_state.p_max);
+            double keys_share = 1;  // of the row's weight, beside the sink: p_max is e^max over the keys' sum
+            if (!in.sink.empty() && row_state.p_max > 0)
+                keys_share = 1 / (1 + std::exp(in.sink[h] - row_state.max_logit) * row_state.p_max);
+            rows.p_max.push_back(row_state.p_max * keys_share);
             rows.rounded_to_one.push_back(row_state.rounded_to_one);
             rows.repeated_max.push_back(recorded[h].score_max_keys[static_cast<std::size_t>(i)]);
             rows.keys.push_back(static_cast<double>(std::count_if(s.begin(), s.begin() + visible, [](double x) {

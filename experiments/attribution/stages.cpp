@@ -54,7 +54,6 @@ Work::Work(const LayerCapture& the_layer, const RoundingPlan& the_plan, const At
     : layer(the_layer),
       plan(for_head_dim(the_plan, static_cast<int>(the_layer.head_dim()), the_layer.causal)),
       groups(groups_of(the_layer, options.heads, options.seed)),
-      corrections(options.corrections),
       faults{options.faults, static_cast<int>(the_layer.heads())} {
     for (const Fault& fault : faults.list)
         (void)AttentionInjector(fault, plan, faults.heads);  // says now what cannot stand in this plan
@@ -70,22 +69,41 @@ Work::Work(const LayerCapture& the_layer, const RoundingPlan& the_plan, const At
             rounding.push_back(std::get<Site>(fault.site));
     std::sort(rounding.begin(), rounding.end());
     for (const Site site : rounding) {
-        const bool reached = !layer.dout.empty() || info(site).pass != Pass::backward;
+        const bool reached =
+            (!layer.dout.empty() || info(site).pass != Pass::backward) && takes_part(site, layer.extras());
         if (!reached) continue;
         if (options.sites.empty() || std::count(options.sites.begin(), options.sites.end(), site) > 0)
             sites.push_back(site);
         else
             all_sites = false;
     }
-    for (const Site site : options.sites)
+    for (const Site site : options.sites) {
+        if (!takes_part(site, layer.extras()))
+            throw RequestError(
+                fmt::format("site \"{}\" has nothing to do in {}: expected a layer with the softcap, sink or dropout that "
+                            "it belongs to",
+                            faultline::name(site), layer.name));
         if (std::count(rounding.begin(), rounding.end(), site) == 0)
             throw RequestError(fmt::format("site \"{}\" is exact in plan \"{}\": there is no rounding to attribute",
                                            faultline::name(site), plan.name));
+    }
     for (const int head : options.heads)
         if (head < 0 || head >= layer.heads())
             throw RequestError(fmt::format("head {} of {}: expected 0 to {}", head, layer.name, layer.heads() - 1));
     const std::string problem = problem_with(plan);
     if (!problem.empty()) throw RequestError(fmt::format("plan \"{}\": {}", plan.name, problem));
+    if (const std::string cannot = problem_with(plan, layer.extras()); !cannot.empty())
+        throw RequestError(fmt::format("{}: {}", layer.name, cannot));
+    std::string left_out;
+    for (const Correction& correction : options.corrections) {
+        const std::string cannot = problem_with(apply(correction, plan, layer.name), layer.extras());
+        if (cannot.empty())
+            corrections.push_back(correction);
+        else
+            left_out = cannot;
+    }
+    if (corrections.empty() && !options.corrections.empty())
+        throw RequestError(fmt::format("{}: {}", layer.name, left_out));
 }
 
 FirstStage::FirstStage(const Work& work, const AttributionOptions& options, WorkCount& count)

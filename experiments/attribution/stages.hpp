@@ -23,10 +23,11 @@ struct Work {
     std::vector<Output> outputs;
     std::vector<Site> sites;
     bool all_sites = true;  ///< that round and are reached: only then do their effects add up to anything
-    const std::vector<Correction>& corrections;
+    std::vector<Correction> corrections;  ///< those asked for that the layer's kernel can run
     Faults faults;
 
-    /// RequestError where the options ask for what the layer or the plan does not have.
+    /// RequestError where the options ask for what the layer or the plan does not have, and where the
+    /// plan, or no correction asked for, can run what the layer has.
     Work(const LayerCapture& layer, const RoundingPlan& plan, const AttributionOptions& options);
 };
 

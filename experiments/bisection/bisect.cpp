@@ -71,12 +71,18 @@ bool can_touch(const RoundingPlan& plan, Site site, Output output) {
             return output == Output::dk;
         case Site::kv_group_reduce:
             return output != Output::dq;
+        case Site::dsink:
+            return false;  // no target speaks of it
+        case Site::sink_p:
+            return output != Output::dv && s.delta_from == DeltaFrom::p_dp_normalized;
         case Site::bwd_p_cast:
             return output == Output::dv || s.ds_p == DsP::cast;
         case Site::delta_product:
         case Site::delta:
         case Site::dp_accumulate:
         case Site::dp_cast:
+        case Site::dp_dropout:
+        case Site::ds_softcap:
         case Site::ds:
         case Site::ds_cast:
         case Site::ds_scaled:

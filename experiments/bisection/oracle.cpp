@@ -51,6 +51,8 @@ Oracle::Oracle(const Capture& capture, const RoundingPlan& plan, const Bisection
         if (named.outputs.empty()) continue;
         const std::string problem = problem_with(named.plan);
         if (!problem.empty()) throw RequestError(fmt::format("plan \"{}\": {}", plan.name, problem));
+        if (const std::string cannot = problem_with(named.plan, layer.extras()); !cannot.empty())
+            throw RequestError(fmt::format("{}: {}", layer.name, cannot));
         layers_.push_back(std::move(named));
     }
     choose_sites();
@@ -61,9 +63,9 @@ void Oracle::choose_sites() {
     for (const SiteInfo& site : faultline::sites()) {
         bool rounds = false, touches = false;
         for (const LayerPlan& layer : layers_) {
-            rounds = rounds || !layer.plan[site.site].is_exact();
-            for (const Output output : layer.outputs)
-                touches = touches || (!layer.plan[site.site].is_exact() && can_touch(layer.plan, site.site, output));
+            if (layer.plan[site.site].is_exact() || !takes_part(site.site, layer.layer->extras())) continue;
+            rounds = true;
+            for (const Output output : layer.outputs) touches = touches || can_touch(layer.plan, site.site, output);
         }
         if (!rounds) continue;
         if (touches && site.pass != Pass::backward) forward_sites_ |= SiteMask{1} << sites_.size();

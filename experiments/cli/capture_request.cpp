@@ -25,6 +25,8 @@ void CaptureRequest::declare(Settings& settings) {
                     "The mask; default: what the capture says, else causal unless there is a mask tensor");
     settings.positive_number("scale", scale, "X",
                              "Factor on q k^T; default: what the capture says, else 1/sqrt(head_dim)");
+    settings.number("softcap", softcap, "C",
+                    "Scores are C tanh(s/C); 0: none; default: what the capture says, else none");
     settings.list("allow", allow, "WHAT", "Take degenerate inputs: single-key, masked-rows, mask-min");
 }
 
@@ -38,7 +40,7 @@ void remark_unused(const Capture& capture) {
         names.push_back(in_quotes(capture.unused[i]));
     if (names.empty()) return;
     remark(fmt::format(
-        "{}: not used: {} tensor{} ({}{}): no name of theirs is LAYER.{{q,k,v,do,mask}} or LAYER.KERNEL.{{o,dq,dk,dv,lse}}",
+        "{}: not used: {} tensor{} ({}{}): no name of theirs is LAYER.{{q,k,v,do,mask,softcap,sink,dropout,keep}} or LAYER.KERNEL.{{o,dq,dk,dv,lse}}",
         escaped(capture.path, capture.path.size()), capture.unused.size(), capture.unused.size() == 1 ? "" : "s",
         fmt::format("{}", fmt::join(names, ", ")), capture.unused.size() > shown ? ", ..." : ""));
 }
@@ -71,6 +73,7 @@ Capture CaptureRequest::read(const Invocation& call) const {
     options.layers = layers;
     options.causal = causal;
     options.scale = scale;
+    options.softcap = softcap;
     options.allow = allowances(allow, settings);
     Capture read = read_capture(capture, options);
     for (const LayerCapture& layer : read.layers)

@@ -18,9 +18,9 @@ struct CaptureRequest {
     std::vector<std::string> layers, allow;
     std::vector<int> heads;
     std::optional<bool> causal;
-    std::optional<double> scale;
+    std::optional<double> scale, softcap;
 
-    /// Declares the positional argument and --layers, --heads, --causal, --scale, --allow.
+    /// Declares the positional argument and --layers, --heads, --causal, --scale, --softcap, --allow.
     void declare(Settings& settings);
     /// RequestError where the argument is missing, a name is unknown, or the capture is refused. Says on standard error
     /// which tensors are not used, unless the call is to be quiet.

@@ -201,8 +201,9 @@ Command probe_command() {
             settings.choice("causal", own->causal, "The mask of captures; default: what the capture says");
             settings.positive_number("scale", own->scale, "X",
                                      "Factor on q k^T of captures; default: what the capture says");
-            settings.positive_number("softcap", own->softcap, "X",
-                                     "Cap of the scores of captures; the plan's kernel has none and is left out then");
+            settings.positive_number(
+                "softcap", own->softcap, "X",
+                "Cap of the scores of captures; default: what the capture says; a plan is left out then");
             settings.list("allow", own->allow, "WHAT", "Take degenerate captures: single-key, masked-rows, mask-min");
             settings.integer("terms", own->terms, 2, "N", "Rank-1 terms per head and capture", 4096);
             settings.integer("directions", own->directions, 1, "K", "Leading singular directions", 64);

@@ -18,7 +18,7 @@ namespace {
 
 using generation::on_grid;
 
-constexpr std::array<InputFamily, 18> families{{
+constexpr std::array<InputFamily, 21> families{{
     {"benign", "normal deviates of q, k, v and dO", "nothing: what random tests try, for comparison"},
     {"saturated", "one key a row, drawn among the visible ones, has all the weight: gap of some 30 in the logit",
      "gradients that are cancellation alone: delta from a rounded o, p off 1"},
@@ -58,6 +58,13 @@ constexpr std::array<InputFamily, 18> families{{
      "the mean of half of the columns doubles from key head to key head, 2^-2 to 2^8 over eleven; in the other half the "
      "spread stays 1",
      "how a broken zero-sum law grows with the mean key, and what a projection takes off"},
+    {"softcap", "one key a row has a logit that is swept by powers of two through a softcap of 30 and far beyond",
+     "tanh in a low precision, slopes 1 - tanh^2 that vanish, a chain factor at the wrong score", false, true},
+    {"sink-logit", "a sink of logit 0, 4, 8 or 12 from head to head beside normal deviates",
+     "a denominator without the sink, a score gradient that is projected although it does not sum to zero", false,
+     true},
+    {"dropout", "a tenth of p is dropped, of normal deviates", "1/keep in the wrong place: o, dp, or delta", false,
+     true},
 }};
 
 /// One layer in the making.
@@ -315,6 +322,30 @@ void alibi(Maker& m) {
     });
 }
 
+void softcap(Maker& m) {
+    m.layer.softcap = 30;
+    m.fill(m.layer.k, [&](auto h, auto j, auto c) { return m.sign(for_codes, h, j, c); });
+    m.fill(m.layer.q, [&](auto h, auto i, auto c) {
+        const double power = m.power_near(1 / m.root()) * std::exp2(static_cast<double>(i % 11));  // logits 1 … 1024
+        return power * m.sign(for_codes, m.key_head(h), m.chosen(for_choice, h, i), c);
+    });
+}
+
+void sink_logit(Maker& m) {
+    for (std::ptrdiff_t h = 0; h < m.shape.heads; ++h) m.layer.sink.push_back(static_cast<double>(4 * (h % 4)));
+}
+
+void dropout(Maker& m) {
+    m.layer.keep = 0.9;
+    const InputShape& s = m.shape;
+    HeadArray kept{s.batch, s.heads, s.queries, s.keys, {}, Dtype::boolean};
+    for (std::ptrdiff_t h = 0; h < kept.batch * kept.heads; ++h)
+        for (std::ptrdiff_t i = 0; i < kept.rows; ++i)
+            for (std::ptrdiff_t j = 0; j < kept.cols; ++j)
+                kept.values.push_back(m.uniform(for_mask, h, i, j) < m.layer.keep ? 1 : 0);
+    m.layer.dropout = std::move(kept);
+}
+
 void check(const InputFamily& family, const InputShape& s) {
     const auto wrong = [&](const std::string& what) {
         throw RequestError(fmt::format("family {}: {}", family.name, what));
@@ -373,6 +404,9 @@ LayerCapture make_inputs(const InputFamily& family, const InputShape& shape, std
     if (name == "random-mask") random_mask(m);
     if (name == "window") window(m);
     if (name == "alibi") alibi(m);
+    if (name == "softcap") softcap(m);
+    if (name == "sink-logit") sink_logit(m);
+    if (name == "dropout") dropout(m);
     return std::move(m.layer);
 }
 

@@ -28,6 +28,7 @@ struct InputFamily {
     std::string_view description;  ///< what the inputs are
     std::string_view reaches;      ///< which fault they show
     bool masked = false;           ///< has a mask tensor
+    bool extras = false;           ///< has a softcap, sinks or dropout: another function
 };
 
 /// All of them, in the order of `faultline generate --list`.

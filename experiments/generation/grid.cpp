@@ -66,6 +66,8 @@ void observe(LayerCapture& layer, const RoundingPlan& plan, const std::string& k
     const RoundingPlan settled = for_head_dim(plan, static_cast<int>(layer.head_dim()), layer.causal);
     const std::string problem = problem_with(settled);
     if (!problem.empty()) throw RequestError(fmt::format("plan \"{}\": {}", plan.name, problem));
+    if (const std::string cannot = problem_with(settled, layer.extras()); !cannot.empty())
+        throw RequestError(fmt::format("{}: {}", layer.name, cannot));
     ObservedKernel seen;
     seen.name = kernel;
     std::replace(seen.name.begin(), seen.name.end(), '.', '-');
@@ -102,6 +104,18 @@ TensorSet tensors_of(const std::vector<LayerCapture>& layers, Dtype dtype) {
         put("q", layer.q), put("k", layer.k), put("v", layer.v);
         if (!layer.dout.empty()) put("do", layer.dout);
         if (layer.bias) set.add(tensor_of(layer.name + ".mask", *layer.bias, Dtype::f32));
+        const auto put_numbers = [&](const char* name, const std::vector<double>& x) {
+            set.add(make_tensor<double>(layer.name + "." + name, {static_cast<std::int64_t>(x.size())}, x));
+        };
+        if (layer.softcap > 0) put_numbers("softcap", {layer.softcap});
+        if (!layer.sink.empty()) put_numbers("sink", layer.sink);
+        if (layer.dropout) {
+            std::vector<std::uint8_t> kept(layer.dropout->values.begin(), layer.dropout->values.end());
+            const HeadArray& m = *layer.dropout;
+            set.add(make_tensor<std::uint8_t>(layer.name + ".dropout", {m.batch, m.heads, m.rows, m.cols}, kept,
+                                              Dtype::boolean));
+            put_numbers("keep", {layer.keep});
+        }
         for (const ObservedKernel& kernel : layer.observed)
             for (const Output output : all_outputs)
                 if (const auto& a = kernel[output])

@@ -157,6 +157,11 @@ SiteBias site_bias(const LayerCapture& inputs, const RoundingPlan& plan, Site si
 
 Maximized maximize(Site site, const RoundingPlan& plan, const MaximizeOptions& options) {
     const RoundingPlan settled = for_head_dim(plan, static_cast<int>(options.shape.head_dim), options.shape.causal);
+    if (!takes_part(site, {}))
+        throw RequestError(
+            fmt::format("site {}: the search's inputs have no softcap, sink or dropout: expected a site of "
+                        "attention without them",
+                        name(site)));
     const std::string problem = problem_with(settled);
     if (!problem.empty()) throw RequestError(fmt::format("plan \"{}\": {}", plan.name, problem));
     if (settled[site].is_exact())
@@ -196,7 +201,7 @@ Maximized maximize(Site site, const RoundingPlan& plan, const MaximizeOptions& o
     Candidate best = *best_of(first);
     std::vector<Candidate> known;
     for (const InputFamily& family : input_families()) {
-        if (family.masked || family.name == "benign") continue;
+        if (family.masked || family.extras || family.name == "benign") continue;
         known.push_back({make_inputs(family, options.shape, options.seed), {}, std::string(family.name)});
         LayerCapture& layer = known.back().inputs;
         for (HeadArray* a : {&layer.q, &layer.k, &layer.v, &layer.dout})

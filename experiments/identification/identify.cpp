@@ -37,6 +37,7 @@ struct Case {
     bool causal = true;
     std::vector<std::string> layers;
     std::vector<Unit> units;
+    Extras extras;  ///< of any of the layers
 };
 
 std::vector<Case> cases_of(const Capture& capture, const std::vector<std::string>& kernels,
@@ -50,7 +51,12 @@ std::vector<Case> cases_of(const Capture& capture, const std::vector<std::string
             auto at = std::find_if(cases.begin(), cases.end(), [&](const Case& c) {
                 return c.kernel == kernel && c.head_dim == layer.head_dim() && c.causal == layer.causal;
             });
-            if (at == cases.end()) at = cases.insert(cases.end(), Case{kernel, layer.head_dim(), layer.causal, {}, {}});
+            if (at == cases.end())
+                at = cases.insert(cases.end(), Case{kernel, layer.head_dim(), layer.causal, {}, {}, {}});
+            const Extras extras = layer.extras();
+            at->extras.softcap = at->extras.softcap || extras.softcap;
+            at->extras.sink = at->extras.sink || extras.sink;
+            at->extras.dropout = at->extras.dropout || extras.dropout;
             for (attribution::Group& group : attribution::groups_of(layer, options.heads, options.seed))
                 at->units.push_back({&layer, at->layers.size(), std::move(group)});
             at->layers.push_back(layer.name);
@@ -157,7 +163,7 @@ const Neighbour* best_of(const std::vector<Neighbour>& neighbours, const std::ve
 
 /// Pairs of the changes that make more elements equal, believed or not.
 std::vector<Neighbour> pairs_of(const RoundingPlan& plan, const std::vector<Neighbour>& singles,
-                                const std::vector<Evaluated>& results) {
+                                const std::vector<Evaluated>& results, const Extras& extras) {
     std::vector<std::size_t> helping;
     for (std::size_t i = 0; i < singles.size(); ++i)
         if (results[i].flips.won > results[i].flips.lost) helping.push_back(i);
@@ -167,7 +173,7 @@ std::vector<Neighbour> pairs_of(const RoundingPlan& plan, const std::vector<Neig
     std::vector<Neighbour> pairs;
     for (std::size_t a = 0; a < helping.size(); ++a)
         for (std::size_t b = a + 1; b < helping.size(); ++b) {
-            Neighbour pair = together(plan, singles[helping[a]], singles[helping[b]]);
+            Neighbour pair = together(plan, singles[helping[a]], singles[helping[b]], extras);
             if (!pair.field.empty()) pairs.push_back(std::move(pair));
         }
     return pairs;
@@ -203,6 +209,7 @@ void search(const Case& c, const IdentifyOptions& options, WorkCount& work, Kern
     });
     around.grouped_heads =
         std::any_of(c.units.begin(), c.units.end(), [](const Unit& unit) { return unit.group.query_heads() > 1; });
+    around.extras = c.extras;
     const RoundingPlan start = result.plan;
     for (int round = 0;; ++round) {
         const Baseline base = evaluator.baseline(result.plan);
@@ -212,7 +219,7 @@ void search(const Case& c, const IdentifyOptions& options, WorkCount& work, Kern
         const Neighbour* best = round < most_rounds ? best_of(singles, tried, gain) : nullptr;
         std::vector<Neighbour> pairs;
         if (round < most_rounds) {
-            pairs = pairs_of(result.plan, singles, tried);
+            pairs = pairs_of(result.plan, singles, tried, c.extras);
             const Neighbour* pair = best_of(pairs, evaluator.evaluate(pairs, base), gain);
             if (pair != nullptr) best = pair;
         }
@@ -256,14 +263,23 @@ std::vector<std::string> observed_kernels(const Capture& capture) {
 Identification identify(const Capture& capture, const IdentifyOptions& options) {
     check_heads(capture, options.heads);
     const std::vector<std::string> kernels = chosen_kernels(capture, options);
-    const std::span<const RoundingPlan> candidates =
+    const std::span<const RoundingPlan> asked_for =
         options.candidates.empty() ? presets() : std::span<const RoundingPlan>(options.candidates);
     const std::vector<Case> cases = cases_of(capture, kernels, options);
-    for (const RoundingPlan& plan : candidates)
+    std::vector<RoundingPlan> candidates;  // those whose kernel can run the layers
+    std::string left_out;
+    for (const RoundingPlan& plan : asked_for) {
+        bool runs = true;
         for (const Case& c : cases) {
             const std::string problem = problem_with(settled(plan, c));
             if (!problem.empty()) throw RequestError(fmt::format("plan \"{}\": {}", plan.name, problem));
+            const std::string cannot = problem_with(settled(plan, c), c.extras);
+            if (!cannot.empty()) left_out = fmt::format("{}: {}", c.layers.front(), cannot);
+            runs = runs && cannot.empty();
         }
+        if (runs) candidates.push_back(plan);
+    }
+    if (candidates.empty() && !cases.empty()) throw RequestError(left_out);
     Identification identification{capture.path, {}, true};
     std::vector<KernelIdentification> results;
     for (const Case& c : cases)

@@ -27,6 +27,7 @@ std::vector<NearerPlan> nearer_plans(const Identification& ranked, const std::st
         const RankedPlan& best = kernel.ranking.front();
         const auto own = std::find_if(kernel.ranking.begin(), kernel.ranking.end(),
                                       [&](const RankedPlan& candidate) { return candidate.plan == plan; });
+        if (own == kernel.ranking.end()) continue;  // a plan that cannot run these layers
         const Match theirs = best.match.all(), ours = own->match.all();
         if (2 * theirs.differing() > ours.differing() || ours.differing() == 0) continue;
         nearer.push_back({kernel.kernel, best.plan, theirs.share(), ours.share(), head, kernel.layers});

@@ -76,6 +76,7 @@ class Builder {
         RoundingPlan plan = plan_;
         apply(plan);
         if (plan.same_numerics(plan_) || !problem_with(plan).empty()) return;
+        if (!problem_with(plan, options_.extras).empty()) return;
         for (const Neighbour& other : neighbours_)
             if (other.plan.same_numerics(plan)) return;
         std::vector<Difference> changes = differences(plan_, plan);
@@ -181,7 +182,8 @@ void add_rules(Builder& out) {
     for (const Site site : {Site::p_cast, Site::bwd_p_cast, Site::ds_cast}) out.formats(site, {bf16, fp16, fp32});
     for (const Site site : {Site::s_cast, Site::bwd_s_cast, Site::dp_cast}) out.formats(site, {bf16, fp32});
     if (out.plan().schedule.key_splits > 1) out.formats(Site::partial_o_cast, {bf16, fp32});
-    for (const Site site : out.plan().rounding_sites()) out.rule(site, Rule{});
+    for (const Site site : out.plan().rounding_sites())
+        if (takes_part(site, out.options().extras)) out.rule(site, Rule{});
 }
 
 }  // namespace
@@ -194,12 +196,13 @@ std::vector<Neighbour> neighbours(const RoundingPlan& plan, const NeighbourhoodO
     return out.take();
 }
 
-Neighbour together(const RoundingPlan& plan, const Neighbour& first, const Neighbour& second) {
+Neighbour together(const RoundingPlan& plan, const Neighbour& first, const Neighbour& second, const Extras& extras) {
     if (first.field == second.field) return {};
     RoundingPlan both = plan;
     first.apply(both);
     second.apply(both);
-    if (!problem_with(both).empty() || both.same_numerics(first.plan) || both.same_numerics(second.plan)) return {};
+    if (!problem_with(both).empty() || !problem_with(both, extras).empty()) return {};
+    if (both.same_numerics(first.plan) || both.same_numerics(second.plan)) return {};
     std::vector<Difference> changes = differences(plan, both);
     const auto apply = [one = first.apply, other = second.apply](RoundingPlan& target) {
         one(target);

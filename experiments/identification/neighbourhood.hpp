@@ -25,6 +25,7 @@ struct Neighbour {
 struct NeighbourhoodOptions {
     bool backward = true;        ///< without gradients the backward cannot be told
     bool grouped_heads = false;  ///< several query heads share a key head
+    Extras extras;               ///< what the layers have beyond scores and a mask
 };
 
 /// Settled plans only (no list of tiles). One field at a time:
@@ -34,12 +35,14 @@ struct NeighbourhoodOptions {
 ///   products  the accumulation of all, of the scores' and of the gradients' matrix products: the units of the same inputs
 ///   casts     p_cast, bwd_p_cast, ds_cast in bf16, fp16, fp32; s_cast, dp_cast, partial_o_cast with and without
 ///   sites     each rounding site exact
-/// block_q is left out: the rows of a query tile share nothing. What problem_with() refuses is left out.
+/// block_q is left out: the rows of a query tile share nothing. What problem_with() refuses, of the plan or for such layers,
+/// is left out, and so are sites that have nothing to do in them.
 [[nodiscard]] std::vector<Neighbour> neighbours(const RoundingPlan& plan, const NeighbourhoodOptions& options);
 
 /// The plan with both changes, each made from it. Empty field where the two exclude each other or do not
 /// make a plan.
-[[nodiscard]] Neighbour together(const RoundingPlan& plan, const Neighbour& first, const Neighbour& second);
+[[nodiscard]] Neighbour together(const RoundingPlan& plan, const Neighbour& first, const Neighbour& second,
+                                 const Extras& extras = {});
 
 /// Whether the neighbour is the plan with this site exact.
 [[nodiscard]] bool makes_exact(const Neighbour& neighbour, Site site);

@@ -59,7 +59,7 @@ void LayerProbes::add_site_errors(const attribution::Group& group, const TileSta
 }
 
 void LayerProbes::visit(std::size_t h, std::ptrdiff_t b) {
-    const HeadInputs in = inputs_of(capture_, layer_, b, heads_[h], options_);
+    const HeadInputs in = inputs_of(layer_, b, heads_[h], options_);
     const ScoreGradient g = score_gradient(in);
     const auto sequence = static_cast<std::size_t>(b);
     for (Source& source : sources_) {
@@ -94,7 +94,7 @@ void LayerProbes::visit(std::size_t h, std::ptrdiff_t b) {
 
 void LayerProbes::fill(Source& source, std::size_t h, std::size_t sequence, const ScoreGradient& g,
                        const std::vector<double>& delta, const std::vector<double>& exact_delta, bool p_is_its_own) {
-    const Conservation c = conservation(g, options_.softcap);
+    const Conservation c = conservation(g, softcap_of(layer_, options_));
     if (p_is_its_own) source.p_sum.set(h, sequence, c.p_sum);
     if (!backward_) return;
     source.gradient_sum.set(h, sequence, c.gradient_sum);
@@ -136,7 +136,7 @@ Report probe_captures(std::span<const ProbeCapture> captures, const ProbeOptions
         if (std::ranges::none_of(report.blocks, [&](const Block& block) { return block.probe == probe; }))
             throw RequestError(
                 fmt::format("{}: {}: there is nothing to measure: expected {}", captures.front().tensors.source, probe,
-                            probe == "invariance"     ? "a layer without softcap and sink, which plans do not have"
+                            probe == "invariance"     ? "a layer without softcap and sink"
                             : probe == "output-error" ? "a layer without softcap and sink, or an observed KERNEL.o"
                                                       : "a layer with a tensor LAYER.do"));
     return report;

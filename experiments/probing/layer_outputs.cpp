@@ -150,7 +150,7 @@ void LayerProbes::running_quantities(Block& out, const std::vector<std::size_t>&
         for (std::size_t i = 0; i < rows_ && !options_.row; ++i)
             if (better(i, at)) at = i;
         const auto b = static_cast<std::ptrdiff_t>(at / n_q), row = static_cast<std::ptrdiff_t>(at % n_q);
-        const HeadInputs in = inputs_of(capture_, layer_, b, heads_[h], options_);
+        const HeadInputs in = inputs_of(layer_, b, heads_[h], options_);
         const ScoreGradient g = score_gradient(in);
         std::vector<double> pbar, v;
         for (std::ptrdiff_t j = 0; j < in.k.rows; ++j) {

@@ -58,7 +58,8 @@ class LayerProbes {
           rows_(static_cast<std::size_t>(layer.q.batch * layer.q.rows)),
           backward_(!layer.dout.empty()),
           plan_(for_head_dim(options.plan, static_cast<int>(layer.head_dim()), layer.causal)),
-          plan_runs_(options.softcap == 0 && capture.tensors.find(layer.name + ".sink") == nullptr) {
+          plan_runs_(softcap_of(layer, options) == 0 && layer.sink.empty()) {
+        expect_no_dropout(capture, layer);
         add_source("exact", "");
         if (plan_runs_) add_source(options.plan.name, "plan").is_plan = true;
         for (const ObservedKernel& kernel : layer.observed)

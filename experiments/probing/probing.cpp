@@ -65,8 +65,7 @@ std::string place_of(const ProbeCapture& capture, const LayerCapture& layer, std
     return captures > 1 ? capture.label + "/" + layer.name : layer.name;
 }
 
-HeadInputs inputs_of(const ProbeCapture& capture, const LayerCapture& layer, std::ptrdiff_t b, std::ptrdiff_t h,
-                     const ProbeOptions& options) {
+HeadInputs inputs_of(const LayerCapture& layer, std::ptrdiff_t b, std::ptrdiff_t h, const ProbeOptions& options) {
     HeadInputs in;
     const std::ptrdiff_t kv = h / (layer.heads() / layer.kv_heads());
     in.q = layer.q(b, h);
@@ -76,14 +75,20 @@ HeadInputs inputs_of(const ProbeCapture& capture, const LayerCapture& layer, std
     if (layer.bias) in.bias = (*layer.bias)(layer.bias->batch == 1 ? 0 : b, layer.bias->heads == 1 ? 0 : h);
     in.scale = layer.scale.value_or(1 / std::sqrt(static_cast<double>(layer.head_dim())));
     in.causal = layer.causal;
-    in.softcap = options.softcap;
-    if (const Tensor* sink = capture.tensors.find(layer.name + ".sink")) {
-        if (sink->size() != layer.heads())
-            throw RequestError(fmt::format("{}: tensor \"{}.sink\": shape {}: expected [{}], one score per head",
-                                           capture.tensors.source, layer.name, shape_text(sink->shape), layer.heads()));
-        in.sink = sink->to_double()[static_cast<std::size_t>(h)];
-    }
+    in.softcap = softcap_of(layer, options);
+    if (!layer.sink.empty()) in.sink = layer.sink[static_cast<std::size_t>(h)];
     return in;
+}
+
+double softcap_of(const LayerCapture& layer, const ProbeOptions& options) {
+    return options.softcap > 0 ? options.softcap : layer.softcap;
+}
+
+void expect_no_dropout(const ProbeCapture& capture, const LayerCapture& layer) {
+    if (layer.dropout)
+        throw RequestError(
+            fmt::format("{}: tensor \"{}.dropout\": the probes do not know dropout: expected a layer without",
+                        capture.tensors.source, layer.name));
 }
 
 void expect_going_on(const ProbeOptions& options) {

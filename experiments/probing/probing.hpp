@@ -37,7 +37,7 @@ struct ProbeOptions {
                                       ///< several the one whose delta is furthest off
     int window = 0;                   ///< of coherence, rows or steps; 0: all
     double tolerance = 1e-3;          ///< logits within which a maximum counts as repeated
-    double softcap = 0;               ///< of the scores of a capture
+    double softcap = 0;               ///< of the scores of a capture; 0: what the capture says
     double rise = 0.3;                ///< nat: DivergenceRule
     double margin = 2;                ///< WarningRule
     int threads = 1;                  ///< 0: one per hardware thread; results do not depend on it
@@ -46,8 +46,7 @@ struct ProbeOptions {
     [[nodiscard]] bool wants(std::string_view probe) const;
 };
 
-/// A capture with what only probes read: LAYER.x, the layer's input [batch, seq, width], and LAYER.sink [heads], the scores
-/// of a sink column.
+/// A capture with what only probes read: LAYER.x, the layer's input [batch, seq, width].
 struct ProbeCapture {
     std::string label;  ///< the file's stem: names it where there are several
     TensorSet tensors;
@@ -63,9 +62,13 @@ struct ProbeCapture {
 
 /// For the sources of this folder.
 void add_similarity(std::span<const ProbeCapture> captures, const ProbeOptions& options, Report& report);
+/// The softcap of a layer's scores: the options' where they give one, else the capture's.
+[[nodiscard]] double softcap_of(const LayerCapture& layer, const ProbeOptions& options);
+/// RequestError for a layer with dropout.
+void expect_no_dropout(const ProbeCapture& capture, const LayerCapture& layer);
 /// Query head `h` of batch element `b`, as the probes take it.
-[[nodiscard]] HeadInputs inputs_of(const ProbeCapture& capture, const LayerCapture& layer, std::ptrdiff_t b,
-                                   std::ptrdiff_t h, const ProbeOptions& options);
+[[nodiscard]] HeadInputs inputs_of(const LayerCapture& layer, std::ptrdiff_t b, std::ptrdiff_t h,
+                                   const ProbeOptions& options);
 /// The query heads that are probed, rising.
 [[nodiscard]] std::vector<int> heads_of(const LayerCapture& layer, const ProbeOptions& options);
 /// "head 0", …

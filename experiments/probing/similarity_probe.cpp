@@ -60,7 +60,8 @@ void append_terms(const ProbeCapture& capture, const LayerCapture& layer, std::s
                   const std::vector<int>& heads, const ProbeOptions& options, std::vector<Terms>& terms) {
     const std::vector<double> x = layer_input(capture, layer);
     const auto width = x.empty() ? 0 : x.size() / static_cast<std::size_t>(layer.q.batch * layer.q.rows);
-    const bool plan_runs = options.softcap == 0 && capture.tensors.find(layer.name + ".sink") == nullptr;
+    const bool plan_runs = softcap_of(layer, options) == 0 && layer.sink.empty();
+    expect_no_dropout(capture, layer);
     const auto delta = plan_delta(layer, options, plan_runs);
     const std::ptrdiff_t rows = layer.q.batch * layer.q.rows;
     const std::ptrdiff_t count = std::min<std::ptrdiff_t>(rows, options.terms);
@@ -72,7 +73,7 @@ void append_terms(const ProbeCapture& capture, const LayerCapture& layer, std::s
             const std::ptrdiff_t place = (2 * t + 1) * rows / (2 * count);  // the middles of equal parts
             const std::ptrdiff_t b = place / layer.q.rows, i = place % layer.q.rows;
             if (b != at_sequence) {
-                in = inputs_of(capture, layer, b, heads[h], options);
+                in = inputs_of(layer, b, heads[h], options);
                 g = score_gradient(in);
                 at_sequence = b;
             }

@@ -116,6 +116,8 @@ class LayerWork {
             if (kernel[output] && (output == Output::o || !layer.dout.empty())) outputs_.push_back(output);
         const std::string problem = problem_with(plan_);
         if (!problem.empty()) throw RequestError(fmt::format("plan \"{}\": {}", plan.name, problem));
+        if (const std::string cannot = problem_with(plan_, layer.extras()); !cannot.empty())
+            throw RequestError(fmt::format("{}: {}", layer.name, cannot));
     }
 
     [[nodiscard]] std::size_t units() const { return groups_.size() * (2 + static_cast<std::size_t>(options_.runs)); }

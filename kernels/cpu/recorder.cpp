@@ -17,6 +17,8 @@ TileRecorder::TileRecorder(const HeadGroup& group, const RoundingPlan& plan)
       gradient_scale_(plan.schedule.ds_scale == DsScale::before || score_gradient_ == Site::ds_scaled ? group.scale
                                                                                                       : 1.0),
       sink_p_(group.q.size()) {
+    // From here on the share that the plan's delta carries (backward.hpp, delta_share).
+    if (group_.dropout.empty() || plan.schedule.normalize == Normalize::before_pv) group_.keep = 1;
     const auto rows = static_cast<std::size_t>(group.q.at(0).rows);
     rows_.assign(
         group.q.size(),
@@ -95,7 +97,7 @@ void TileRecorder::at(Site site, const TileAt& where, MatrixView<double> value, 
     if (site == Site::delta)
         for (std::ptrdiff_t i = 0; i < value.rows; ++i) {
             const auto row = static_cast<std::size_t>(where.query0 + i);
-            rows.delta[row] = value(i, 0);
+            rows.delta[row] = value(i, 0) / group_.keep;
             const std::vector<double>& sink = sink_p_[static_cast<std::size_t>(head)];
             if (sink.empty()) continue;
             rows.ds_sum[row] -= sink[row] * value(i, 0) * gradient_scale_;

@@ -186,7 +186,7 @@ TEST(Output, NamesTheTensorsThatAreNotUsed) {
         lines(run.err).front(),
         file +
             ": not used: 4 tensors (\"layer0.a.b.dq\", \"layer0.flash.foo\", \"layer9.flash.o\", ...): no name of "
-            "theirs is LAYER.{q,k,v,do,mask} or LAYER.KERNEL.{o,dq,dk,dv,lse}");
+            "theirs is LAYER.{q,k,v,do,mask,softcap,sink,dropout,keep} or LAYER.KERNEL.{o,dq,dk,dv,lse}");
     call.push_back("--quiet");
     EXPECT_EQ(run_program(call).err, "");
 }

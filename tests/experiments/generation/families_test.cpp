@@ -81,6 +81,59 @@ TEST(Families, AreCapturesThatAreReadBack) {
     }
 }
 
+TEST(Families, ExtrasAreReadBack) {
+    for (const char* family : {"softcap", "sink-logit", "dropout"}) {
+        const LayerCapture layer = made(family, 64);
+        const LayerCapture back = capture_of(tensors_of({layer}, Dtype::bf16)).layers.at(0);
+        EXPECT_EQ(back.softcap, layer.softcap);
+        EXPECT_EQ(back.sink, layer.sink);
+        EXPECT_EQ(back.keep, layer.keep);
+        ASSERT_EQ(back.dropout.has_value(), layer.dropout.has_value());
+        if (layer.dropout) {
+            EXPECT_EQ(back.dropout->values, layer.dropout->values);
+        }
+    }
+}
+
+// Scores on both sides of the cap, slopes that are nearly 1 and slopes of next to nothing.
+TEST(Families, SoftcapIsSweptThrough) {
+    for (const std::ptrdiff_t d : {64, 128}) {
+        const LayerCapture layer = made("softcap", d);
+        double least = INFINITY, most = 0;
+        for (std::ptrdiff_t i = 0; i < 32; ++i) {
+            double top = 0;
+            for (std::ptrdiff_t j = 0; j <= i; ++j) {
+                double s = 0;
+                for (std::ptrdiff_t c = 0; c < d; ++c) s += layer.q(0, 0)(i, c) * layer.k(0, 0)(j, c);
+                top = std::max(top, s / std::sqrt(static_cast<double>(d)));
+            }
+            least = std::min(least, top);
+            most = std::max(most, top);
+        }
+        EXPECT_LT(least, 3);
+        EXPECT_GT(most, 500);
+        EXPECT_EQ(layer.softcap, 30);
+    }
+}
+
+TEST(Families, SinksTakeTheirShareOfEveryRow) {
+    const HeadTruth truth = truth_of_first_head(made("sink-logit", 64));
+    for (std::ptrdiff_t i = 0; i < truth.p.rows; ++i) {
+        double sum = 0;
+        for (std::ptrdiff_t j = 0; j <= i; ++j) sum += truth.p(i, j);
+        EXPECT_LT(sum, 0.9999);
+    }
+}
+
+TEST(Families, ATenthIsDropped) {
+    const LayerCapture layer = made("dropout", 64);
+    double kept = 0;
+    for (const double x : layer.dropout->values) kept += x;
+    const auto n =
+        static_cast<double>(layer.dropout->values.size());  // 2048: four deviations of sqrt(0.09/n) are 0.027
+    EXPECT_NEAR(kept / n, layer.keep, 4 * std::sqrt(0.09 / n));
+}
+
 TEST(Families, SaturatedRowsAreSaturated) {
     for (const std::ptrdiff_t d : {64, 96, 128, 256}) {
         const HeadTruth truth = truth_of_first_head(made("saturated", d));

@@ -148,8 +148,10 @@ TEST(Captures, SinkAndSoftcapLeaveThePlanOut) {
     wrong.tensors.erase("layer0.sink");
     const std::vector<float> three{1, 2, 3};
     wrong.add(make_tensor<float>("layer0.sink", {3}, three));
-    const std::vector<ProbeCapture> bad{capture_from(wrong, "made")};
-    EXPECT_THROW((void)probe_captures(bad, with_plan("fa2")), RequestError);
+    EXPECT_THROW((void)capture_from(wrong, "made"), RequestError);
+    TensorSet dropped = set;
+    dropped.add(make_tensor<float>("layer0.dropout", {1, 1}, std::vector<float>{1}));
+    EXPECT_THROW((void)capture_from(dropped, "made"), RequestError);
 }
 
 /// A checkpoint of one layer whose W_Q and W_K are 4 e_0 e_1^T + 2 e_1 e_0^T + e_2 e_2^T, with an update of the first alone.
