@@ -10,6 +10,8 @@
 
 #include <faultline/attribution/capture_checks.hpp>
 #include <faultline/attribution/capture_extras.hpp>
+#include <faultline/attribution/scaled_inputs.hpp>
+#include <faultline/attribution/sequences.hpp>
 #include <faultline/base/error.hpp>
 #include <faultline/plan/nearest_name.hpp>
 #include <faultline/record/capture.hpp>
@@ -61,14 +63,19 @@ std::vector<std::string> chosen_layers(const TensorSet& file, const std::vector<
     if (wanted.empty()) return there;
     const std::vector<std::string_view> candidates(there.begin(), there.end());
     for (const std::string& name : wanted) {
-        if (std::find(there.begin(), there.end(), name) == there.end()) {
+        const bool is_there = std::any_of(there.begin(), there.end(), [&](const std::string& layer) {
+            return layer == name || detail::batch_of_sequence(layer) == name;
+        });
+        if (!is_there) {
             throw RequestError(fmt::format("{}: no layer is called {}: {}", file.source, in_quotes(name),
                                            expected_one_of(name, candidates)));
         }
     }
     std::vector<std::string> chosen;
     std::copy_if(there.begin(), there.end(), std::back_inserter(chosen), [&](const std::string& name) {
-        return std::find(wanted.begin(), wanted.end(), name) != wanted.end();
+        return std::any_of(wanted.begin(), wanted.end(), [&](const std::string& asked) {
+            return asked == name || asked == detail::batch_of_sequence(name);
+        });
     });
     return chosen;
 }
@@ -266,7 +273,10 @@ const LayerCapture& Capture::operator[](std::string_view layer) const {
         fmt::format("{}: no layer is called {}: {}", escaped(path), in_quotes(layer), expected_one_of(layer, names)));
 }
 
-Capture capture_of(const TensorSet& file, const CaptureOptions& options) {
+Capture capture_of(const TensorSet& given, const CaptureOptions& options) {
+    const std::optional<TensorSet> unscaled = detail::inputs_unscaled(given);
+    const std::optional<TensorSet> apart = detail::sequences_apart(unscaled ? *unscaled : given);
+    const TensorSet& file = apart ? *apart : (unscaled ? *unscaled : given);
     if (options.scale && !(std::isfinite(*options.scale) && *options.scale > 0)) {
         throw RequestError(fmt::format("scale: {}: expected a positive number", *options.scale));
     }
