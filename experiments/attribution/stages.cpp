@@ -79,10 +79,10 @@ Work::Work(const LayerCapture& the_layer, const RoundingPlan& the_plan, const At
     }
     for (const Site site : options.sites) {
         if (!takes_part(site, layer.extras()))
-            throw RequestError(
-                fmt::format("site \"{}\" has nothing to do in {}: expected a layer with the softcap, sink or dropout that "
-                            "it belongs to",
-                            faultline::name(site), layer.name));
+            throw RequestError(fmt::format(
+                "site \"{}\" has nothing to do in {}: expected a layer with the softcap, sink or dropout that "
+                "it belongs to",
+                faultline::name(site), layer.name));
         if (std::count(rounding.begin(), rounding.end(), site) == 0)
             throw RequestError(fmt::format("site \"{}\" is exact in plan \"{}\": there is no rounding to attribute",
                                            faultline::name(site), plan.name));

@@ -22,7 +22,7 @@ struct Work {
     std::vector<Group> groups;
     std::vector<Output> outputs;
     std::vector<Site> sites;
-    bool all_sites = true;  ///< that round and are reached: only then do their effects add up to anything
+    bool all_sites = true;                ///< that round and are reached: only then do their effects add up to anything
     std::vector<Correction> corrections;  ///< those asked for that the layer's kernel can run
     Faults faults;
 

@@ -55,8 +55,16 @@ Status list_families(const Invocation& call) {
     return Status::done;
 }
 
+/// mxfp8, where --dtype names it.
+std::optional<BlockFormat> chosen_blocks(const GenerateSettings& own) {
+    if (own.dtype == "mxfp8_e4m3" || own.dtype == "mxfp8_e5m2") return find_block_format(own.dtype);
+    return std::nullopt;
+}
+
 Dtype chosen_dtype(const GenerateSettings& own, const Settings& settings) {
-    constexpr std::array<std::string_view, 5> known{"bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2"};
+    constexpr std::array<std::string_view, 7> known{"bfloat16",    "float16",    "float32",   "float8_e4m3fn",
+                                                    "float8_e5m2", "mxfp8_e4m3", "mxfp8_e5m2"};
+    if (chosen_blocks(own)) return Dtype::bf16;  // which holds the values of both
     if (std::find(known.begin(), known.end(), own.dtype) == known.end())
         throw RequestError(fmt::format("{}: {}: {}", settings.where("dtype"), in_quotes(own.dtype),
                                        expected_one_of(own.dtype, known)));
@@ -108,7 +116,7 @@ void expect_safetensors(const Invocation& call) {
 
 void write_layers(const std::vector<LayerCapture>& layers, const GenerateSettings& own, Dtype dtype,
                   const Invocation& call) {
-    TensorSet set = tensors_of(layers, dtype);
+    TensorSet set = tensors_of(layers, dtype, chosen_blocks(own));
     if (own.causal) set.metadata["causal"] = *own.causal ? "true" : "false";
     set.metadata["generated_by"] = escaped(call.command_line, call.command_line.size());
     set.metadata["seed"] = std::to_string(own.seed);
@@ -131,10 +139,12 @@ Status families(const GenerateSettings& own, const Invocation& call) {
     nlohmann::ordered_json names = nlohmann::ordered_json::array();
     for (const InputFamily* family : chosen) {
         if (interrupted()) break;
-        layers.push_back(make_inputs(*family, shape, static_cast<std::uint64_t>(own.seed)));
-        if (plan)
-            observe(layers.back(), *plan, plan->name, static_cast<std::uint64_t>(own.seed),
-                    static_cast<int>(std::min<std::int64_t>(call.common.threads, 4096)));
+        for (LayerCapture& layer : make_layers(*family, shape, static_cast<std::uint64_t>(own.seed))) {
+            if (plan)
+                observe(layer, *plan, plan->name, static_cast<std::uint64_t>(own.seed),
+                        static_cast<int>(std::min<std::int64_t>(call.common.threads, 4096)));
+            layers.push_back(std::move(layer));
+        }
         names.push_back(std::string(family->name));
     }
     if (interrupted()) {
@@ -276,8 +286,10 @@ Command generate_command() {
             settings.integer("keys", own->keys, 1, "N", "Keys; default as many");
             settings.integer("head-dim", own->head_dim, 1, "N", "Head size; default 64, of the search 32");
             settings.choice("causal", own->causal, "The mask of families that have none of their own; default causal");
-            settings.text("dtype", own->dtype, "NAME",
-                          "bfloat16 (the default), float16, float32, float8_e4m3fn, float8_e5m2: the same values");
+            settings.text(
+                "dtype", own->dtype, "NAME",
+                "bfloat16 (the default), float16, float32, float8_e4m3fn, float8_e5m2: the same values; mxfp8_e4m3, "
+                "mxfp8_e5m2: with block scales");
             settings.integer("seed", own->seed, 0, "N", "Of everything that is drawn");
             return [own](const Invocation& call) { return run(*own, call); };
         },

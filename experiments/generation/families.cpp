@@ -18,7 +18,7 @@ namespace {
 
 using generation::on_grid;
 
-constexpr std::array<InputFamily, 21> families{{
+constexpr std::array<InputFamily, 23> families{{
     {"benign", "normal deviates of q, k, v and dO", "nothing: what random tests try, for comparison"},
     {"saturated", "one key a row, drawn among the visible ones, has all the weight: gap of some 30 in the logit",
      "gradients that are cancellation alone: delta from a rounded o, p off 1"},
@@ -65,6 +65,11 @@ constexpr std::array<InputFamily, 21> families{{
      true},
     {"dropout", "a tenth of p is dropped, of normal deviates", "1/keep in the wrong place: o, dp, or delta", false,
      true},
+    {"varlen", "four sequences of n, n/2 + 1, 9 and 5n/8 keys, packed one behind the other, normal deviates",
+     "tiles that run over the end of a sequence, cu_seqlens read as lengths", false, true, true},
+    {"paged",
+     "the same keys in pages of 16 of a cache in which all that no sequence uses is NaN, one to sixteen queries",
+     "slots behind a sequence's last key that are read: NaN, or p = 0 times NaN", false, true, true},
 }};
 
 /// One layer in the making.
@@ -379,6 +384,25 @@ const InputFamily* find_family(std::string_view name) {
     for (const InputFamily& family : families)
         if (family.name == name) return &family;
     return nullptr;
+}
+
+std::vector<LayerCapture> make_layers(const InputFamily& family, const InputShape& shape, std::uint64_t seed) {
+    if (!family.sequences) return {make_inputs(family, shape, seed)};
+    check(family, shape);
+    const bool decodes = family.name == "paged";
+    const std::ptrdiff_t n = shape.keys;
+    std::vector<LayerCapture> layers;
+    for (const std::ptrdiff_t length :
+         {n, n / 2 + 1, std::min<std::ptrdiff_t>(n, 9), std::max<std::ptrdiff_t>(8, n * 5 / 8)}) {
+        const auto s = static_cast<std::ptrdiff_t>(layers.size());
+        InputShape own = shape;
+        own.batch = 1;
+        own.keys = std::max<std::ptrdiff_t>(8, length);
+        own.queries = decodes ? std::min(own.keys, std::ptrdiff_t{1} << s) : own.keys;
+        layers.push_back(make_inputs(family, own, RandomStream(seed, 29).child(static_cast<std::uint64_t>(s)).key));
+        layers.back().name = fmt::format("{}[{}]", family.name, s);
+    }
+    return layers;
 }
 
 LayerCapture make_inputs(const InputFamily& family, const InputShape& shape, std::uint64_t seed) {

@@ -5,12 +5,14 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include <faultline/attribution/capture.hpp>
+#include <faultline/format/block.hpp>
 #include <faultline/plan/plan.hpp>
 #include <faultline/tensor/tensor.hpp>
 
@@ -28,7 +30,8 @@ struct InputFamily {
     std::string_view description;  ///< what the inputs are
     std::string_view reaches;      ///< which fault they show
     bool masked = false;           ///< has a mask tensor
-    bool extras = false;           ///< has a softcap, sinks or dropout: another function
+    bool extras = false;           ///< has a softcap, sinks or dropout, or is several sequences: not for the search
+    bool sequences = false;        ///< four sequences of different length, one layer each: make_layers
 };
 
 /// All of them, in the order of `faultline generate --list`.
@@ -39,11 +42,19 @@ struct InputFamily {
 /// below 1, query heads that key heads do not divide, a causal row without a key, fewer than 8 keys.
 [[nodiscard]] LayerCapture make_inputs(const InputFamily& family, const InputShape& shape, std::uint64_t seed);
 
+/// The layers of a family: one, or one for each of its sequences, NAME[0], NAME[1], … (batch and queries are then not the
+/// shape's).
+[[nodiscard]] std::vector<LayerCapture> make_layers(const InputFamily& family, const InputShape& shape,
+                                                    std::uint64_t seed);
+
 /// What the plan returns for the layer, as an observed kernel of that name in the types that the plan stores.
 void observe(LayerCapture& layer, const RoundingPlan& plan, const std::string& kernel, std::uint64_t seed, int threads);
 
-/// The layers as the tensors of one file: inputs in `dtype`, which must hold them exactly, masks in float32.
-[[nodiscard]] TensorSet tensors_of(const std::vector<LayerCapture>& layers, Dtype dtype);
+/// The layers as the tensors of one file: inputs in `dtype`, which must hold them exactly, masks in float32. With `blocks`,
+/// one of mxfp8, inputs in that format, LAYER.X and LAYER.X_scale. Layers NAME[0], NAME[1], … that follow one another are
+/// written as one packed batch, those of "paged" with k and v in a cache.
+[[nodiscard]] TensorSet tensors_of(const std::vector<LayerCapture>& layers, Dtype dtype,
+                                   const std::optional<BlockFormat>& blocks = {});
 
 namespace generation {
 

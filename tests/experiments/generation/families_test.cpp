@@ -81,6 +81,51 @@ TEST(Families, AreCapturesThatAreReadBack) {
     }
 }
 
+// What is read back is what was made, sequence by sequence, with the plan's outputs: nothing of the cache's NaN.
+TEST(Families, SequencesAreReadBack) {
+    std::vector<LayerCapture> layers;
+    for (const char* family : {"varlen", "paged"})
+        for (LayerCapture& layer : make_layers(*find_family(family), shape_of(16), 3)) {
+            observe(layer, plan("fa2"), "fa2", 0, 1);
+            layers.push_back(std::move(layer));
+        }
+    ASSERT_EQ(layers.size(), 8u);
+    for (const Dtype dtype : {Dtype::bf16, Dtype::f16, Dtype::f32, Dtype::e4m3, Dtype::e5m2}) {
+        const TensorSet set = tensors_of(layers, dtype);
+        EXPECT_NE(set.find("varlen.cu_seqlens_k"), nullptr);
+        EXPECT_NE(set.find("paged.block_table"), nullptr);
+        const std::vector<double> cache = set.at("paged.k").to_double();
+        EXPECT_TRUE(std::any_of(cache.begin(), cache.end(), [](double x) { return std::isnan(x); }));
+        const Capture capture = capture_of(set);
+        ASSERT_EQ(capture.layers.size(), 8u);
+        for (const LayerCapture& layer : layers) {
+            const LayerCapture& back = capture[layer.name];
+            EXPECT_EQ(back.q.values, layer.q.values) << layer.name;
+            EXPECT_EQ(back.k.values, layer.k.values) << layer.name;
+            EXPECT_EQ(back.v.values, layer.v.values) << layer.name;
+            EXPECT_EQ(back.dout.values, layer.dout.values) << layer.name;
+            for (const Output output : {Output::o, Output::dq})
+                EXPECT_EQ(back.observed.at(0)[output]->values, layer.observed[0][output]->values) << layer.name;
+        }
+        EXPECT_EQ(capture["varlen[1]"].observed[0][Output::dk]->values, layers[1].observed[0][Output::dk]->values);
+    }
+}
+
+TEST(Families, BlockScalesStandForTheSameValues) {
+    std::vector<LayerCapture> layers;
+    for (const InputFamily& family : input_families())
+        if (!family.sequences) layers.push_back(made(family.name, 80));  // a last block of 16
+    const TensorSet set = tensors_of(layers, Dtype::bf16, mxfp8_e4m3);
+    EXPECT_EQ(set.at("benign.k").dtype, Dtype::e4m3);
+    EXPECT_EQ(set.at("benign.k_scale").shape, (std::vector<std::int64_t>{1, 1, 32, 3}));
+    const Capture capture = capture_of(set);
+    for (const LayerCapture& layer : layers) {
+        EXPECT_EQ(capture[layer.name].q.values, layer.q.values) << layer.name;
+        EXPECT_EQ(capture[layer.name].k.values, layer.k.values) << layer.name;
+        EXPECT_EQ(capture[layer.name].v.values, layer.v.values) << layer.name;
+    }
+}
+
 TEST(Families, ExtrasAreReadBack) {
     for (const char* family : {"softcap", "sink-logit", "dropout"}) {
         const LayerCapture layer = made(family, 64);

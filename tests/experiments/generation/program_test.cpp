@@ -42,7 +42,7 @@ TEST(GenerateProgram, ListsAndSearches) {
     ASSERT_EQ(list.status, 0) << list.err;
     EXPECT_THAT(list.out, AllOf(HasSubstr("two-level"), HasSubstr("alibi")));
     for (const std::string& line : lines(list.out)) EXPECT_LE(line.size(), 110u) << line;
-    EXPECT_EQ(nlohmann::json::parse(run_program({"generate", "--list", "--json"}).out)["families"].size(), 21u);
+    EXPECT_EQ(nlohmann::json::parse(run_program({"generate", "--list", "--json"}).out)["families"].size(), 23u);
     const Outcome found = run_program({"generate", "--maximize", "o_cast", "--evaluations", "200", "--seq", "8",
                                        "--head-dim", "8", "-o", folder / "worst.safetensors", "--quiet"});
     ASSERT_EQ(found.status, 0) << found.err;
