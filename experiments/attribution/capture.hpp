@@ -11,6 +11,8 @@
 //   LAYER.softcap                          optional, one number c: scores are c tanh(scale q k^T / c), and the mask is added
 //                                          to that; or as metadata "softcap" of all layers
 //   LAYER.KERNEL.{o,dq,dk,dv,lse}          what KERNEL returned for exactly these inputs
+// Batches of sequences of different length (cu_seqlens, seqused, block_table) become a layer for each sequence, sequences.hpp;
+// inputs with scales the numbers that they stand for, scaled_inputs.hpp.
 #pragma once
 
 #include <array>

@@ -25,7 +25,7 @@ struct Neighbour {
 struct NeighbourhoodOptions {
     bool backward = true;        ///< without gradients the backward cannot be told
     bool grouped_heads = false;  ///< several query heads share a key head
-    Extras extras;               ///< what the layers have beyond scores and a mask
+    Extras extras{};             ///< what the layers have beyond scores and a mask
 };
 
 /// Settled plans only (no list of tiles). One field at a time:

@@ -92,6 +92,34 @@ INSTANTIATE_TEST_SUITE_P(
                 }}),
     [](const auto& tested) { return std::string(tested.param.name); });
 
+// With a softcap, sinks and dropout the kernels are told from each other as ever; fa1, which cannot have the latter two,
+// stands in no ranking, and where only it is asked for the answer is why.
+TEST(Identify, RanksPlansThatCanRunTheLayer) {
+    MadeShape shape{.n = 160};
+    shape.extras = [](LayerCapture& layer) {
+        layer.softcap = 20;
+        layer.sink = {1};
+        layer.keep = 0.8;
+        HeadArray kept{1, 1, layer.q.rows, layer.k.rows, {}, Dtype::boolean};
+        for (std::ptrdiff_t i = 0; i < layer.q.rows * layer.k.rows; ++i)
+            kept.values.push_back(RandomStream(3).uniform(static_cast<std::uint64_t>(i)) < 0.8 ? 1 : 0);
+        layer.dropout = std::move(kept);
+    };
+    IdentifyOptions options;
+    options.search = false;
+    for (const char* name : {"fa2", "efficient", "standard-bf16", "repo-2510.04212"}) {
+        const Identification found = identify(made_capture({{"seen", plan(name)}}, shape), options);
+        const std::vector<RankedPlan>& ranking = found.kernels.at(0).ranking;
+        EXPECT_EQ(ranking.front().plan, name);
+        EXPECT_EQ(ranking.size(), presets().size() - 1);
+        EXPECT_EQ(ranking.front().match.all().differing(), 0u);
+        EXPECT_GT(ranking.back().match.all().differing(), 1000u);
+        for (const RankedPlan& ranked : ranking) EXPECT_NE(ranked.plan, "fa1");
+    }
+    options.candidates = {plan("fa1")};
+    EXPECT_THROW((void)identify(made_capture({{"seen", plan("fa2")}}, shape), options), RequestError);
+}
+
 TEST(Identify, DoesNotDependOnTheThreadCount) {
     const Capture capture =
         made_capture({{"a", plan("fa2")}, {"b", plan("efficient")}}, {.heads = 4, .kv_heads = 2, .n = 96, .d = 16});

@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,6 +26,7 @@ struct MadeShape {
     bool gradient = true;
     double query_size = 3;  ///< spreads the logits over some ten units, so that maxima move and p underflows bf16
     std::uint64_t seed = 1;
+    std::function<void(LayerCapture&)> extras{};  ///< adds a softcap, sinks, dropout
 };
 
 inline HeadArray random_array(std::ptrdiff_t heads, std::ptrdiff_t rows, std::ptrdiff_t cols, double size,
@@ -47,6 +49,7 @@ inline Capture made_capture(const std::vector<Made>& kernels, const MadeShape& s
     layer.k = random_array(shape.kv_heads, shape.n, shape.d, 1, 10 * shape.seed + 1);
     layer.v = random_array(shape.kv_heads, shape.n, shape.d, 1, 10 * shape.seed + 2);
     if (shape.gradient) layer.dout = random_array(shape.heads, shape.n, shape.d, 1, 10 * shape.seed + 3);
+    if (shape.extras) shape.extras(layer);
     for (const Made& made : kernels) {
         ObservedKernel kernel;
         kernel.name = made.kernel;
