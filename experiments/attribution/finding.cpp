@@ -53,13 +53,19 @@ const ObservedOutput* nearest_kernel(const OutputAttribution& output) {
 }
 
 std::string against_kernels(const OutputAttribution& output) {
-    constexpr double most = 0.9;
+    constexpr double most = 0.9, alike = 1.1;
     const ObservedOutput* kernel = nearest_kernel(output);
     if (kernel == nullptr) return "";
     const std::string same = share_text(kernel->bit_equal_to_plan) + " of its elements are the same";
-    if (kernel->bit_equal_to_plan >= most) return fmt::format(" as {} is ({})", escaped(kernel->kernel), same);
-    return fmt::format(" where {}, nearest to it, is {} ({})", escaped(kernel->kernel),
-                       error_text(kernel->error.rel_error), same);
+    // Nearly all elements alike, and yet the error is another one: a few elements that are far off, or not finite, make it.
+    const WideReal &own = output.plan.rel_error, &its = kernel->error.rel_error;
+    const bool as_wrong = kernel->error.nonfinite == 0 && its < WideReal(alike) * own && own < WideReal(alike) * its;
+    if (kernel->bit_equal_to_plan >= most && (as_wrong || own == its))
+        return fmt::format(" as {} is ({})", escaped(kernel->kernel), same);
+    const std::string not_finite =
+        kernel->error.nonfinite > 0 ? fmt::format(", {} of them not finite", kernel->error.nonfinite) : "";
+    return fmt::format(" where {}, nearest to it, is {} ({}{})", escaped(kernel->kernel), error_text(its), same,
+                       not_finite);
 }
 
 /// Who did it, the largest part of the squared error first: sites whose repair takes it away, and sites that do the same

@@ -152,6 +152,27 @@ std::string nearer(const Attribution& a, const Pen& pen) {
     return out.empty() ? out : "\n" + out;
 }
 
+/// Where the plan is near the truth of o and every kernel far from it, they were not given these inputs in this way: nothing
+/// that follows is said of them.
+std::string other_inputs(const LayerAttribution& layer, const Pen& pen) {
+    constexpr double far_off = 0.01, times_the_plan = 10;
+    for (const OutputAttribution& output : layer.outputs) {
+        if (output.output != Output::o || output.observed.empty()) continue;
+        for (const ObservedOutput& seen : output.observed)
+            if (seen.error.nonfinite > 0 || seen.error.rel_error < WideReal(far_off) ||
+                seen.error.rel_error < WideReal(times_the_plan) * output.plan.rel_error)
+                return "";
+        const bool one = output.observed.size() == 1;
+        return sentence(
+            fmt::format("{} o is {} off the truth of these inputs, and the plan's is not: was {} given another "
+                        "mask (causal?), scale or order of q, k, v?",
+                        one ? "the kernel's" : "every kernel's", error_text(output.observed.front().error.rel_error),
+                        one ? "it" : "each"),
+            pen);
+    }
+    return "";
+}
+
 std::string truth_line(const LayerAttribution& layer) {
     if (!layer.verified) return "";
     return fmt::format(
@@ -330,7 +351,7 @@ std::string table(const Attribution& attribution, const TableOptions& options) {
     const Pen pen(options.color);
     std::string out = head(attribution, pen) + nearer(attribution, pen);
     for (const LayerAttribution& layer : attribution.layers) {
-        out += layer_head(layer, pen) + errors(layer, attribution.plan, pen);
+        out += layer_head(layer, pen) + errors(layer, attribution.plan, pen) + other_inputs(layer, pen);
         for (const OutputAttribution& output : layer.outputs) {
             if (!options.full && !is_wrong(output, attribution.plan)) continue;
             out += sentence(verdict(layer, output, attribution.plan), pen);

@@ -2,7 +2,9 @@
 // faultline attribute: which rounding in which kernel made this gradient wrong.
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 
@@ -179,12 +181,25 @@ const NearerPlan* own_plan(const std::vector<NearerPlan>& nearer) {
     return nearer.empty() ? nullptr : &nearer.front();
 }
 
+/// Whether the plan has nearly all elements of every output of a kernel.
+bool is_some_kernels(const Attribution& result) {
+    constexpr double nearly_all = 0.9;
+    std::map<std::string, double> least;
+    for (const LayerAttribution& layer : result.layers)
+        for (const OutputAttribution& output : layer.outputs)
+            for (const ObservedOutput& seen : output.observed) {
+                const auto at = least.try_emplace(seen.kernel, 1.0).first;
+                at->second = std::min(at->second, seen.bit_equal_to_plan);
+            }
+    return std::any_of(least.begin(), least.end(), [](const auto& kernel) { return kernel.second >= nearly_all; });
+}
+
 /// Where the plan asked for is not the kernel's, what is said of its roundings is not said of the kernel's error: prints the
-/// same for the preset that is nearest to the kernel. Nothing where the plan is the nearest.
+/// same for the preset that is nearest to the kernel. Nothing where the plan is that of one of the kernels.
 Status print_own_plan(const Attribution& result, const Capture& capture, AttributionOptions options,
                       const AttributeSettings& own, const Invocation& call) {
     const NearerPlan* best = own_plan(result.nearer);
-    if (best == nullptr || !own.injections.empty()) return Status::done;
+    if (best == nullptr || !own.injections.empty() || is_some_kernels(result)) return Status::done;
     const RoundingPlan nearest = plan(best->plan);
     try {
         options.corrections = chosen_corrections(own, nearest, call.settings);
@@ -256,12 +271,22 @@ Status run(const AttributeSettings& own, const Invocation& call) {
         return !result.complete && !path.empty() && std::filesystem::exists(path, error);
     };
     const bool part_of_file = part(call.common.output), part_of_report = part(own.report);
-    const auto write_file = [&] {
-        const std::string page = html_report(result, {.title = "", .command_line = call.command_line});
-        part_of_report ? report.keep_partial(page) : report.commit(page);
+    // Each is written whether or not the other can be.
+    const auto write_record = [&] {
         if (!file) return;
         write(result, *file);
         part_of_file ? file->keep_partial() : file->commit();
+    };
+    const auto write_file = [&] {
+        std::exception_ptr failed;
+        try {
+            write_record();
+        } catch (const WorkError&) {
+            failed = std::current_exception();
+        }
+        const std::string page = html_report(result, {.title = "", .command_line = call.command_line});
+        part_of_report ? report.keep_partial(page) : report.commit(page);
+        if (failed) std::rethrow_exception(failed);
     };
     print_after(write_file, call.common.json ? to_json(result) : table(result, {.full = own.full, .color = colors()}));
     if (result.complete)

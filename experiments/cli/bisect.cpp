@@ -74,8 +74,9 @@ Status run(const BisectSettings& own, const Invocation& call) {
     line.clear();
     if (!result.complete) {
         if (!result.answers.empty()) print(call.common.json ? to_json(result) : table(result));
-        remark(fmt::format("faultline bisect: interrupted{}: nothing is said of the rest (fewer --runs or --heads)",
-                           file ? ", nothing written" : ""));
+        remark(fmt::format(
+            "faultline bisect: interrupted{}; the questions that were answered are above, and fewer --runs or --heads take less time",
+            file ? ", nothing written" : ""));
         return Status::failed;
     }
     const auto write_file = [&] {

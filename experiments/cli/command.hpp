@@ -63,6 +63,7 @@ Command inspect_command();
 Command plans_command();
 Command sites_command();
 Command formats_command();
+Command corrections_command();
 
 /// All of them, in the order of --help.
 [[nodiscard]] std::vector<Command> commands();

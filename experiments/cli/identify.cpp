@@ -96,7 +96,7 @@ Status run(const IdentifySettings& own, const Invocation& call) {
     };
     print_after(write_file, call.common.json ? to_json(result) : table(result, own.full));
     if (result.complete) return Status::done;
-    remark(fmt::format("faultline identify: interrupted after {} kernels{}; the rest: --kernel NAME",
+    remark(fmt::format("faultline identify: interrupted after {} kernels{}; --kernel NAME asks for one alone",
                        result.kernels.size(), call.common.output.empty() ? "" : ", nothing written"));
     return Status::failed;
 }

@@ -133,6 +133,10 @@ Status run(const TrainCommand& own, const Invocation& call) {
         if (hooks.any_attention()) hooked.attention = &hooks;
         if (hooks.any_model()) hooked.model = &hooks;
     }
+    for (const int step : own.capture)
+        if (step < 0 || step >= config.steps)
+            throw RequestError(fmt::format("{}: step {}: expected steps of the run, 0 to {}", settings.where("capture"),
+                                           step, config.steps - 1));
     gpt::Trainer trainer(config, data.tokens, data.windows, hooked);
 
     gpt::RunFiles files;

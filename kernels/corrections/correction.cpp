@@ -56,9 +56,8 @@ class Parser {
         if (found == all.end()) {
             std::vector<std::string_view> names;
             for (const CorrectionInfo& c : all) names.push_back(c.name);
-            fail((wanted.empty() ? std::string("a name is missing: ")
-                                 : "no such correction as " + in_quotes(wanted) + ": ") +
-                 expected_one_of(wanted, names));
+            fail((wanted.empty() ? std::string("a name is missing: ") : "no such name as " + in_quotes(wanted) + ": ") +
+                 expected_one_of(wanted, names) + "; `faultline corrections` says what each does");
         }
         CorrectionStep step{&*found, {}};
         for (const Parameter& parameter : found->parameters) step.arguments.numbers.push_back(parameter.standard);

@@ -344,6 +344,28 @@ TEST(Attribute, AKernelIsAttributedByItsOwnPlan) {
                                                       "100.00% of its elements. The same by standard-bf16:")));
 }
 
+// A mask that the kernel was not given: every kernel is as far off, which no rounding is, and the plan is not said to be
+// wrong as they are.
+TEST(Attribute, KernelsOfOtherInputsAreRemarked) {
+    const Folder folder;
+    const std::string file = folder / "kernel.safetensors";
+    ASSERT_EQ(run_program({"generate", "benign", "--plan", "fa2", "--heads", "1", "--seq", "40", "--head-dim", "16",
+                           "-o", file, "--quiet"})
+                  .status,
+              0);
+    const std::vector<std::string> request{"attribute", file,     "--quiet",      "--plan", "fa2",
+                                           "--sites",   "o_cast", "--correction", "none"};
+    const Outcome right = run_program(request);
+    EXPECT_EQ(right.status, 0) << right.err;
+    EXPECT_THAT(right.out, ::testing::Not(::testing::HasSubstr("off the truth of these inputs")));
+    std::vector<std::string> unmasked = request;
+    unmasked.emplace_back("--no-causal");
+    const Outcome wrong = run_program(unmasked);
+    EXPECT_EQ(wrong.status, 0) << wrong.err;
+    EXPECT_THAT(wrong.out, ::testing::HasSubstr("off the truth of these inputs, and the plan's is not"));
+    EXPECT_THAT(wrong.out, ::testing::Not(::testing::HasSubstr(" wrong as fa2 is")));
+}
+
 TEST(Attribute, WritesAReportWholeAndNeverOverAFile) {
     const Folder folder;
     const std::string file = small_capture(folder), page = folder / "report.html";

@@ -381,7 +381,7 @@ TEST(BadRequest, CommandsThemselves) {
     EXPECT_EQ(run_program({}).status, 2);
     const Outcome unknown = run_program({"atribute"});
     EXPECT_EQ(unknown.status, 2);
-    EXPECT_THAT(unknown.err, ::testing::AllOf(StartsWith("faultline: \"atribute\": expected one of attribute"),
+    EXPECT_THAT(unknown.err, ::testing::AllOf(StartsWith("faultline: \"atribute\": expected a known name"),
                                               HasSubstr("did you mean \"attribute\"?")));
     EXPECT_THAT(lines(unknown.err), ::testing::SizeIs(1));
     EXPECT_EQ(run_program({"attribute"}).status, 2);

@@ -93,6 +93,7 @@ TEST(Output, AFullDeviceIsASentence) {
         {"plans", "--diff", "fa2,fa3"},
         {"sites", "--json"},
         {"formats"},
+        {"corrections"},
         {"attribute", file, "--correction", "none", "--sites", "p_cast", "--quiet", "-o", out},
         {"attribute", file, "--correction", "none", "--sites", "p_cast", "--quiet", "--json"}};
     for (const std::vector<std::string>& call : calls) {

@@ -222,6 +222,9 @@ TEST_F(Train, CapturesAreReadByAttribute) {
     EXPECT_EQ(probed.status, 0) << probed.err;
     EXPECT_THAT(probed.out, HasSubstr("8 terms (PK)[t]^T X[t] a head"));
     EXPECT_THAT(train("4", {"--capture", "1"}).err, HasSubstr("expected -o"));
+    const Outcome beyond = train("4", {"--capture", "4", "-o", folder / "beyond.h5"});
+    EXPECT_EQ(beyond.status, 2);
+    EXPECT_THAT(beyond.err, HasSubstr("--capture: step 4: expected steps of the run, 0 to 3"));
 }
 
 TEST_F(Train, RequestsThatAreWrongAreOneSentenceAndStatus2) {

@@ -40,10 +40,10 @@ TEST(CorrectionNames, AreRead) {
 TEST(CorrectionNames, WrittenWrong) {
     EXPECT_EQ(
         error_of("zero_sum_unifrom"),
-        "correction \"zero_sum_unifrom\": no such correction as \"zero_sum_unifrom\": expected a known name (did you mean \"zero_sum_uniform\"?)");
+        "correction \"zero_sum_unifrom\": no such name as \"zero_sum_unifrom\": expected a known name (did you mean \"zero_sum_uniform\"?); `faultline corrections` says what each does");
     const std::string far = error_of("make_it_good");
     EXPECT_TRUE(far.starts_with(
-        "correction \"make_it_good\": no such correction as \"make_it_good\": expected one of stable_max, subtract_then_scale, "))
+        "correction \"make_it_good\": no such name as \"make_it_good\": expected one of stable_max, subtract_then_scale, "))
         << far;
     for (const char* text : {"", "+unfused", "unfused+", "unfused++key_centering"})
         EXPECT_TRUE(error_of(text).starts_with("correction \"" + std::string(text) +
