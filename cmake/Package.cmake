@@ -16,7 +16,8 @@ set(FAULTLINE_FINDS
   "PkgConfig::MPFR|faultline_find_with_pkg_config(MPFR mpfr)"
   "hdf5::hdf5|faultline_find_hdf5()"
   "HDF5::HDF5|faultline_find_hdf5()"
-  "ZLIB::ZLIB|find_dependency(ZLIB)")
+  "ZLIB::ZLIB|find_dependency(ZLIB)"
+  "CUDA::|find_dependency(CUDAToolkit)")
 
 # The libraries that the folders below `directory` declared.
 function(faultline_collect_libraries directory result)

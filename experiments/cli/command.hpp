@@ -64,6 +64,7 @@ Command plans_command();
 Command sites_command();
 Command formats_command();
 Command corrections_command();
+Command selftest_command();
 
 /// All of them, in the order of --help.
 [[nodiscard]] std::vector<Command> commands();

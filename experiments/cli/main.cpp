@@ -12,6 +12,7 @@
 #include <faultline/cli/command.hpp>
 #include <faultline/cli/terminal.hpp>
 #include <faultline/cli/written_file.hpp>
+#include <faultline/device/device.hpp>
 #include <faultline/plan/nearest_name.hpp>
 #include <faultline/tensor/text.hpp>
 
@@ -48,8 +49,10 @@ void check_device(const Prepared& prepared) {
     const std::string& device = prepared.common.device;
     const std::string where = prepared.settings.where("device");
     constexpr std::array<std::string_view, 2> devices{"cpu", "cuda"};
-    if (device == "cuda")
+    if (device == "cuda" && !faultline::device::is_built())
         throw RequestError(fmt::format("{}: this program was built without the device back end: expected cpu", where));
+    if (device == "cuda" && prepared.command.name != "selftest")
+        throw RequestError(fmt::format("{}: {} runs on the CPU alone: expected cpu", where, prepared.command.name));
     if (device != "cpu")
         throw RequestError(fmt::format("{}: {}: {}", where, in_quotes(device), expected_one_of(device, devices)));
 }

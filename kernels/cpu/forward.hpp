@@ -4,6 +4,7 @@
 
 #include <faultline/cpu/row_state.hpp>
 #include <faultline/cpu/split_merge.hpp>
+#include <faultline/special/binary64.hpp>
 
 namespace faultline::cpu {
 
@@ -160,7 +161,7 @@ class ForwardHead {
     void update_maximum(const TileAt& where, MatrixView<const double> s) {
         for (std::ptrdiff_t i = 0; i < s.rows; ++i) {
             double& m = maximum_[static_cast<std::size_t>(i)];
-            m = next_maximum(s.row(i), s.cols, m, schedule_, scales_);
+            m = next_maximum(s.row(i), s.cols, m, schedule_, scales_.logit_per_score(schedule_), scales_.exponent);
         }
         stage_.pass(Site::row_max, row_place(where), column(maximum_));
     }
@@ -349,7 +350,9 @@ class ForwardHead {
         const auto kernel_log = [&](std::ptrdiff_t i) {
             return logarithm(sum[static_cast<std::size_t>(i)], schedule_.functions);
         };
-        const auto log_sum = [&](std::ptrdiff_t i) { return std::log(sum[static_cast<std::size_t>(i)]); };
+        const auto log_sum = [&](std::ptrdiff_t i) {
+            return binary64_functions::log(sum[static_cast<std::size_t>(i)]);
+        };
         stage_.pass(
             Site::lse, where, column(lse),
             [&](MatrixView<double> t) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <faultline/cpu/scores.hpp>
 
+#include <faultline/special/binary64.hpp>
 #include <faultline/special/ex2_approx.hpp>
 #include <faultline/special/ex2_polynomial.hpp>
 #include <faultline/special/lg2_approx.hpp>
@@ -30,13 +31,21 @@ void fused_argument_fp32(MatrixView<double> tile, double c, const double* shift)
     }
 }
 
+namespace {
+
+FAULTLINE_CLONES
+void exp2_of(double* x, std::ptrdiff_t count) {
+    for (std::ptrdiff_t j = 0; j < count; ++j) x[j] = binary64_functions::exp2(x[j]);
+}
+FAULTLINE_CLONES
+void exp_of(double* x, std::ptrdiff_t count) {
+    for (std::ptrdiff_t j = 0; j < count; ++j) x[j] = binary64_functions::exp(x[j]);
+}
+
+}  // namespace
+
 void exponential(MatrixView<double> tile, ExpBase base) {
-    // libm's exp and exp2 are within one binary64 ulp, so their rounding to float is the correctly rounded value but for
-    // arguments within 2^-29 of a tie.
-    if (base == ExpBase::two)
-        for_each(tile, [](double x, auto, auto) { return std::exp2(x); });
-    else
-        for_each(tile, [](double x, auto, auto) { return std::exp(x); });
+    for (std::ptrdiff_t i = 0; i < tile.rows; ++i) (base == ExpBase::two ? exp2_of : exp_of)(tile.row(i), tile.cols);
 }
 
 void exponential(MatrixView<double> tile, ExpBase base, Functions functions) {
@@ -63,7 +72,7 @@ void exponential_of_tile(MatrixView<double> tile, const Schedule& schedule) {
 
 double logarithm(double sum, Functions functions) {
     return functions == Functions::hopper ? static_cast<double>(logf_fast_cuda(static_cast<float>(sum)))
-                                          : std::log(sum);
+                                          : binary64_functions::log(sum);
 }
 
 }  // namespace faultline::cpu

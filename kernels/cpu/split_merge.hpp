@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <faultline/cpu/stage.hpp>
+#include <faultline/special/binary64.hpp>
 
 namespace faultline::cpu {
 
@@ -31,10 +32,11 @@ struct SplitMerge {
             out(r, 0) = top;
             if (std::isinf(top)) continue;
             std::vector<double> part(lanes, 0.0);
-            for (std::size_t i = 0; i < lse.size(); ++i) part[i] = rounded(std::exp(rounded(lse[i][row] - top)));
+            for (std::size_t i = 0; i < lse.size(); ++i)
+                part[i] = rounded(binary64_functions::exp(rounded(lse[i][row] - top)));
             for (std::size_t half = lanes / 2; half > 0; half /= 2)
                 for (std::size_t i = 0; i < half; ++i) part[i] = rounded(part[i] + part[i + half]);
-            out(r, 0) = rounded(rounded(std::log(part[0])) + top);
+            out(r, 0) = rounded(rounded(binary64_functions::log(part[0])) + top);
         }
     }
 
@@ -46,7 +48,7 @@ struct SplitMerge {
             for (std::ptrdiff_t c = 0; c < out.cols; ++c) out(r, c) = 0;
             if (std::isinf(total[row])) continue;
             for (std::size_t i = 0; i < o.size(); ++i) {
-                const double weight = rounded(std::exp(rounded(lse[i][row] - total[row])));
+                const double weight = rounded(binary64_functions::exp(rounded(lse[i][row] - total[row])));
                 for (std::ptrdiff_t c = 0; c < out.cols; ++c)
                     out(r, c) = rounded(std::fma(weight, o[i](r, c), out(r, c)));
             }

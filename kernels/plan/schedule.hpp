@@ -3,6 +3,8 @@
 // the same result; which roundings there are to make depends on it.
 #pragma once
 
+#include <faultline/base/host_device.hpp>
+
 namespace faultline {
 
 enum class Order : unsigned char { ascending, descending };
@@ -80,7 +82,9 @@ enum class GroupReduce : unsigned char {
 };
 
 /// Whether delta is known only after dp.
-constexpr bool needs_dp(DeltaFrom from) { return from == DeltaFrom::p_dp || from == DeltaFrom::p_dp_normalized; }
+FAULTLINE_HD constexpr bool needs_dp(DeltaFrom from) {
+    return from == DeltaFrom::p_dp || from == DeltaFrom::p_dp_normalized;
+}
 
 /// Where delta is subtracted from dp.
 enum class DeltaIn : unsigned char {

@@ -8,3 +8,11 @@
 #else
 #define FAULTLINE_HD
 #endif
+
+// FAULTLINE_HD_CALLED is FAULTLINE_HD for a large function that is called in many places: not copied into each of them on the
+// device, where the compiler otherwise inlines everything.
+#if defined(__CUDACC__)
+#define FAULTLINE_HD_CALLED __host__ __device__ __noinline__
+#else
+#define FAULTLINE_HD_CALLED
+#endif

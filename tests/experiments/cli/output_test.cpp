@@ -94,6 +94,7 @@ TEST(Output, AFullDeviceIsASentence) {
         {"sites", "--json"},
         {"formats"},
         {"corrections"},
+        {"selftest", "--plans", "fa2", "--queries", "16"},
         {"attribute", file, "--correction", "none", "--sites", "p_cast", "--quiet", "-o", out},
         {"attribute", file, "--correction", "none", "--sites", "p_cast", "--quiet", "--json"}};
     for (const std::vector<std::string>& call : calls) {

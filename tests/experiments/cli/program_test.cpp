@@ -291,5 +291,17 @@ TEST(Signals, InterruptEndsTheVerificationOfTheTruth) {
     EXPECT_LT(std::chrono::steady_clock::now() - asked, std::chrono::seconds(20));  // a row under sanitizers: 50 ms
 }
 
+TEST(Selftest, TheDevicesFormHasTheCpusBits) {
+    const Outcome run = run_program({"selftest", "--plans", "fa2,repo-2510.04212", "--queries", "24", "--json"});
+    EXPECT_EQ(run.status, 0) << run.err;
+    const json plans = json::parse(run.out)["selftest"];
+    ASSERT_EQ(plans.size(), 2U);
+    for (const json& plan : plans) {
+        EXPECT_EQ(plan["differing"], "0");
+        EXPECT_GT(std::stol(plan["elements"].get<std::string>()), 100000);
+    }
+    EXPECT_EQ(run_program({"selftest", "--plans", "fa22"}).status, 2);
+}
+
 }  // namespace
 }  // namespace faultline::test

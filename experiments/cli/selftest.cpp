@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// faultline selftest: whether the emulated kernel in its device form gives the bits of the CPU's, plan by plan, on a family
+// of inputs that reaches every fault; on the host, or on the card at hand.
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <memory>
+
+#include <fmt/format.h>
+
+#include <faultline/attribution/group_run.hpp>
+#include <faultline/base/error.hpp>
+#include <faultline/cli/command.hpp>
+#include <faultline/cli/listing.hpp>
+#include <faultline/cli/terminal.hpp>
+#include <faultline/device/device.hpp>
+#include <faultline/emulated/host.hpp>
+#include <faultline/generation/family.hpp>
+#include <faultline/plan/nearest_name.hpp>
+#include <faultline/plan/presets.hpp>
+#include <faultline/tensor/text.hpp>
+
+namespace faultline::cli {
+namespace {
+
+struct Wanted {
+    std::vector<std::string> plans;
+    std::int64_t queries = 96, head_dim = 64, heads = 2, seed = 1;
+};
+
+/// Outputs of one side, and the time that it took.
+struct Side {
+    std::vector<GroupForward> forward;
+    std::vector<GroupBackward> backward;
+    double seconds = 0;
+};
+
+struct Tally {
+    std::size_t elements = 0, differing = 0;
+
+    void add(const std::vector<double>& a, const std::vector<double>& b) {
+        elements += a.size();
+        if (a.size() != b.size()) {
+            differing += a.size();
+            return;
+        }
+        for (std::size_t i = 0; i < a.size(); ++i) differing += std::memcmp(&a[i], &b[i], sizeof(double)) != 0 ? 1 : 0;
+    }
+    void add(const Side& a, const Side& b) {
+        for (std::size_t g = 0; g < a.forward.size(); ++g) {
+            for (std::size_t h = 0; h < a.forward[g].heads.size(); ++h) {
+                add(a.forward[g].heads[h].o.values, b.forward[g].heads[h].o.values);
+                add(a.forward[g].heads[h].lse, b.forward[g].heads[h].lse);
+                add(a.backward[g].dq[h].values, b.backward[g].dq[h].values);
+            }
+            add(a.backward[g].dk.values, b.backward[g].dk.values);
+            add(a.backward[g].dv.values, b.backward[g].dv.values);
+        }
+    }
+};
+
+template <class Forward, class Backward>
+Side timed(Forward&& forward, Backward&& backward) {
+    const auto start = std::chrono::steady_clock::now();
+    Side side;
+    side.forward = forward();
+    side.backward = backward(side.forward);
+    side.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return side;
+}
+
+Side on_cpu(const std::vector<HeadGroup>& groups, const RoundingPlan& plan) {
+    return timed(
+        [&] {
+            std::vector<GroupForward> all;
+            for (const HeadGroup& g : groups) all.push_back(attention_forward(g, plan));
+            return all;
+        },
+        [&](const std::vector<GroupForward>& forward) {
+            std::vector<GroupBackward> all;
+            for (std::size_t g = 0; g < groups.size(); ++g)
+                all.push_back(attention_backward(groups[g], forward[g], plan));
+            return all;
+        });
+}
+Side in_device_form(const std::string& device, const std::vector<HeadGroup>& groups, const RoundingPlan& plan) {
+    if (device == "cuda")
+        return timed([&] { return device::attention_forward(groups, plan); },
+                     [&](const auto& forward) { return device::attention_backward(groups, forward, plan); });
+    emulated::HostBackend backend;
+    return timed([&] { return emulated::forward(backend, groups, plan); },
+                 [&](const auto& forward) { return emulated::backward(backend, groups, forward, plan); });
+}
+
+std::vector<const RoundingPlan*> chosen(const Wanted& wanted, const Settings& settings) {
+    std::vector<const RoundingPlan*> plans;
+    std::vector<std::string_view> names;
+    for (const RoundingPlan& plan : presets()) names.push_back(plan.name);
+    for (const RoundingPlan& plan : presets())
+        if (wanted.plans.empty() || std::count(wanted.plans.begin(), wanted.plans.end(), plan.name) > 0)
+            plans.push_back(&plan);
+    for (const std::string& name : wanted.plans)
+        if (std::count(names.begin(), names.end(), name) == 0)
+            throw RequestError(fmt::format("{}: no such preset {}: {}", settings.where("plans"), in_quotes(name),
+                                           expected_one_of(name, names)));
+    return plans;
+}
+
+Status run(const Invocation& call, const Wanted& wanted) {
+    const std::string& on = call.common.device;
+    const std::vector<const RoundingPlan*> plans = chosen(wanted, call.settings);
+    if (on == "cuda") {
+        const device::Info info = device::info();
+        if (call.talks())
+            remark(fmt::format("{}, compute capability {}.{}, {:.0f} GiB", info.name, info.major, info.minor,
+                               static_cast<double>(info.memory) * 0x1p-30));
+    }
+    watch_for_interrupts();
+    InputShape shape;
+    shape.heads = wanted.heads;
+    shape.kv_heads = wanted.heads;
+    shape.queries = shape.keys = wanted.queries;
+    shape.head_dim = wanted.head_dim;
+    Listing listing{"selftest",
+                    {{"plan", "plan", {}},
+                     {"elements", "elements", {}},
+                     {"differing", "differing", {}},
+                     {"cpu_seconds", "cpu, s", {}},
+                     {"device_seconds", fmt::format("{}, s", on), {}}}};
+    Tally all;
+    Progress progress(call.talks());
+    for (std::size_t p = 0; p < plans.size(); ++p) {
+        Tally tally;
+        double cpu = 0, device = 0;
+        for (const InputFamily& family : input_families()) {
+            if (interrupted()) throw WorkError("interrupted: the plans before were whole, and nothing is written");
+            progress.update(p, plans.size(), plans[p]->name);
+            const LayerCapture layer = make_inputs(family, shape, static_cast<std::uint64_t>(wanted.seed));
+            const RoundingPlan plan = for_head_dim(*plans[p], static_cast<int>(layer.head_dim()), layer.causal);
+            const std::vector<attribution::Group> cut =
+                attribution::groups_of(layer, {}, static_cast<std::uint64_t>(wanted.seed));
+            std::vector<HeadGroup> groups;
+            for (const attribution::Group& group : cut) groups.push_back(group.inputs);
+            if (emulated::beyond(groups.front())) continue;
+            const Side reference = on_cpu(groups, plan), other = in_device_form(on, groups, plan);
+            tally.add(reference, other);
+            cpu += reference.seconds;
+            device += other.seconds;
+        }
+        all.elements += tally.elements;
+        all.differing += tally.differing;
+        const std::vector<std::string> row{plans[p]->name, fmt::format("{}", tally.elements),
+                                           fmt::format("{}", tally.differing), fmt::format("{:.3f}", cpu),
+                                           fmt::format("{:.3f}", device)};
+        for (std::size_t c = 0; c < row.size(); ++c) listing.columns[c].values.push_back(row[c]);
+    }
+    progress.clear();
+    present(listing, call);
+    if (call.talks())
+        remark(fmt::format("{} of {} elements of o, lse, dq, dk and dv differ from the CPU's", all.differing,
+                           all.elements));
+    return all.differing == 0 ? Status::done : Status::failed;
+}
+
+Run declare(Settings& settings) {
+    auto wanted = std::make_shared<Wanted>();
+    settings.list("plans", wanted->plans, "NAME[,…]", "Presets to test (default: all)");
+    settings.integer("queries", wanted->queries, 8, "N", "Length of the sequence (default 96)", 1 << 16);
+    settings.integer("heads", wanted->heads, 1, "N", "Heads of each input (default 2)", 1 << 12);
+    settings.integer("head-dim", wanted->head_dim, 8, "N", "Width of a head (default 64)", 1 << 10);
+    settings.integer("seed", wanted->seed, 0, "N", "Of the inputs and of stochastic rounding (default 1)");
+    return [wanted](const Invocation& call) { return run(call, *wanted); };
+}
+
+}  // namespace
+
+Command selftest_command() {
+    return {"selftest", "Whether the emulated kernel gives the same bits on a device",
+            "  faultline selftest --device cuda", declare};
+}
+
+}  // namespace faultline::cli

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a streaming softmax does with one row of a tile: its maximum and its sum. Compiles for host and device, so that both
+// add in the same order.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include <faultline/base/host_device.hpp>
+#include <faultline/plan/schedule.hpp>
+#include <faultline/random/bits_as.hpp>
+
+namespace faultline {
+
+/// Partial sums of a row in this order, which meet only when the row is read.
+FAULTLINE_HD constexpr int lanes_of(RowSumOrder order) { return order == RowSumOrder::quad ? 4 : 1; }
+
+/// The row's sum as the kernel joins its lanes, each addition rounded by `rounded`.
+template <class Round>
+[[nodiscard]] FAULTLINE_HD double joined_lanes(const double* lanes, RowSumOrder order, Round&& rounded) {
+    if (lanes_of(order) == 1) return lanes[0];
+    return rounded(rounded(lanes[0] + lanes[2]) + rounded(lanes[1] + lanes[3]));  // shuffle by 2, then by 1
+}
+
+/// The tree of neighbours over p[0..count), an odd one moving up unchanged: like a binary counter, a finished subtree of 2^l
+/// leaves waits until its neighbour is finished; those left over join from the smallest up. count > 0.
+template <class Round>
+[[nodiscard]] FAULTLINE_HD double tree_of_neighbours(const double* p, std::ptrdiff_t count, Round&& rounded) {
+    double waiting[64];
+    int level[64];
+    int depth = 0;
+    for (std::ptrdiff_t j = 0; j < count; ++j) {
+        double sum = p[j];
+        int l = 0;
+        while (depth > 0 && level[depth - 1] == l) {
+            sum = rounded(waiting[--depth] + sum);
+            ++l;
+        }
+        waiting[depth] = sum;
+        level[depth++] = l;
+    }
+    double sum = waiting[--depth];
+    while (depth > 0) sum = rounded(waiting[--depth] + sum);
+    return sum;
+}
+
+/// lanes <- lanes alpha + sum_j p[j] in the kernel's order, every operation rounded by `rounded`.
+template <class Round>
+FAULTLINE_HD void add_row(const double* p, std::ptrdiff_t count, RowSumOrder order, double alpha, double* lanes,
+                          Round&& rounded) {
+    if (order != RowSumOrder::quad) lanes[0] = rounded(lanes[0] * alpha);
+    switch (order) {
+        case RowSumOrder::sequential:
+            for (std::ptrdiff_t j = 0; j < count; ++j) lanes[0] = rounded(lanes[0] + p[j]);
+            return;
+        case RowSumOrder::quad:
+            for (std::ptrdiff_t t = 0; t < 4; ++t) {
+                const std::ptrdiff_t first = 2 * t;
+                // lane and alpha are floats, so their product is exact in binary64 and this is one fma.
+                lanes[t] = rounded(lanes[t] * alpha + (first < count ? p[first] : 0.0));
+                for (std::ptrdiff_t j = first + 1; j < count; j += (j % 2 == 1) ? 7 : 1)
+                    lanes[t] = rounded(lanes[t] + p[j]);
+            }
+            return;
+        case RowSumOrder::warp_of_32:
+            for (std::ptrdiff_t block = 0; block < count; block += 32) {
+                double lane[4] = {0, 0, 0, 0};
+                for (std::ptrdiff_t j = block; j < count && j < block + 32; ++j) {
+                    double& sum = lane[(j % 8) / 2];
+                    sum = rounded(sum + p[j]);
+                }
+                lanes[0] = rounded(lanes[0] + rounded(rounded(lane[0] + lane[1]) + rounded(lane[2] + lane[3])));
+            }
+            return;
+        case RowSumOrder::pairwise:
+            if (count > 0) lanes[0] = rounded(lanes[0] + tree_of_neighbours(p, count, rounded));
+            return;
+    }
+}
+
+/// The maximum that a tile's scores lead to from the old one, before the row_max site rounds it. `logit_per_score`: how
+/// many nats a unit of the scores is; `exponent`: what the scores are multiplied with in the exponent (Scales).
+[[nodiscard]] FAULTLINE_HD inline double next_maximum(const double* s, std::ptrdiff_t count, double old_maximum,
+                                                      const Schedule& schedule, double logit_per_score,
+                                                      double exponent) {
+    constexpr double none = detail::bits_as<double>(std::uint64_t{0xFFF} << 52);  // -inf
+    double tile_maximum = none;
+    for (std::ptrdiff_t j = 0; j < count; ++j) tile_maximum = tile_maximum < s[j] ? s[j] : tile_maximum;
+    if (schedule.max_policy == MaxPolicy::stable && tile_maximum > none) {
+        // Algorithm 1 of arXiv 2510.04212 with its tolerance: a repeated maximum of a tile is moved off the scores, so that
+        // no probability is exactly 1.
+        const double tolerance = schedule.stable_tolerance / logit_per_score;
+        std::ptrdiff_t repeats = 0;
+        for (std::ptrdiff_t j = 0; j < count; ++j) repeats += s[j] >= tile_maximum - tolerance ? 1 : 0;
+        if (repeats >= 2 && tile_maximum > 0)
+            tile_maximum = schedule.stable_beta * tile_maximum;
+        else if (repeats >= 2 && tile_maximum < 0)
+            tile_maximum = 0;
+    }
+    const double maximum = old_maximum < tile_maximum ? tile_maximum : old_maximum;
+    // FlashAttention-4: keep the old maximum while the rescale that the new one asks for is small.
+    if (schedule.max_policy == MaxPolicy::lazy && old_maximum > none &&
+        (maximum - old_maximum) * exponent <= schedule.max_threshold)
+        return old_maximum;
+    return maximum;
+}
+
+}  // namespace faultline

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// A build without the device back end.
+#include <faultline/base/error.hpp>
+#include <faultline/device/device.hpp>
+
+namespace faultline::device {
+namespace {
+
+[[noreturn]] void fail() {
+    throw WorkError("device cuda: this build has no device back end: expected one configured with the preset cuda");
+}
+
+}  // namespace
+
+bool is_built() { return false; }
+Info info() { fail(); }
+std::vector<GroupForward> attention_forward(std::span<const HeadGroup>, const RoundingPlan&) { fail(); }
+std::vector<GroupBackward> attention_backward(std::span<const HeadGroup>, std::span<const GroupForward>,
+                                              const RoundingPlan&) {
+    fail();
+}
+
+}  // namespace faultline::device

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// One element of a product of matrices in any order and width of summation: lib/tensor_core's reference, for both sides.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+
+#include <faultline/tensor_core/accumulate.hpp>
+#include <faultline/tensor_core/fused_add.hpp>
+
+namespace faultline::emulated {
+
+/// The sum of a tree of neighbours (an odd one moves up unchanged) over x(0), …, x(count - 1), count > 0, like a binary
+/// counter: a finished subtree of 2^l leaves waits until its neighbour is finished; those left over join from the smallest up.
+template <class F>
+FAULTLINE_HD float tree_sum(std::ptrdiff_t count, F&& x) {
+    float waiting[64];
+    int level[64];
+    int depth = 0;
+    for (std::ptrdiff_t i = 0; i < count; ++i) {
+        float sum = x(i);
+        int l = 0;
+        while (depth > 0 && level[depth - 1] == l) {
+            sum = waiting[--depth] + sum;
+            ++l;
+        }
+        waiting[depth] = sum;
+        level[depth++] = l;
+    }
+    float sum = waiting[--depth];
+    while (depth > 0) sum = waiting[--depth] + sum;
+    return sum;
+}
+
+/// Numbers that stand `step` elements apart.
+struct Strided {
+    const double* first;
+    std::ptrdiff_t step;
+
+    [[nodiscard]] FAULTLINE_HD double operator()(std::ptrdiff_t i) const { return first[i * step]; }
+};
+
+/// c + sum over i < k of x(i) * y(i).
+FAULTLINE_HD_CALLED inline double dot(const Accumulation& accumulation, std::ptrdiff_t k, double c, Strided x,
+                                      Strided y) {
+    using Kind = Accumulation::Kind;
+    const auto xf = [&](std::ptrdiff_t i) { return static_cast<float>(x(i)); };
+    const auto yf = [&](std::ptrdiff_t i) { return static_cast<float>(y(i)); };
+    if (k == 0) return c;
+    switch (accumulation.kind) {
+        case Kind::exact:
+            for (std::ptrdiff_t i = 0; i < k; ++i) c += x(i) * y(i);
+            return c;
+        case Kind::sequential: {
+            auto sum = static_cast<float>(c);
+            for (std::ptrdiff_t i = 0; i < k; ++i) sum += xf(i) * yf(i);
+            return static_cast<double>(sum);
+        }
+        case Kind::fma: {
+            auto sum = static_cast<float>(c);
+            for (std::ptrdiff_t i = 0; i < k; ++i) sum = fmaf(xf(i), yf(i), sum);
+            return static_cast<double>(sum);
+        }
+        case Kind::pairwise: {
+            const float products = tree_sum(k, [&](std::ptrdiff_t i) { return xf(i) * yf(i); });
+            return static_cast<double>(static_cast<float>(c) + products);
+        }
+        case Kind::fused:
+            break;
+    }
+    const MatrixUnit& unit = accumulation.unit;
+    for (std::ptrdiff_t first = 0; first < k; first += unit.terms) {
+        const std::ptrdiff_t rest = k - first;
+        const int count = rest < unit.terms ? static_cast<int>(rest) : unit.terms;
+        c = fused::add(
+            unit, [&](int i) { return x(first + i); }, [&](int i) { return y(first + i); }, count, c);
+    }
+    return c;
+}
+
+}  // namespace faultline::emulated
