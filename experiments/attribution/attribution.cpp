@@ -168,6 +168,9 @@ LayerAttribution attribute(const LayerCapture& layer, const RoundingPlan& plan, 
     a.head_dim = layer.head_dim();
     a.head_dim_v = layer.v.cols;
     a.causal = layer.causal;
+    a.softcap = layer.softcap;
+    a.has_sinks = !layer.sink.empty();
+    if (layer.dropout) a.keep = layer.keep;
     a.sites = work.sites;
     a.faults.resize(work.faults.list.size());
     for (const GroupBase& base : first.bases)

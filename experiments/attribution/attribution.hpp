@@ -109,6 +109,9 @@ struct LayerAttribution {
     std::vector<std::ptrdiff_t> head_indices;  ///< query heads of each batch element that this speaks of: all, or those
                                                ///< asked for with those that share their keys; [head] below runs over
                                                ///< them, batch by batch
+    double softcap = 0;                        ///< 0: none
+    bool has_sinks = false;
+    std::optional<double> keep;  ///< of dropout; empty: nothing is dropped
     bool causal = true;
     std::vector<Site> sites;            ///< the plan's rounding sites, schedule order
     std::vector<Realised> faults;       ///< parallel to AttributionOptions::faults: what each did in the plan's run

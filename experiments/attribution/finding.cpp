@@ -41,6 +41,14 @@ std::vector<std::size_t> by_weight(const OutputAttribution& output) {
     return order;
 }
 
+std::string modified_text(const LayerAttribution& layer) {
+    std::string text;
+    if (layer.softcap > 0) text += fmt::format(", softcap {:g}", layer.softcap);
+    if (layer.has_sinks) text += ", sinks";
+    if (layer.keep) text += fmt::format(", dropout keeps {:g}", *layer.keep);
+    return text;
+}
+
 namespace {
 
 /// The kernel whose output the plan comes nearest to, or null.

@@ -14,6 +14,8 @@ namespace faultline::attribution {
 [[nodiscard]] std::string share_text(double share);
 /// With its sign; "-" where it is not finite.
 [[nodiscard]] std::string signed_text(double x, int decimals = 3);
+/// What the problem has beyond scores and mask, as ", softcap 30, sinks, dropout keeps 0.9"; empty for nothing.
+[[nodiscard]] std::string modified_text(const LayerAttribution& layer);
 
 /// What a site matters: its share, or what it does alone where others then hide it; both of squared error.
 [[nodiscard]] double weight(const OutputAttribution& output, std::size_t site);

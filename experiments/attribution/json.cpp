@@ -127,6 +127,9 @@ ordered_json layer_json(const LayerAttribution& layer, const RoundingPlan& plan)
                      {"head_dim", layer.head_dim},
                      {"head_dim_v", layer.head_dim_v},
                      {"causal", layer.causal},
+                     {"softcap", layer.softcap},
+                     {"sinks", layer.has_sinks},
+                     {"keep", layer.keep ? ordered_json(*layer.keep) : ordered_json(nullptr)},
                      {"outputs", std::move(outputs)}};
     out["rows"] = {{"count", layer.rows.p_max.size()},
                    {"saturated_fraction", number(layer.rows.saturated_fraction)},

@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include <faultline/attribution/finding.hpp>
 #include <faultline/attribution/level.hpp>
 #include <faultline/attribution/svg.hpp>
 #include <faultline/attribution/table.hpp>
@@ -217,9 +218,10 @@ std::string rows_of(const LayerAttribution& layer) {
 }
 
 std::string layer_section(const LayerAttribution& layer) {
-    std::string out = fmt::format(
-        "<h2>{}</h2>\n<p>{} query heads, {} key heads, {} queries x {} keys, head size {}, {}</p>\n", html(layer.name),
-        layer.heads, layer.kv_heads, layer.seq_q, layer.seq_k, layer.head_dim, layer.causal ? "causal" : "not causal");
+    std::string out =
+        fmt::format("<h2>{}</h2>\n<p>{} query heads, {} key heads, {} queries x {} keys, head size {}, {}</p>\n",
+                    html(layer.name), layer.heads, layer.kv_heads, layer.seq_q, layer.seq_k, layer.head_dim,
+                    (layer.causal ? "causal" : "not causal") + attribution::modified_text(layer));
     out += errors_table(layer);
     out += rows_of(layer);
     for (const OutputAttribution& output : layer.outputs) {

@@ -16,6 +16,7 @@ namespace faultline {
 namespace {
 
 using attribution::by_weight;
+using attribution::modified_text;
 using attribution::share_text;
 using attribution::signed_text;
 using attribution::verdict;
@@ -191,7 +192,7 @@ std::string layer_head(const LayerAttribution& layer, const Pen& pen) {
                             layer.kv_heads != layer.heads ? " (those that share keys go together)" : "");
     std::string out = "\n" + pen(Color::bold, escaped(layer.name)) +
                       fmt::format("   {}, {} x {}, head_dim {}{}\n", heads, layer.seq_q, layer.seq_k, layer.head_dim,
-                                  layer.causal ? ", causal" : "");
+                                  (layer.causal ? ", causal" : "") + modified_text(layer));
     for (const Realised& fault : layer.faults)
         out += fmt::format("  fault: {:.3g}% of the values' rms ({:.3g}% asked), sign coherence {:.2f}, {} values\n",
                            100 * fault.relative_rms(),

@@ -98,6 +98,9 @@ class LayerWriter {
         set("batch", layer_.batch), set("heads", layer_.heads), set("kv_heads", layer_.kv_heads),
             set("seq_q", layer_.seq_q), set("seq_k", layer_.seq_k);
         set("head_dim", layer_.head_dim), set("head_dim_v", layer_.head_dim_v), set("causal", layer_.causal ? 1 : 0);
+        set("sinks", layer_.has_sinks ? 1 : 0);
+        file_.attribute(object, "softcap", layer_.softcap);
+        file_.attribute(object, "keep", layer_.keep.value_or(1));
         set("truth_slow_elements", static_cast<std::int64_t>(layer_.truth_slow_elements));
         file_.attribute(object, "saturated_fraction", layer_.rows.saturated_fraction);
         file_.attribute(object, "zero_sum_rms", layer_.rows.zero_sum_rms);

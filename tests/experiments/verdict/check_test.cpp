@@ -19,7 +19,7 @@ namespace {
 using ::testing::HasSubstr;
 using testing::made_capture;
 
-constexpr testing::MadeShape shape{.heads = 2, .kv_heads = 1, .n = 96, .d = 32};
+const testing::MadeShape shape{.heads = 2, .kv_heads = 1, .n = 96, .d = 32};
 
 CheckOptions quick() {
     CheckOptions options;
