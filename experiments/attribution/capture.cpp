@@ -280,8 +280,9 @@ Capture capture_of(const TensorSet& given, const CaptureOptions& options) {
     if (options.scale && !(std::isfinite(*options.scale) && *options.scale > 0)) {
         throw RequestError(fmt::format("scale: {}: expected a positive number", *options.scale));
     }
-    if (options.softcap && !(std::isfinite(*options.softcap) && *options.softcap >= 0))
-        throw RequestError(fmt::format("softcap: {}: expected a number of 0 or more", *options.softcap));
+    if (options.softcap && !is_softcap(*options.softcap))
+        throw RequestError(fmt::format("softcap: {}: expected 0 for none, or a number from {} to {}", *options.softcap,
+                                       least_softcap, most_softcap));
     Capture capture;
     capture.path = file.source;
     capture.metadata = {file.metadata.begin(), file.metadata.end()};

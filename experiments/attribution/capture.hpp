@@ -90,6 +90,10 @@ struct Allowances {
     bool mask_min = false;     ///< a mask of the format's most negative finite number in place of -inf: read as -inf
 };
 
+/// Caps that fp32 kernels can work with: scale/c, and c times a tanh, stay far inside its range.
+inline constexpr double least_softcap = 1e-30, most_softcap = 1e30;
+[[nodiscard]] constexpr bool is_softcap(double c) { return c == 0 || (c >= least_softcap && c <= most_softcap); }
+
 struct CaptureOptions {
     std::vector<std::string> layers;  ///< empty: all
     std::optional<bool> causal;       ///< empty: the metadata's "causal", or true where there is no mask tensor

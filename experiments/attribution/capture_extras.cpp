@@ -75,9 +75,9 @@ HeadArray dropout_mask(const TensorSet& file, const Tensor& tensor, const LayerC
 }  // namespace
 
 void read_extras(const TensorSet& file, const CaptureOptions& options, LayerCapture& layer) {
-    const std::optional<double> softcap = number_of(
-        file, layer.name, "softcap", [](double x) { return std::isfinite(x) && x >= 0; },
-        "a number of 0 or more, 0 for none");
+    const std::optional<double> softcap =
+        number_of(file, layer.name, "softcap", is_softcap,
+                  fmt::format("0 for none, or a number from {} to {}", least_softcap, most_softcap));
     layer.softcap = options.softcap.value_or(softcap.value_or(0));
     if (const Tensor* sink = file.find(layer.name + ".sink")) layer.sink = sink_logits(file, *sink, layer);
     const Tensor* mask = file.find(layer.name + ".dropout");

@@ -25,12 +25,24 @@ Tensor in_binary64(const std::string& name, std::vector<std::int64_t> shape, con
     return faultline::make_tensor<double>(name, std::move(shape), values);
 }
 
+/// Whether the layer's rows are packed or in pages, where heads are not the third axis from the end.
+bool has_rows_first(const TensorSet& file, const std::string& layer) {
+    for (const char* list : {"cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "block_table"})
+        if (file.find(layer + "." + list) != nullptr) return true;
+    return false;
+}
+
 /// x times one number for all, or for each head.
-Tensor descaled(const TensorSet& file, const Tensor& x, const Tensor& factor) {
+Tensor descaled(const TensorSet& file, const Tensor& x, const Tensor& factor, bool rows_first) {
     const std::size_t rank = x.shape.size();
     const std::int64_t heads = rank >= 3 ? x.shape[rank - 3] : 1, batch = rank >= 4 ? x.shape[0] : 1;
-    const std::int64_t count = factor.size();
-    if (!is_float(factor.dtype) || rank < 2 || rank > 4 || (count != 1 && count != heads && count != batch * heads))
+    using Shape = std::vector<std::int64_t>;
+    const bool fits = factor.size() == 1 || factor.shape == Shape{heads} || factor.shape == Shape{batch, heads};
+    if (rows_first && factor.size() != 1)
+        refuse(file, factor.name,
+               fmt::format("shape {}: expected one number, beside packed or paged rows",
+                           faultline::shape_text(factor.shape)));
+    if (!is_float(factor.dtype) || rank < 2 || rank > 4 || !fits)
         refuse(file, factor.name,
                fmt::format("dtype {}, shape {}: expected one floating-point number, [{}] or [{}, {}] (batch, heads)",
                            print_name(factor.dtype), faultline::shape_text(factor.shape), heads, batch, heads));
@@ -51,7 +63,8 @@ std::vector<double> elements(const Tensor& x) {
     return values;
 }
 
-Tensor block_scaled(const TensorSet& file, const Tensor& x, const Tensor& scale, const Tensor* global) {
+Tensor block_scaled(const TensorSet& file, const Tensor& x, const Tensor& scale, const Tensor* global,
+                    bool rows_first) {
     const bool nv = scale.dtype == Dtype::e4m3;
     const bool is_fp8 = x.dtype == Dtype::e4m3 || x.dtype == Dtype::e5m2;
     if (!(nv || scale.dtype == Dtype::u8) || !(x.dtype == Dtype::u8 || (is_fp8 && !nv)))
@@ -70,7 +83,8 @@ Tensor block_scaled(const TensorSet& file, const Tensor& x, const Tensor& scale,
     const auto blocks = [&](std::int64_t n) { return (n + block - 1) / block; };
     const std::int64_t scale_rows = scale.shape[rank - 2], scale_cols = scale.shape[rank - 1];
     const bool along = scale_rows == rows && scale_cols == blocks(cols);
-    const bool down = scale_rows == blocks(rows) && scale_cols == cols;
+    // Down the sequence, which is the last axis but one only where rows are neither packed nor in pages.
+    const bool down = !rows_first && scale_rows == blocks(rows) && scale_cols == cols;
     bool leading = along || down;
     for (std::size_t d = 0; d + 2 < rank; ++d) leading = leading && scale.shape[d] == shape[d];
     if (!leading)
@@ -122,7 +136,9 @@ std::optional<TensorSet> inputs_unscaled(const TensorSet& file) {
                 refuse(file, name, fmt::format("stands beside {}_scale: expected one of them", x_name));
             if (!out) out = file;
             const Tensor* global = file.find(x_name + "_global_scale");
-            out->tensors[x_name] = is_descale ? descaled(file, *x, tensor) : block_scaled(file, *x, tensor, global);
+            const bool rows_first = has_rows_first(file, layer);
+            out->tensors[x_name] = is_descale ? descaled(file, *x, tensor, rows_first)
+                                              : block_scaled(file, *x, tensor, global, rows_first);
             out->tensors.erase(name);
             if (global != nullptr) out->tensors.erase(global->name);
         }

@@ -64,10 +64,11 @@ class Side {
     enum class Kind { padded, packed, paged };
 
     Kind kind = Kind::padded;
-    Lengths lengths;                ///< per sequence
-    Lengths starts;                 ///< packed: first row
-    Lengths table;                  ///< paged: [sequence, entry]
-    std::int64_t per_sequence = 0;  ///< paged: entries of a sequence
+    Lengths lengths;                   ///< per sequence
+    Lengths starts;                    ///< packed: first row
+    Lengths table;                     ///< paged: [sequence, entry]
+    std::int64_t per_sequence = 0;     ///< paged: entries of a sequence
+    std::int64_t pages = 0, page = 0;  ///< paged: how many, and rows of one
 
     /// The rows of sequence `s` in a tensor of this side. Refuses a tensor of another shape than `like`, which is the side's
     /// own, but for its last dimension (and heads).
@@ -88,6 +89,7 @@ class Side {
             for (std::int64_t i = 0; i < count; ++i) row_at(starts[s] + i, rows.heads * rows.cols);
         } else if (kind == Kind::paged) {
             rows.heads = shape[2], rows.head_stride = rows.cols;
+            expect(file, tensor, shape[0] == pages && shape[1] == page);
             for (std::int64_t i = 0; i < count; ++i) {
                 const std::int64_t page =
                     table[static_cast<std::size_t>(static_cast<std::int64_t>(s) * per_sequence + i / shape[1])];
@@ -105,7 +107,7 @@ class Side {
   private:
     [[nodiscard]] std::string layout() const {
         if (kind == Kind::packed) return fmt::format("[{}, heads, head_dim], packed sequences", starts.back());
-        if (kind == Kind::paged) return "[pages, page size, heads, head_dim]";
+        if (kind == Kind::paged) return fmt::format("[{}, {}, heads, head_dim], pages of the cache", pages, page);
         return fmt::format("[{}, heads, seq, head_dim]", lengths.size());
     }
     void expect(const TensorSet& file, const Tensor& tensor, bool fits) const {
@@ -164,6 +166,7 @@ Side paged(const TensorSet& file, const Tensor& cache, const Tensor& table, cons
             file, cache.name,
             fmt::format("shape {}: expected [pages, page size, heads, head_dim]", faultline::shape_text(cache.shape)));
     const std::int64_t pages = cache.shape[0], page = cache.shape[1];
+    side.pages = pages, side.page = page;
     if (table.shape[0] != static_cast<std::int64_t>(side.lengths.size()))
         refuse(file, table.name,
                fmt::format("shape {}: expected a row for each of the {} sequences", faultline::shape_text(table.shape),
@@ -191,6 +194,19 @@ class Splitter {
         const Tensor* both = find("cu_seqlens");
         const Tensor* cu_q = find("cu_seqlens_q") != nullptr ? find("cu_seqlens_q") : both;
         const Tensor* cu_k = find("cu_seqlens_k") != nullptr ? find("cu_seqlens_k") : both;
+        // What would be ignored, is refused: two lists of one side's lengths may say different things.
+        const auto expect_alone = [&](const char* one, const char* other) {
+            if (find(one) != nullptr && find(other) != nullptr)
+                refuse(file_, layer_ + "." + one,
+                       fmt::format("stands beside {}: expected one of them", in_quotes(layer_ + "." + other)));
+        };
+        for (const char* list : {"cu_seqlens", "cu_seqlens_q"}) expect_alone("seqused_q", list);
+        for (const char* list : {"cu_seqlens", "cu_seqlens_k"})
+            if (find("block_table") == nullptr) expect_alone("seqused_k", list);
+        expect_alone("cu_seqlens_q", "cu_seqlens");
+        expect_alone("cu_seqlens_k", "cu_seqlens");
+        expect_alone("cu_seqlens_k", "block_table");
+        expect_alone("cu_seqlens", "block_table");
         queries_ = cu_q != nullptr ? packed(file_, *cu_q) : padded(file_, required("q"), find("seqused_q"));
         if (const Tensor* table = find("block_table"))
             keys_ = paged(file_, required("k"), *table, find("seqused_k"));

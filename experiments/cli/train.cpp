@@ -6,6 +6,7 @@
 #include <memory>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include <faultline/base/error.hpp>
@@ -119,7 +120,12 @@ Status run(const TrainCommand& own, const Invocation& call) {
     const TrainData data = read_data(own.train, settings);
     end_if_interrupted();
     const int threads = call.common.threads > 0 ? static_cast<int>(call.common.threads) : hardware_threads();
-    const gpt::TrainConfig config = train_config(own.train, settings, data, threads);
+    gpt::TrainConfig config = train_config(own.train, settings, data, threads);
+    std::vector<std::string> planted, hashes;
+    for (const Fault& fault : faults) planted.push_back(to_string(fault));
+    for (const InputHash& input : data.inputs()) hashes.push_back(input.hash);
+    config.also = {{"data", fmt::format("{}", fmt::join(hashes, " "))},
+                   {"inject", fmt::format("{}", fmt::join(planted, " "))}};
 
     const RoundingPlan fast = gpt::fast_plan(config.model.bf16);
     FaultHooks hooks(faults, config.model.layers, config.model.heads, [&](int layer, int head) {

@@ -108,8 +108,10 @@ void Trainer::restore(const TensorSet& set) {
         const auto found = set.metadata.find("config." + key);
         const std::string was = found == set.metadata.end() ? "missing" : found->second;
         if (was != value)
-            throw RequestError(fmt::format("{}: {}: the checkpoint is of a run with {}: expected {}", set.source, key,
-                                           in_quotes(was), in_quotes(value)));
+            throw RequestError(
+                fmt::format("{}: {}: the checkpoint is of a run with {}: expected {}, as this command "
+                            "asks for; a run goes on with the options that it began with",
+                            set.source, key, in_quotes(was), in_quotes(value)));
     }
     const std::size_t size = model_.weights().size();
     const std::size_t layers = qk_switch_.size(), heads = static_cast<std::size_t>(config_.model.heads);

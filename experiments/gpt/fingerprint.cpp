@@ -56,6 +56,7 @@ std::vector<std::pair<std::string, std::string>> fingerprint(const TrainConfig& 
     put("monitor-every", c.monitor_every);
     put("validate-every", c.validate_every);
     put("validation-batches", c.validation_batches);
+    all.insert(all.end(), c.also.begin(), c.also.end());
     return all;
 }
 

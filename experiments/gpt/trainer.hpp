@@ -7,6 +7,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <faultline/gpt/data.hpp>
@@ -31,6 +32,8 @@ struct TrainConfig {
     int validate_every = 250;    ///< steps between validations; 0: never. The last step is always validated
     int validation_batches = 8;  ///< of `batch` windows, the same ones each time
     int threads = 1;
+    /// (key, value) of what else a later step depends on, and a run may not go on without: the data by hash, the faults.
+    std::vector<std::pair<std::string, std::string>> also;
 };
 
 /// The value that first stopped being a number, and in which step.

@@ -89,7 +89,12 @@ TensorSet read_hdf5_capture(const std::string& path) {
         if (std::find(manifest_names.begin(), manifest_names.end(), name) != manifest_names.end()) continue;
         const auto value = reader.attribute("", name);
         const bool prefixed = std::string_view(name).starts_with(metadata_prefix);
-        if (value) set.metadata[prefixed ? name.substr(metadata_prefix.size()) : name] = *value;
+        const std::string key = prefixed ? name.substr(metadata_prefix.size()) : name;
+        // What changes the function must not be passed over.
+        if (!value && (key == "causal" || key == "scale" || key == "softcap" || key == "keep"))
+            throw RequestError(fmt::format("{}: attribute \"{}\": is neither text nor one number: expected {}", path,
+                                           name, key == "causal" ? "the text true or false" : "one number"));
+        if (value) set.metadata[key] = *value;
     }
     return set;
 }

@@ -90,6 +90,9 @@ void check_problem(const TruthProblem& problem) {
     if (!(problem.keep > 0 && problem.keep <= 1))
         throw RequestError("attention truth: keep is " + std::to_string(problem.keep) +
                            ": a probability above 0 and at most 1 expected");
+    if (problem.keep != 1 && problem.dropout.empty())
+        throw RequestError("attention truth: keep is " + std::to_string(problem.keep) +
+                           " without a dropout mask: the mask of what is kept, or 1, expected");
 }
 
 GroupTruth shaped_truth(const TruthProblem& problem, bool with_matrices) {

@@ -36,7 +36,7 @@ std::vector<Variant> variants() {
             {"exact", RoundingPlan{}}};
 }
 
-enum Result_ : unsigned { o = 1, lse = 2, dq = 4, dk = 8, dv = 16 };
+enum Result_ : unsigned { o = 1, lse = 2, dq = 4, dk = 8, dv = 16, dsink = 32 };
 constexpr unsigned gradients = dq | dk | dv;
 
 /// What a fault at a site reaches, by the flow of data in FlashAttention (arXiv 2205.14135, algorithms 1 and 4): o enters
@@ -102,10 +102,44 @@ unsigned downstream(Site site, const Schedule& s) {
             return dq;
         case Site::kv_group_reduce:
             return dk | dv;
+        case Site::softcap:
+            return o | lse | gradients | dsink;
+        case Site::sink_exp:
+        case Site::sink_sum:
+            return through_delta | lse | gradients | dsink;
+        case Site::p_dropout:  // p again in the backward, for dv
+            return through_delta | dv | (s.delta_from == DeltaFrom::o ? dsink : 0U);
+        case Site::bwd_softcap:
+            return gradients;
+        case Site::dp_dropout:  // of which delta is made under autograd
+            return dq | dk | (needs_dp(s.delta_from) ? dsink : 0U);
+        case Site::ds_softcap:
+            return dq | dk;
+        case Site::sink_p:
+        case Site::dsink:
+            return dsink;
         case Site::scale:
             break;
     }
     return 0;
+}
+
+/// Sites that only a problem with a softcap, sinks and dropout passes.
+bool is_of_modified(Site site) {
+    switch (site) {
+        case Site::softcap:
+        case Site::sink_exp:
+        case Site::sink_sum:
+        case Site::p_dropout:
+        case Site::bwd_softcap:
+        case Site::sink_p:
+        case Site::dp_dropout:
+        case Site::ds_softcap:
+        case Site::dsink:
+            return true;
+        default:
+            return false;
+    }
 }
 
 unsigned difference(const Result& a, const Result& b) {
@@ -117,6 +151,7 @@ unsigned difference(const Result& a, const Result& b) {
     }
     if (a.backward.dk != b.backward.dk) found |= dk;
     if (a.backward.dv != b.backward.dv) found |= dv;
+    if (a.backward.dsink != b.backward.dsink) found |= dsink;
     return found;
 }
 
@@ -148,9 +183,34 @@ TEST(KernelSites, AFaultChangesWhatLiesDownstreamAndNothingElse) {
         }
     }
     for (const SiteInfo& site : sites()) {
-        if (site.site == Site::scale) continue;
+        if (site.site == Site::scale || is_of_modified(site.site)) continue;
         EXPECT_TRUE(reached.contains(site.site)) << site.name << " was passed by no kernel";
     }
+}
+
+TEST(KernelSites, AFaultOfSoftcapSinkOrDropoutChangesWhatLiesDownstreamAndNothingElse) {
+    Head head(n, n, d, 33, 2);
+    head.softcap = 3;
+    head.sink = {0.5, -0.5};
+    head.drop(0.8, 34);
+    std::set<Site> reached;
+    for (const Variant& v : variants()) {
+        if (v.plan.schedule.key_splits > 1) continue;
+        const Result clean = run(head, v.plan);
+        for (const SiteInfo& site : sites()) {
+            if (!is_of_modified(site.site)) continue;
+            AttentionInjector injector(at(site.site, 0.3, Law::random), v.plan, 2);
+            const Result faulty = run(head, v.plan, &injector);
+            const unsigned changed = difference(clean, faulty), allowed = downstream(site.site, v.plan.schedule);
+            if (injector.total().count == 0) {
+                EXPECT_EQ(changed, 0U) << v.name << " " << site.name;
+                continue;
+            }
+            reached.insert(site.site);
+            EXPECT_EQ(changed, allowed) << v.name << " " << site.name << " reaches " << changed << " of " << allowed;
+        }
+    }
+    for (const SiteInfo& site : sites()) EXPECT_EQ(reached.contains(site.site), is_of_modified(site.site)) << site.name;
 }
 
 TEST(KernelSites, NoMagnitudeIsNoInjectorBitForBit) {

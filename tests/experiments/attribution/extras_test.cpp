@@ -126,7 +126,7 @@ TEST(Extras, WhatIsWrongIsNamed) {
     };
     const auto number = [](const char* name, double x) { return make_tensor<double>(name, {1}, std::vector{x}); };
     expect_refused(changed("l.softcap", number("l.softcap", -1)),
-                   "tensor \"l.softcap\": -1: expected a number of 0 or more");
+                   "tensor \"l.softcap\": -1: expected 0 for none, or a number from 1e-30 to 1e+30");
     expect_refused(changed("l.softcap", make_tensor<double>("l.softcap", {2}, std::vector{1.0, 2.0})),
                    "expected one number");
     expect_refused(changed("l.keep", number("l.keep", 0)), "expected a probability above 0 and at most 1");

@@ -160,6 +160,11 @@ TEST(ScaledInputs, WhatDoesNotFitIsNamed) {
         "element [0, 0, 2, 32] is NaN");
     refused([&](TensorSet& s) { s.add(make_tensor<float>("l.k_descale", {5}, std::vector<float>(5, 1))); },
             "expected one floating-point number, [1] or [1, 1]");
+    refused(
+        [&](TensorSet& s) {
+            s.add(make_tensor<float>("l.q_descale", {1, 2}, std::vector<float>(2, 1)));
+        },
+        "shape [1, 2]: expected one floating-point number");
     refused([&](TensorSet& s) { s.add(make_tensor<float>("l.k_global_scale", {1}, std::vector<float>{1})); },
             "stands without l.k_scale");
     refused(

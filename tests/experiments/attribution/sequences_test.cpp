@@ -224,6 +224,26 @@ TEST(Sequences, WhatDoesNotFitIsNamed) {
     refused(paged(), "seqused_k", {}, {}, "stands without LAYER.seqused_k");
     refused(paged(), "block_table", {5, 4}, std::vector<std::int32_t>(20, 0),
             "expected a row for each of the 4 sequences");
+    // What k's pages say holds for v: a cache with fewer pages, or shorter ones, would be read beyond its end.
+    const auto other_cache = [&](std::vector<std::int64_t> shape) {
+        TensorSet set = paged();
+        const std::int64_t count = shape[0] * shape[1] * shape[2] * shape[3];
+        set.tensors.erase("l.v");
+        add(set, "v", std::move(shape), std::vector<float>(static_cast<std::size_t>(count), 1));
+        return set;
+    };
+    const std::vector<std::int64_t> cache = paged().at("l.k").shape;
+    refused(other_cache({cache[0] - 1, cache[1], cache[2], cache[3]}), "none", {}, {}, "pages of the cache");
+    refused(other_cache({cache[0], cache[1] / 2, cache[2], cache[3]}), "none", {}, {}, "pages of the cache");
+    // Two lists of one side's lengths.
+    refused(packed(), "seqused_k", {4}, {9, 12, 33, 60}, "stands beside \"l.cu_seqlens_k\": expected one of them");
+    refused(packed(), "seqused_q", {4}, {5, 12, 1, 70}, "stands beside \"l.cu_seqlens_q\": expected one of them");
+    refused(packed(), "cu_seqlens", {5}, {0, 5, 17, 18, 88}, "expected one of them");
+    refused(paged(), "cu_seqlens_k", {5}, {0, 9, 21, 54, 124}, "stands beside \"l.block_table\"");
+    // Heads are not the third axis from the end there.
+    TensorSet scaled = packed();
+    add(scaled, "k_descale", {2}, {1, 2});
+    refused(std::move(scaled), "none", {}, {}, "expected one number, beside packed or paged rows");
     TensorSet floats = packed();
     floats.tensors.erase("l.cu_seqlens_q");
     add(floats, "cu_seqlens_q", {5}, {0, 5, 17, 18, 88});
