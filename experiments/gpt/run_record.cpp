@@ -133,6 +133,8 @@ void RunRecord::write(const StepReport& report) {
     file_.end_step(report.step);
 }
 
-void RunRecord::close() { file_.close(); }
+void RunRecord::close() {
+    if (declared_) file_.close();  // else no step came, and there is no file to close
+}
 
 }  // namespace faultline::gpt

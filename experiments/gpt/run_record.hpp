@@ -21,6 +21,7 @@ class RunRecord {
     /// Appends the step and flushes. The first one declares the series, those of report.extras too. WorkError when the disk
     /// refuses.
     void write(const StepReport& report);
+    /// Where no step was written the file that was to be made is not; one that was resumed stays as it was.
     void close();
 
   private:

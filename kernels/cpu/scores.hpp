@@ -135,6 +135,16 @@ void cap_scores(Stage<I>& stage, Site site, const TileAt& where, const Scales& s
     const auto hyperbolic_tangent = [](MatrixView<double> t) {
         for_each(t, [](double x, auto, auto) { return std::tanh(x); });
     };
+    // The argument is a tensor where tensors are bf16 or fp16; a rule of fewer bits than fp32 that is neither stands for what
+    // the function returns (tanh.approx), whose argument is in a register.
+    const Format& rule = stage.rule(site).format;
+    const bool of_function = !is_exact(rule) && rule.precision < fp32.precision && rule != bf16 && rule != fp16;
+    const auto round_argument = [&](MatrixView<double> t) {
+        if (of_function)
+            for_each(t, [](double x, auto, auto) { return static_cast<double>(static_cast<float>(x)); });
+        else
+            stage.round_intermediate(site, t);
+    };
     stage.pass(
         site, where, s,
         [&](MatrixView<double> t) {
@@ -143,11 +153,11 @@ void cap_scores(Stage<I>& stage, Site site, const TileAt& where, const Scales& s
             } else {
                 if (scale != 1.0) {
                     for_each(t, [&](double x, auto, auto) { return x * scale; });
-                    stage.round_intermediate(site, t);
+                    round_argument(t);
                 }
                 for_each(t, [&](double x, auto, auto) { return x / scales.cap; });
             }
-            stage.round_intermediate(site, t);
+            round_argument(t);
             hyperbolic_tangent(t);
         },
         [&](MatrixView<double> t) {

@@ -276,6 +276,22 @@ TEST_F(Train, ARunThatExplodesSaysWhere) {
     EXPECT_TRUE(std::filesystem::exists(folder / "nan.checkpoint.safetensors"));
     const RecordReader reader(folder / "nan.h5");
     EXPECT_GE(reader.read("steps/loss").size(), 5);
+    const Outcome at_once = train("50", {"--inject", "delta:multiplicative:1e300", "-o", folder / "once.h5"});
+    EXPECT_EQ(at_once.status, 1);
+    EXPECT_THAT(at_once.err, AllOf(HasSubstr("step 0: layer0."), HasSubstr("is not finite")));
+    EXPECT_TRUE(std::filesystem::exists(folder / "once.checkpoint.safetensors"));
+    EXPECT_FALSE(std::filesystem::exists(folder / "once.h5"));
+    EXPECT_FALSE(std::filesystem::exists(folder / "once.h5.partial"));
+}
+
+TEST_F(Train, AResumedRunHasItsOwnFaultsAndData) {
+    const std::string run = folder / "own.h5";
+    ASSERT_EQ(train("4", {"--inject", "delta:multiplicative:0.3", "-o", run}).status, 0);
+    const Outcome other = train("8", {"--inject", "delta:multiplicative:0.5", "--resume", run});
+    EXPECT_EQ(other.status, 2);
+    EXPECT_THAT(other.err,
+                AllOf(HasSubstr("inject: the checkpoint is of a run with"), HasSubstr("0.3"), HasSubstr("0.5")));
+    EXPECT_EQ(train("8", {"--inject", "delta:multiplicative:0.3", "--resume", run}).status, 0);
 }
 
 }  // namespace
