@@ -2,6 +2,7 @@
 #include <faultline/cli/capture_summary.hpp>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <set>
@@ -96,7 +97,16 @@ void fill(LayerSummary& summary, const LayerCapture& layer) {
 
 /// Whether the tensor is LAYER.q or LAYER.KERNEL.dq: what read_capture looks at.
 bool is_input(std::string_view rest) {
-    return rest == "q" || rest == "k" || rest == "v" || rest == "do" || rest == "mask";
+    constexpr std::array<std::string_view, 10> others{"mask",        "softcap",    "sink",         "dropout",
+                                                      "keep",        "cu_seqlens", "cu_seqlens_q", "cu_seqlens_k",
+                                                      "block_table", "seqused_k"};
+    if (std::find(others.begin(), others.end(), rest) != others.end() || rest == "seqused_q") return true;
+    for (const std::string_view suffix : {"_descale", "_global_scale", "_scale"})
+        if (rest.ends_with(suffix)) {
+            rest.remove_suffix(suffix.size());
+            break;
+        }
+    return rest == "q" || rest == "k" || rest == "v" || rest == "do";
 }
 bool is_observed(std::string_view rest) {
     const std::size_t dot = rest.find('.');

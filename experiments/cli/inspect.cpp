@@ -222,7 +222,8 @@ Status show_capture(const TensorSet& file, const std::string& path, const Invoca
     for (const std::string& line : wrapped(fmt::format("{}", fmt::join(facts, "  ")), 106)) out += "  " + line + "\n";
     for (const LayerSummary& layer : layers) out += layer_text(layer);
     if (!others.empty()) {
-        out += "\nNot used, since no name of theirs is LAYER.{q,k,v,do,mask} or LAYER.KERNEL.{o,dq,dk,dv,lse}:\n";
+        out +=
+            "\nNot used, since no name of theirs is one that a capture has, LAYER.q or LAYER.KERNEL.dq (docs/captures.md):\n";
         for (const TensorSummary& tensor : others)
             out += fmt::format("  {}  {} {}\n", tensor.name, tensor.dtype, tensor.shape);
     }

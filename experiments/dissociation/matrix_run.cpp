@@ -67,6 +67,12 @@ MatrixRun::MatrixRun(const MatrixConfig& matrix, const RunPlan& plan, const gpt:
         config_.validate_every = static_cast<int>(config_.steps);  // a result has a validation loss
     for (const gpt::AttentionChoice& choice : source_.attention) config_.model.attention.push_back(choice);
     if (intervention_.kind == Intervention::Kind::qk_norm) config_.model.qk_norm = gpt::QkNorm::parameter_free;
+    try {
+        gpt::check(config_.model);  // now, and not when the run's turn comes
+    } catch (const RequestError& error) {
+        throw RequestError(fmt::format("source {}, intervention {}: {}", in_quotes(plan.source),
+                                       in_quotes(plan.intervention), error.what()));
+    }
     for (Fault& fault : source_.faults) fault.seed += plan.seed;  // seeds of a matrix draw other signs
     fast_ = gpt::fast_plan(config_.model.bf16);
     faults_ = std::make_unique<FaultHooks>(source_.faults, config_.model.layers, config_.model.heads,

@@ -33,7 +33,11 @@ void check(const ModelConfig& c) {
     at_least_one("vocab", c.vocabulary);
     if (c.width % c.heads != 0)
         throw RequestError(fmt::format("heads: {}: expected a divisor of the width {}", c.heads, c.width));
-    if (!(c.softcap >= 0)) throw RequestError(fmt::format("softcap: {}: expected 0 or more", c.softcap));
+    // Beyond these, in fp32, the cap or what is divided by it is 0 or infinite.
+    constexpr double least_cap = 1e-30, most_cap = 1e30;
+    if (c.softcap != 0 && !(c.softcap >= least_cap && c.softcap <= most_cap))
+        throw RequestError(
+            fmt::format("softcap: {}: expected 0 for none, or {} to {}", c.softcap, least_cap, most_cap));
     if (!(c.z_loss >= 0)) throw RequestError(fmt::format("z-loss: {}: expected 0 or more", c.z_loss));
     for (const AttentionChoice& choice : c.attention) {
         if (choice.layer >= c.layers)

@@ -156,6 +156,10 @@ TEST(Dissociate, RefusesInOneSentence) {
     EXPECT_THAT(said({"--source", "detla:fixed:1"}), HasSubstr("--source: fault \"detla:fixed:1\""));
     EXPECT_THAT(said({"--intervention", "guard:threshold=x"}), HasSubstr("--intervention: intervention"));
     EXPECT_THAT(said({"--monitor-every", "0"}), HasSubstr("sigma_max"));
+    // Before any run is made, so that nothing of it is left.
+    EXPECT_THAT(
+        said({"--source", "delta:multiplicative:0.1", "--source", "plan:fa2:layers=9", "-o", folder / "never.h5"}),
+        HasSubstr("source \"plan:fa2:layers=9\", intervention \"none\": attention: layer 9"));
     EXPECT_THAT(said({"--data", folder / "missing"}), HasSubstr("missing"));
     folder.write("short", "too short");
     EXPECT_THAT(said({"--data", folder / "short"}), HasSubstr("short"));
