@@ -69,6 +69,23 @@ def test_every_figure_of_runs_is_drawn_and_two_are_compared(runs, saved, tmp_pat
         assert (where / f"{kind}.pdf").stat().st_size > 1000 and (where / f"{kind}.png").exists(), kind
 
 
+def test_a_changed_file_is_a_sentence_and_other_figures_are_drawn(runs, attribution, tmp_path, capsys):
+    changed = str(tmp_path / "changed.h5")
+    shutil.copy(attribution, changed)
+    with h5py.File(changed, "a") as file:
+        for layer in [name for name in file if "counterfactual" in file[name]]:
+            del file[f"{layer}/counterfactual/share"]
+    assert main([changed, "-o", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr()
+    assert "cannot be drawn (" in said.err and "expected a file as faultline writes it" in said.err
+    assert said.out
+    shutil.copy(runs[0], changed)
+    with h5py.File(changed, "a") as file:
+        del file["steps/step"]
+    assert main([changed, "-o", str(tmp_path / "out")]) == 2
+    assert "cannot be read (" in capsys.readouterr().err
+
+
 def test_what_a_file_lacks_is_said_with_the_command_that_records_it(attribution, tmp_path, capsys):
     poor = tmp_path / "poor.h5"
     shutil.copy(attribution, poor)

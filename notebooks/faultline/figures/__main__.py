@@ -32,8 +32,14 @@ def main(arguments=None) -> int:
     for path in options.files:
         try:
             trees.append(open_file(path))
+        except FileNotFoundError:
+            print(f"{path}: no such file; expected one that faultline wrote", file=sys.stderr)
+            return 2
         except (OSError, ValueError) as error:
             print(error if path in str(error) else f"{path}: {error}", file=sys.stderr)
+            return 2
+        except (AttributeError, KeyError, RuntimeError) as error:  # a dimension without its scale, and the like
+            print(f"{path}: cannot be read ({error}); expected a file as faultline writes it", file=sys.stderr)
             return 2
         trees[-1].attrs["label"] = os.path.splitext(os.path.basename(path))[0]
     drawn = 0

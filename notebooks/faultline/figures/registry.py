@@ -75,6 +75,9 @@ def write(trees, folder, only=None) -> Iterator[tuple[str, str | None, str | Non
                         yield kind.name, f"{stem}.pdf", None
             except NotRecorded as lacking:
                 yield kind.name, None, str(lacking)
+            except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+                # A file that was cut, changed or written by something else: the other figures are drawn all the same.
+                yield kind.name, None, f"cannot be drawn ({error}); expected a file as faultline writes it"
 
 
 def need(tree, path: str, how: str):
