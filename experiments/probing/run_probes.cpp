@@ -52,11 +52,15 @@ class Run {
         Series s;
         s.axes = reader_.axes(path);
         s.values = reader_.read(path).to_double();
-        if (s.axes.empty() || s.values.size() < steps.size() || s.values.size() % steps.size() != 0)
+        // steps/step is written last: a run that was killed, or is going on, may have more of another series than of it.
+        std::size_t per_step = 1;
+        for (std::size_t d = 1; d < s.axes.size(); ++d) per_step *= static_cast<std::size_t>(s.axes[d].size);
+        if (s.axes.empty() || s.values.size() < steps.size() * per_step)
             throw RequestError(fmt::format("{}: dataset {}: {} numbers: expected as many for each of {} steps",
                                            source(), path, s.values.size(), steps.size()));
         s.axes.erase(s.axes.begin());
-        s.per_step = s.values.size() / steps.size();
+        s.values.resize(steps.size() * per_step);
+        s.per_step = per_step;
         return s;
     }
     [[nodiscard]] const std::string& source() const { return reader_.name(); }
