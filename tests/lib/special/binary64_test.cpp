@@ -56,7 +56,9 @@ TEST(Binary64, ExponentialsAtTheSeamsOfTheReduction) {
             ASSERT_LT(ulps(own::exp2, mpfr_exp2, y), 1.25) << y;
             ASSERT_LT(ulps(own::exp, mpfr_exp, y), 1.25) << y;
         }
-        if (k % 64 == 0) EXPECT_EQ(own::exp2(x), std::ldexp(1.0, k / 64));
+        if (k % 64 == 0) {
+            EXPECT_EQ(own::exp2(x), std::ldexp(1.0, k / 64));
+        }
     }
     EXPECT_EQ(own::exp(0.0), 1.0);
     EXPECT_EQ(own::exp(-0.0), 1.0);
