@@ -181,9 +181,11 @@ const NearerPlan* own_plan(const std::vector<NearerPlan>& nearer) {
     return nearer.empty() ? nullptr : &nearer.front();
 }
 
+/// Of the elements of an output: then the plan is the kernel's.
+constexpr double nearly_all = 0.9;
+
 /// Whether the plan has nearly all elements of every output of a kernel.
 bool is_some_kernels(const Attribution& result) {
-    constexpr double nearly_all = 0.9;
     std::map<std::string, double> least;
     for (const LayerAttribution& layer : result.layers)
         for (const OutputAttribution& output : layer.outputs)

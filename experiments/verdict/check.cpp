@@ -146,7 +146,7 @@ class LayerWork {
 
   private:
     /// One group whole: memory for the runs of one group at a time.
-    void add(const Group& group, WorkCount& count) {
+    void add(const Group& group, WorkCount& units) {
         const auto runs = static_cast<std::size_t>(options_.runs);
         std::vector<RunOutputs> null(runs);
         GroupTruth truth;
@@ -160,7 +160,7 @@ class LayerWork {
                 SignFlip flip(flipped_, options_.seed, task - 2);
                 null[task - 2] = attribution::run_plan(group, plan_, &flip);
             }
-            count.step(layer_.name + (task == 0 ? ": truth" : task == 1 ? ": plan" : ": null model"));
+            units.step(layer_.name + (task == 0 ? ": truth" : task == 1 ? ": plan" : ": null model"));
         });
         const std::vector<double> mean_key = attribution::mean_key_direction(group);
         for (const Output output : outputs_) {
