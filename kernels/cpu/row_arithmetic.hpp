@@ -22,15 +22,17 @@ template <class Round>
     return rounded(rounded(lanes[0] + lanes[2]) + rounded(lanes[1] + lanes[3]));  // shuffle by 2, then by 1
 }
 
-/// The tree of neighbours over p[0..count), an odd one moving up unchanged: like a binary counter, a finished subtree of 2^l
-/// leaves waits until its neighbour is finished; those left over join from the smallest up. count > 0.
-template <class Round>
-[[nodiscard]] FAULTLINE_HD double tree_of_neighbours(const double* p, std::ptrdiff_t count, Round&& rounded) {
-    double waiting[64];
+/// The tree of neighbours over leaf(0), …, leaf(count - 1), an odd one moving up unchanged, every addition rounded by
+/// `rounded`: like a binary counter, a finished subtree of 2^l leaves waits until its neighbour is finished; those left over
+/// join from the smallest up. count > 0.
+template <class Leaf, class Round>
+[[nodiscard]] FAULTLINE_HD auto tree_of_neighbours(std::ptrdiff_t count, Leaf&& leaf, Round&& rounded) {
+    using T = decltype(leaf(count));
+    T waiting[64];
     int level[64];
     int depth = 0;
     for (std::ptrdiff_t j = 0; j < count; ++j) {
-        double sum = p[j];
+        T sum = leaf(j);
         int l = 0;
         while (depth > 0 && level[depth - 1] == l) {
             sum = rounded(waiting[--depth] + sum);
@@ -39,7 +41,7 @@ template <class Round>
         waiting[depth] = sum;
         level[depth++] = l;
     }
-    double sum = waiting[--depth];
+    T sum = waiting[--depth];
     while (depth > 0) sum = rounded(waiting[--depth] + sum);
     return sum;
 }
@@ -73,7 +75,10 @@ FAULTLINE_HD void add_row(const double* p, std::ptrdiff_t count, RowSumOrder ord
             }
             return;
         case RowSumOrder::pairwise:
-            if (count > 0) lanes[0] = rounded(lanes[0] + tree_of_neighbours(p, count, rounded));
+            if (count > 0) {
+                const auto leaf = [p](std::ptrdiff_t j) { return p[j]; };
+                lanes[0] = rounded(lanes[0] + tree_of_neighbours(count, leaf, rounded));
+            }
             return;
     }
 }

@@ -231,28 +231,18 @@ class BackwardTile {
         return octets(cols, product);
     }
     /// delta_threads threads take eight columns each in turn; joined by a tree over thread xor half, …, 1. That tree is the
-    /// one of a binary counter over the threads in bit-reversed order, which needs no array of them.
+    /// one of neighbours over the threads in bit-reversed order, which needs no array of them.
     template <class F>
     [[nodiscard]] FAULTLINE_HD double octets(std::ptrdiff_t cols, F&& product) const {
         const int threads = schedule_.delta_threads;
         int bits = 0;
         while ((1 << bits) < threads) ++bits;
-        double waiting[16];
-        int level[16];
-        int depth = 0;
-        for (int at = 0; at < threads; ++at) {
+        const auto lane = [&](std::ptrdiff_t at) {
             int thread = 0;
-            for (int b = 0; b < bits; ++b) thread |= ((at >> b) & 1) << (bits - 1 - b);
-            double sum = lane_sum(cols, thread, product);
-            int l = 0;
-            while (depth > 0 && level[depth - 1] == l) {
-                sum = to_float(waiting[--depth] + sum);
-                ++l;
-            }
-            waiting[depth] = sum;
-            level[depth++] = l;
-        }
-        return waiting[0];
+            for (int b = 0; b < bits; ++b) thread |= ((static_cast<int>(at) >> b) & 1) << (bits - 1 - b);
+            return lane_sum(cols, thread, product);
+        };
+        return tree_of_neighbours(threads, lane, [](double sum) { return to_float(sum); });
     }
     template <class F>
     [[nodiscard]] FAULTLINE_HD double lane_sum(std::ptrdiff_t cols, int thread, F&& product) const {

@@ -1,36 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// One element of a product of matrices in any order and width of summation: lib/tensor_core's reference, for both sides.
+// One element of a product of matrices in any order and width of summation, for both sides. The same orders stand in
+// lib/tensor_core/reference.cpp, which is the judge of the fast paths and shares no code with what it judges.
 #pragma once
 
 #include <cmath>
 #include <cstddef>
 
+#include <faultline/cpu/row_arithmetic.hpp>
 #include <faultline/tensor_core/accumulate.hpp>
 #include <faultline/tensor_core/fused_add.hpp>
 
 namespace faultline::emulated {
-
-/// The sum of a tree of neighbours (an odd one moves up unchanged) over x(0), …, x(count - 1), count > 0, like a binary
-/// counter: a finished subtree of 2^l leaves waits until its neighbour is finished; those left over join from the smallest up.
-template <class F>
-FAULTLINE_HD float tree_sum(std::ptrdiff_t count, F&& x) {
-    float waiting[64];
-    int level[64];
-    int depth = 0;
-    for (std::ptrdiff_t i = 0; i < count; ++i) {
-        float sum = x(i);
-        int l = 0;
-        while (depth > 0 && level[depth - 1] == l) {
-            sum = waiting[--depth] + sum;
-            ++l;
-        }
-        waiting[depth] = sum;
-        level[depth++] = l;
-    }
-    float sum = waiting[--depth];
-    while (depth > 0) sum = waiting[--depth] + sum;
-    return sum;
-}
 
 /// Numbers that stand `step` elements apart.
 struct Strided {
@@ -62,7 +42,8 @@ FAULTLINE_HD_CALLED inline double dot(const Accumulation& accumulation, std::ptr
             return static_cast<double>(sum);
         }
         case Kind::pairwise: {
-            const float products = tree_sum(k, [&](std::ptrdiff_t i) { return xf(i) * yf(i); });
+            const float products = tree_of_neighbours(
+                k, [&](std::ptrdiff_t i) { return xf(i) * yf(i); }, [](float sum) { return sum; });
             return static_cast<double>(static_cast<float>(c) + products);
         }
         case Kind::fused:

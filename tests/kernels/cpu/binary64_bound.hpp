@@ -25,6 +25,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include <gtest/gtest.h>
+
 #include "heads.hpp"
 
 namespace faultline::testing {
@@ -99,5 +101,29 @@ struct Binary64Bound {
         return sum;
     }
 };
+
+/// Every element of the row or key within its bound.
+inline void expect_within(const Matrix& value, const CertifiedMatrix& truth, const std::vector<double>& bound,
+                          const char* what) {
+    for (std::ptrdiff_t i = 0; i < value.rows; ++i)
+        for (std::ptrdiff_t j = 0; j < value.cols; ++j)
+            ASSERT_LE(std::abs(value(i, j) - truth(i, j)), bound[static_cast<std::size_t>(i)])
+                << what << "(" << i << ", " << j << ") = " << value(i, j);
+}
+
+/// Every output of an exact plan within its bound of the truth.
+inline void expect_true(const Head& head, const RoundingPlan& plan, const TruthOptions& options = {}) {
+    const Result r = run(head, plan);
+    const GroupTruth truth = attention_truth(head.problem(), options);
+    const Binary64Bound bound(head);
+    for (std::size_t h = 0; h < head.q.size(); ++h) {
+        expect_within(r.forward.heads[h].o, truth.heads[h].o, bound.o[h], "o");
+        expect_within(r.backward.dq[h], truth.heads[h].dq, bound.dq[h], "dq");
+        if (head.sink.empty()) continue;
+        EXPECT_NEAR(r.backward.dsink[h], truth.heads[h].dsink(0, 0), bound.dsink[h]);
+    }
+    expect_within(r.backward.dk, truth.dk, bound.dk, "dk");
+    expect_within(r.backward.dv, truth.dv, bound.dv, "dv");
+}
 
 }  // namespace faultline::testing

@@ -11,27 +11,6 @@
 namespace faultline::testing {
 namespace {
 
-/// Every element of the row or key within its bound.
-void expect_within(const Matrix& value, const CertifiedMatrix& truth, const std::vector<double>& bound,
-                   const char* what) {
-    for (std::ptrdiff_t i = 0; i < value.rows; ++i)
-        for (std::ptrdiff_t j = 0; j < value.cols; ++j)
-            ASSERT_LE(std::abs(value(i, j) - truth(i, j)), bound[static_cast<std::size_t>(i)])
-                << what << "(" << i << ", " << j << ") = " << value(i, j);
-}
-
-void expect_true(const Head& head, const RoundingPlan& plan) {
-    const Result r = run(head, plan);
-    const GroupTruth truth = attention_truth(head.problem());
-    const Binary64Bound bound(head);
-    for (std::size_t h = 0; h < head.q.size(); ++h) {
-        expect_within(r.forward.heads[h].o, truth.heads[h].o, bound.o[h], "o");
-        expect_within(r.backward.dq[h], truth.heads[h].dq, bound.dq[h], "dq");
-    }
-    expect_within(r.backward.dk, truth.dk, bound.dk, "dk");
-    expect_within(r.backward.dv, truth.dv, bound.dv, "dv");
-}
-
 // The bound is far below one rounding to fp32, so that a forgotten float would be seen.
 TEST(Shapes, BoundTellsBinary64FromFloat) {
     const Head head(90, 90, 16, 6);
