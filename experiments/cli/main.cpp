@@ -53,7 +53,7 @@ void check_device(const Prepared& prepared) {
         throw RequestError(fmt::format("{}: this program was built without the device back end: expected cpu", where));
     if (device == "cuda" && prepared.command.name != "selftest")
         throw RequestError(fmt::format("{}: {} runs on the CPU alone: expected cpu", where, prepared.command.name));
-    if (device != "cpu")
+    if (device != "cpu" && device != "cuda")
         throw RequestError(fmt::format("{}: {}: {}", where, in_quotes(device), expected_one_of(device, devices)));
 }
 
