@@ -96,6 +96,9 @@ std::string summary(const gpt::Trainer& trainer, const gpt::RunOutcome& outcome,
                 {"step", failure->step}, {"site", failure->site}, {"row", failure->row}, {"column", failure->column}};
         return out.dump(2) + "\n";
     }
+    // A run that is resumed at its end, or beyond it.
+    if (steps_done == 0 && !failure)
+        return fmt::format("{} steps were done before: nothing is left to do of {}\n", trainer.next_step(), c.steps);
     std::string text = fmt::format("{} of {} steps{}, {:.0f} tokens/s, {:.1f} steps/s\n", trainer.next_step(), c.steps,
                                    outcome.end == gpt::RunEnd::interrupted ? " (interrupted)" : "", rate,
                                    static_cast<double>(steps_done) / std::max(outcome.seconds, 1e-9));

@@ -34,11 +34,20 @@ double mean_of_any(std::span<const double> values) {
     return count > 0 ? sum / count : 0;
 }
 
-/// Of all, zeros too; 0 for none.
-double mean_of_all(std::span<const double> values) {
-    double sum = 0;
-    for (const double x : values) sum += x;
-    return values.empty() ? 0 : sum / static_cast<double>(values.size());
+/// Sets removed_fraction and missing_fraction to their means over the layers where either is not 0, so that they add up
+/// to what was to be removed.
+void set_energies(std::span<const double> removed, std::span<const double> missing, StepSample& s) {
+    double count = 0;
+    for (std::size_t l = 0; l < removed.size(); ++l) {
+        const double lacks = l < missing.size() ? missing[l] : 0;
+        if (!(removed[l] + lacks > 0)) continue;
+        s.removed_fraction += removed[l];
+        s.missing_fraction += lacks;
+        count += 1;
+    }
+    if (count == 0) return;
+    s.removed_fraction /= count;
+    s.missing_fraction /= count;
 }
 
 /// The numbers of a step by name: what a report and a record have in common.
@@ -55,9 +64,8 @@ StepSample sample(std::int64_t step, const Values& values) {
     s.injected_rms = mean_of_any(values("injected_rms"));
     s.injected_asked_rms = mean_of_any(values("injected_asked_rms"));
     s.step_coherence = mean_of_any(values("injected_step_coherence"));
-    s.removed_fraction = mean_of_any(values("removed_fraction"));
+    set_energies(values("removed_fraction"), values("missing_fraction"), s);
     s.leading_fraction = mean_of_any(values("leading_fraction"));
-    s.missing_fraction = mean_of_all(values("missing_fraction"));  // 0: all was found
     const auto active = values("intervention_active");
     s.intervention_active = !active.empty() && active[0] != 0;
     return s;
@@ -113,8 +121,8 @@ std::vector<StepSample> samples_of(const std::string& record) {
 }
 
 void collect(const std::vector<StepSample>& samples, RunResult& result) {
-    Mean rms, asked, removed, leading, window_loss, last_loss;
-    double window_logit = 0, missing = 0;
+    Mean rms, asked, leading, window_loss, last_loss;
+    double window_logit = 0, removed = 0, missing = 0, removing = 0;
     result.monitor_step.clear();
     for (std::vector<double>* series : {&result.sigma_q, &result.sigma_k, &result.max_logit, &result.loss})
         series->clear();
@@ -124,9 +132,10 @@ void collect(const std::vector<StepSample>& samples, RunResult& result) {
     for (const StepSample& s : samples) {
         rms.add(s.injected_rms);
         asked.add(s.injected_asked_rms);
-        removed.add(s.removed_fraction);
         leading.add(s.leading_fraction);
+        removed += s.removed_fraction;
         missing += s.missing_fraction;
+        removing += s.removed_fraction + s.missing_fraction > 0 ? 1 : 0;
         if (s.step_coherence != 0) result.step_coherence = s.step_coherence;
         if (s.intervention_active && result.triggered_at < 0)
             result.triggered_at = s.step - 1;  // in force from the next
@@ -146,9 +155,9 @@ void collect(const std::vector<StepSample>& samples, RunResult& result) {
     result.train_loss = last_loss.value();
     result.injected_rms = rms.value();
     result.injected_asked_rms = asked.value();
-    result.removed_fraction = removed.value();
+    result.removed_fraction = removing > 0 ? removed / removing : 0;
     result.leading_fraction = leading.value();
-    result.missing_fraction = samples.empty() ? 0 : missing / static_cast<double>(samples.size());
+    result.missing_fraction = removing > 0 ? missing / removing : 0;
 }
 
 }  // namespace faultline

@@ -33,7 +33,8 @@ struct RunResult {
     double injected_rms = 0, injected_asked_rms = 0;  ///< relative to the values' rms
     double step_coherence = 0;    ///< |mean over steps of the sign of a head's mean error|, mean over heads
     double removed_fraction = 0;  ///< of the energy of W_Q's and W_K's updates
-    double leading_fraction = 0, missing_fraction = 0;
+    double leading_fraction = 0;
+    double missing_fraction = 0;     ///< what was to be removed and was not found, over the same steps and layers
     std::int64_t triggered_at = -1;  ///< guard
 
     [[nodiscard]] double last_sigma_q() const { return sigma_q.empty() ? 0 : sigma_q.back(); }

@@ -29,11 +29,13 @@ void assign(const Matrix& from, MatrixView<T> to) {
         for (std::ptrdiff_t j = 0; j < to.cols; ++j) to(i, j) = static_cast<T>(from(i, j));
 }
 
-/// Sums the score gradient of the emulated kernel, after whatever changes it.
+/// Sums the score gradient of the emulated kernel, after whatever changes it; of capped scores before the slope of the
+/// cap, for that is where the law holds.
 class ZeroSumWatch final : public Instrument {
   public:
-    explicit ZeroSumWatch(HeadStatistics& statistics) : statistics_(statistics) {}
-    [[nodiscard]] bool watches(Site site) const override { return site == Site::ds_cast; }
+    ZeroSumWatch(HeadStatistics& statistics, bool capped)
+        : statistics_(statistics), site_(capped ? Site::ds : Site::ds_cast) {}
+    [[nodiscard]] bool watches(Site site) const override { return site == site_; }
     void at(Site, const TileAt&, MatrixView<double> value, MatrixView<const double>) override {
         for (std::ptrdiff_t i = 0; i < value.rows; ++i)
             for (std::ptrdiff_t j = 0; j < value.cols; ++j) {
@@ -44,6 +46,7 @@ class ZeroSumWatch final : public Instrument {
 
   private:
     HeadStatistics& statistics_;
+    Site site_;
 };
 
 /// Whether the hook watches a site that the fast kernel does not show. Asked once a layer: there are many sites.
@@ -88,6 +91,7 @@ class HeadPass {
         g.k = k.view();
         g.v = v.view();
         g.scale = options_.scale;
+        g.softcap = options_.softcap;
         g.first_head = head_;
         g.layer = at_.layer;
         // Stochastic rounding draws anew in every sequence of every step.
@@ -161,7 +165,7 @@ void attention_layer_backward(const ModelConfig& config, const StepContext& cont
             const Matrix mq = doubles(head(q)), mk = doubles(head(k)), mv = doubles(head(v)), md = doubles(head(dout));
             HeadGroup group = pass.group(mq, mk, mv, b);
             group.dout = {md.view()};
-            ZeroSumWatch watch(statistics);
+            ZeroSumWatch watch(statistics, group.softcap > 0);
             std::vector<Instrument*> parts;
             if (pass.instrument() != nullptr) parts.push_back(pass.instrument());
             parts.push_back(&watch);

@@ -34,7 +34,7 @@ struct ModelConfig {
     std::vector<AttentionChoice> attention;  ///< later ones win
 
     QkNorm qk_norm = QkNorm::none;
-    double softcap = 0;          ///< of the scores; 0: none. Fast attention only.
+    double softcap = 0;          ///< of the scores; 0: none
     bool sigma_reparam = false;  ///< W <- (gamma / sigma_max(W)) W for the linear layers (arXiv 2303.06296)
     bool output_gate = false;    ///< attention output times sigmoid(x W_gate), element by element (arXiv 2505.06708)
     double z_loss = 0;           ///< coefficient of log-sum-exp^2 of the logits (arXiv 2204.02311)

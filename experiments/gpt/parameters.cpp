@@ -46,9 +46,6 @@ void check(const ModelConfig& c) {
         for (const int head : choice.heads)
             if (head < 0 || head >= c.heads)
                 throw RequestError(fmt::format("attention: head {}: expected a head from 0 to {}", head, c.heads - 1));
-        if (choice.plan != nullptr && c.softcap > 0)
-            throw RequestError(fmt::format(
-                "softcap: {}: expected 0 where a layer runs a rounding plan, whose kernel has no cap", c.softcap));
     }
 }
 

@@ -72,6 +72,7 @@ void write_capture(const std::string& path, const Trainer& trainer, std::int64_t
     }
     set.metadata["causal"] = "true";
     set.metadata["scale"] = fmt::format("{}", 1.0 / std::sqrt(static_cast<double>(m.head_dim())));
+    if (m.softcap > 0) set.metadata["softcap"] = fmt::format("{}", m.softcap);
     set.metadata["step"] = std::to_string(step);
     write_safetensors(path, set);
 }
@@ -92,9 +93,11 @@ std::optional<RunRecord> open_record(Trainer& trainer, const RunFiles& files) {
         return std::nullopt;
     }
     if (!files.resume) {
+        // First, for it refuses a file that another run is still writing.
+        RunRecord record = RunRecord::create(files.output, files.manifest);
         std::error_code ignored;
         fs::remove(checkpoint_path(files.output), ignored);  // it would be of another run
-        return RunRecord::create(files.output, files.manifest);
+        return record;
     }
     const std::string checkpoint = checkpoint_path(files.output);
     if (!fs::exists(checkpoint))

@@ -48,6 +48,29 @@ class Trainer::Control final : public StepControl {
     Trainer& t_;
 };
 
+void check(const TrainConfig& config) {
+    const auto expect = [](const char* field, auto value, bool good, const char* expected) {
+        if (!good) throw RequestError(fmt::format("{}: {}: expected {}", field, value, expected));
+    };
+    expect("batch", config.batch, config.batch >= 1, "1 or more");
+    expect("accumulate", config.accumulate, config.accumulate >= 1, "1 or more");
+    expect("steps", config.steps, config.steps >= 1, "1 or more");
+    // Written so that NaN is refused.
+    const auto at_least_zero = [&](const char* field, double value) { expect(field, value, value >= 0, "0 or more"); };
+    const auto decay = [&](const char* field, double value) {
+        expect(field, value, value >= 0 && value < 1, "0 or more and below 1");
+    };
+    at_least_zero("lr", config.schedule.learning_rate);
+    at_least_zero("final-lr", config.schedule.final_rate);
+    at_least_zero("weight-decay", config.optimizer.weight_decay);
+    at_least_zero("clip", config.clip);
+    at_least_zero("qk-clip", config.qk_clip);
+    decay("beta1", config.optimizer.beta1);
+    decay("beta2", config.optimizer.beta2);
+    decay("momentum", config.optimizer.momentum);
+    expect("epsilon", config.optimizer.epsilon, config.optimizer.epsilon > 0, "more than 0");
+}
+
 Trainer::Trainer(const TrainConfig& config, const TokenData& data, const WindowOrder& windows, const Hooks& hooks)
     : config_(config),
       data_(data),
@@ -58,9 +81,7 @@ Trainer::Trainer(const TrainConfig& config, const TokenData& data, const WindowO
       update_(model_.weights().size()),
       qk_switch_(static_cast<std::size_t>(config.model.layers)),
       qk_clip_(config.qk_clip) {
-    if (config.batch < 1) throw RequestError(fmt::format("batch: {}: expected 1 or more", config.batch));
-    if (config.accumulate < 1) throw RequestError(fmt::format("accumulate: {}: expected 1 or more", config.accumulate));
-    if (config.steps < 1) throw RequestError(fmt::format("steps: {}: expected 1 or more", config.steps));
+    check(config);
     check_tokens(data, config.model.vocabulary, config.model.context);
 }
 Trainer::~Trainer() = default;

@@ -36,6 +36,10 @@ struct TrainConfig {
     std::vector<std::pair<std::string, std::string>> also;
 };
 
+/// RequestError, one sentence that begins with the field, where the numbers make no training: what a model needs is
+/// check(ModelConfig)'s.
+void check(const TrainConfig& config);
+
 /// The value that first stopped being a number, and in which step.
 struct NonFinite {
     std::int64_t step = 0;

@@ -56,4 +56,12 @@ Handle open_for_reading(const std::string& path) {
     return file;
 }
 
+bool says_being_written(const std::string& path) {
+    try {
+        return says_being_written(FileInput(path));
+    } catch (const RequestError&) {
+        return false;
+    }
+}
+
 }  // namespace faultline::h5

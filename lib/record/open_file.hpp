@@ -13,4 +13,8 @@ namespace faultline::h5 {
 /// locked. `path` is used in messages, escaped.
 [[nodiscard]] Handle open_for_reading(const std::string& path);
 
+/// Whether the file says of itself that it is being written: a run at work, or one that was killed. False of a file that
+/// is missing or no HDF5.
+[[nodiscard]] bool says_being_written(const std::string& path);
+
 }  // namespace faultline::h5

@@ -12,6 +12,7 @@
 
 #include <faultline/base/error.hpp>
 #include <faultline/record/column.hpp>
+#include <faultline/record/open_file.hpp>
 #include <faultline/record/past_run.hpp>
 #include <faultline/record/writer.hpp>
 #include <faultline/tensor/partial_file.hpp>
@@ -98,6 +99,8 @@ RunFile::~RunFile() = default;
 
 RunFile RunFile::create(const std::string& path, const Manifest& manifest) {
     h5::silence();
+    // Readers keep the file that they opened; a run at work would go on writing into one that no name leads to.
+    if (h5::says_being_written(path)) expect_nobody(path, escaped(path, path.size()));
     return RunFile(State::make(path, manifest));
 }
 

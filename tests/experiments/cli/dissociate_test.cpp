@@ -87,6 +87,13 @@ TEST(Dissociate, WritesAFileWithItsRuns) {
     EXPECT_EQ(std::filesystem::last_write_time(folder / "m.runs/none__none__seed1.h5"), before);
 }
 
+TEST(Dissociate, ASeedIsGivenOnce) {
+    const Folder folder;
+    const Outcome twice = run_program(small(folder, {"--seeds", "3,0,3"}));
+    EXPECT_EQ(twice.status, 2);
+    EXPECT_THAT(twice.err, HasSubstr("--seeds: 3: is there twice: expected each seed once"));
+}
+
 // Killed three times, once while nothing but checkpoints of runs stands there, and taken up each time: the table and the
 // records are those of a matrix that was never stopped. The interventions are those of the full matrix, a guard's among
 // them, which takes over what the run without intervention did.

@@ -127,7 +127,8 @@ TEST_F(Train, AnInterruptSavesAndSaysHowToGoOn) {
         EXPECT_GE(reader.read("steps/loss").size(), 7);
     }
     const Outcome rest = train("8", {"--resume", folder / "2.h5"});
-    EXPECT_EQ(rest.status, 0) << rest.err;  // it is beyond step 8: nothing is left to do
+    EXPECT_EQ(rest.status, 0) << rest.err;
+    EXPECT_THAT(rest.out, HasSubstr("steps were done before: nothing is left to do of 8"));
 }
 
 // HDF5 readers, ours and h5py, lock a file as long as they have it open.
@@ -151,6 +152,21 @@ TEST_F(Train, AReaderHoldsTheFile) {
     EXPECT_EQ(train("21", {"--resume", file, "--lr", "0.01"}).status, 0);
     EXPECT_EQ(RecordReader(file).read("steps/loss").size(), 21);
     EXPECT_THAT(folder.files(), Not(testing::Contains("run.h5.partial")));
+}
+
+TEST_F(Train, ARunAtWorkIsNotTakenOver) {
+    const std::string file = folder / "run.h5", checkpoint = folder / "run.checkpoint.safetensors";
+    Child child(arguments("100000", {"-o", file}));
+    for (int i = 0; i < 2000 && !std::filesystem::exists(checkpoint); ++i)
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    const Outcome refused = train("7", {"-o", file, "--force"});
+    EXPECT_EQ(refused.status, 1);
+    EXPECT_THAT(refused.err, HasSubstr("run.h5: is being written or read: expected nobody to have it open"));
+    EXPECT_TRUE(std::filesystem::exists(checkpoint));
+    child.signal(SIGKILL);
+    EXPECT_EQ(child.wait(), -SIGKILL);
+    EXPECT_EQ(train("7", {"-o", file, "--force"}).status, 0);  // of the dead, its mark remains and nobody's lock
+    EXPECT_EQ(RecordReader(file).read("steps/loss").size(), 7);
 }
 
 TEST_F(Train, AnInterruptWhileItReadsIsAnEndLikeAnyOther) {
@@ -221,6 +237,13 @@ TEST_F(Train, CapturesAreReadByAttribute) {
         run_program({"probe", folder / "run.step000003.safetensors", "--probe", "similarity", "--terms", "8"});
     EXPECT_EQ(probed.status, 0) << probed.err;
     EXPECT_THAT(probed.out, HasSubstr("8 terms (PK)[t]^T X[t] a head"));
+    // Its cap belongs to the problem, whatever runs it.
+    ASSERT_EQ(
+        train("2", {"--capture", "1", "-o", folder / "capped.h5", "--softcap", "30", "--attention", "fa3"}).status, 0);
+    const Outcome capped =
+        run_program({"attribute", folder / "capped.step000001.safetensors", "--plan", "fa3", "--correction", "none"});
+    EXPECT_EQ(capped.status, 0) << capped.err;
+    EXPECT_THAT(capped.out, HasSubstr("softcap 30"));
     EXPECT_THAT(train("4", {"--capture", "1"}).err, HasSubstr("expected -o"));
     const Outcome beyond = train("4", {"--capture", "4", "-o", folder / "beyond.h5"});
     EXPECT_EQ(beyond.status, 2);
@@ -252,6 +275,8 @@ TEST_F(Train, RequestsThatAreWrongAreOneSentenceAndStatus2) {
     refused({"-o", folder / "no/such/folder.h5"}, "no/such/folder.h5");
     refused({"--replay", folder / "text"}, "line 1");
     refused({"--heads", "3"}, "divisor of the width");
+    refused({"--beta1", "1.5"}, "beta1: 1.5: expected 0 or more and below 1");
+    refused({"--clip", "-1"}, "clip: -1: expected 0 or more");
 }
 
 TEST_F(Train, AFullDiskIsStatus1AndLeavesTheStepsThatWereWritten) {

@@ -91,8 +91,10 @@ TEST(Collect, SeriesAreThoseOfTheMonitoredSteps) {
         s.loss = static_cast<double>(100 - step);
         s.max_logit = step == 33 ? 50 : 1;
         if (step % 10 == 0 || step == 99) s.sigma_q = s.sigma_k = static_cast<double>(step);
-        s.injected_rms = step < 50 ? 0.1 : 0;          // ended
-        s.missing_fraction = step % 4 == 0 ? 0.4 : 0;  // in the others all was found
+        s.injected_rms = step < 50 ? 0.1 : 0;  // ended
+        // 0.6 to be removed, in every second step; in half of those 0.4 of it was not found.
+        if (step % 2 == 0) s.removed_fraction = step % 4 == 0 ? 0.2 : 0.6;
+        s.missing_fraction = step % 4 == 0 ? 0.4 : 0;
         s.intervention_active = step >= 61;
         if (step == 99) s.validation_loss = 7;
         samples.push_back(s);
@@ -108,8 +110,9 @@ TEST(Collect, SeriesAreThoseOfTheMonitoredSteps) {
     EXPECT_EQ(r.loss[4], 64.5);               // of steps 31 to 40: losses 69 to 60
     EXPECT_EQ(r.train_loss, 25.5);            // of steps 50 to 99: losses 50 to 1
     EXPECT_NEAR(r.injected_rms, 0.1, 1e-15);  // over the steps that had a fault
-    EXPECT_NEAR(r.missing_fraction, 0.1, 1e-15);
-    EXPECT_EQ(r.triggered_at, 60);  // in force at 61
+    EXPECT_NEAR(r.removed_fraction, 0.4, 1e-15);
+    EXPECT_NEAR(r.missing_fraction, 0.2, 1e-15);  // over the same steps: together what was to be removed
+    EXPECT_EQ(r.triggered_at, 60);                // in force at 61
     EXPECT_EQ(r.validation_loss, 7);
 }
 

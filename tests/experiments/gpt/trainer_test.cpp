@@ -95,6 +95,31 @@ TEST(Trainer, OptionsChangeTheRun) {
     EXPECT_TRUE(differs([](TrainConfig& c) { c.model.qk_norm = QkNorm::parameter_free; }));
 }
 
+// The fast kernel and the emulated one have the same cap, and sum the score gradient at the same place. Both in fp32, so
+// they differ by roundings of 2^-24 in another order: 2^-19 is 32 of them. At the start little of the gradient is that of
+// the logits, so the cap changes its norm by some 2^-15 only.
+TEST(Trainer, SoftcapIsThatOfThePlansKernel) {
+    const auto first = [](std::vector<AttentionChoice> attention, double softcap) {
+        TrainConfig c = quick();
+        c.model.bf16 = false;
+        c.model.softcap = softcap;
+        c.model.attention = std::move(attention);
+        const WindowOrder order(0);
+        Trainer trainer(c, text(), order);
+        return trainer.step();
+    };
+    const double cap = 1e-3;  // of weights at their start: logits are some 1e-3, so the slope matters
+    const StepReport fast = first({}, cap), uncapped = first({}, 0);
+    const StepReport emulated = first({{-1, {}, std::make_shared<const RoundingPlan>(plan("exact"))}}, cap);
+    EXPECT_NEAR(emulated.loss, fast.loss, 0x1p-19 * fast.loss);
+    EXPECT_NEAR(emulated.grad_norm, fast.grad_norm, 0x1p-19 * fast.grad_norm);
+    ASSERT_EQ(emulated.zero_sum_abs.size(), fast.zero_sum_abs.size());
+    for (std::size_t i = 0; i < fast.zero_sum_abs.size(); ++i)
+        EXPECT_NEAR(emulated.zero_sum_abs[i], fast.zero_sum_abs[i], 0x1p-15 * fast.zero_sum_abs[i])
+            << i;  // of differences dp - delta
+    EXPECT_GT(std::fabs(fast.grad_norm - uncapped.grad_norm), 0x1p-16 * fast.grad_norm);
+}
+
 // Two micro-batches of 4 windows are the gradient of one batch of 8: in fp32, to the rounding of sums.
 TEST(Trainer, AccumulationIsALargerBatch) {
     TrainConfig c = quick();
@@ -317,11 +342,14 @@ TEST(Trainer, RefusesWhatMakesNoModel) {
                 HasSubstr("expected more than the context"));
     EXPECT_THAT(refusal([](TrainConfig& c) { c.model.vocabulary = 100; }), HasSubstr("vocabulary of 100"));
     EXPECT_THAT(refusal([](TrainConfig& c) { c.batch = 0; }), HasSubstr("batch"));
-    EXPECT_THAT(refusal([](TrainConfig& c) {
-                    c.model.softcap = 5;
-                    c.model.attention = {{0, {}, std::make_shared<const RoundingPlan>(plan("fa2"))}};
-                }),
-                HasSubstr("softcap"));
+    EXPECT_THAT(refusal([](TrainConfig& c) { c.model.softcap = 1e31; }), HasSubstr("softcap: 1e+31: expected"));
+    EXPECT_THAT(refusal([](TrainConfig& c) { c.optimizer.beta1 = 1.5; }), HasSubstr("beta1: 1.5: expected"));
+    EXPECT_THAT(refusal([](TrainConfig& c) { c.optimizer.beta2 = 1; }), HasSubstr("beta2: 1: expected"));
+    EXPECT_THAT(refusal([](TrainConfig& c) { c.optimizer.momentum = -0.1; }), HasSubstr("momentum: -0.1: expected"));
+    EXPECT_THAT(refusal([](TrainConfig& c) { c.optimizer.epsilon = 0; }), HasSubstr("epsilon: 0: expected"));
+    EXPECT_THAT(refusal([](TrainConfig& c) { c.optimizer.weight_decay = std::nan(""); }), HasSubstr("weight-decay"));
+    EXPECT_THAT(refusal([](TrainConfig& c) { c.clip = -1; }), HasSubstr("clip: -1: expected 0 or more"));
+    EXPECT_THAT(refusal([](TrainConfig& c) { c.schedule.final_rate = -1; }), HasSubstr("final-lr"));
     EXPECT_THAT(refusal([](TrainConfig& c) { c.model.attention = {{7, {}, nullptr}}; }), HasSubstr("layer 7"));
 }
 
