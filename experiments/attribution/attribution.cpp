@@ -128,11 +128,13 @@ void add_redundant(const Work& work, const FirstStage& first, const AttributionO
         }
     count.expect(runs.size() * work.groups.size());
     for (auto& [sites, by_group] : runs)
-        parallel_for(work.groups.size(), options.threads, [&, &set = sites, &found = by_group](std::size_t g) {
-            count.check();
-            found[g] = repaired_together(work.groups[g], first.bases[g], work.plan, work.faults, set, work.outputs);
-            count.step(work.layer.name + ": redundant sites");
-        });
+        parallel_for(work.groups.size(), work.backend.calls_at_once(options.threads),
+                     [&, &set = sites, &found = by_group](std::size_t g) {
+                         count.check();
+                         found[g] = repaired_together(work.groups[g], first.bases[g], work.plan, work.faults, set,
+                                                      work.outputs, work.backend);
+                         count.step(work.layer.name + ": redundant sites");
+                     });
     for (OutputAttribution& a : outputs)
         for (RedundantSites& together : a.redundant) {
             const auto o = static_cast<std::size_t>(a.output);

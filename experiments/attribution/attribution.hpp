@@ -12,6 +12,7 @@
 #include <faultline/attribution/capture.hpp>
 #include <faultline/attribution/error_sums.hpp>
 #include <faultline/corrections/correction.hpp>
+#include <faultline/cpu/backend.hpp>
 #include <faultline/cpu/recorder.hpp>
 #include <faultline/injectors/fault.hpp>
 #include <faultline/injectors/realised.hpp>
@@ -147,8 +148,9 @@ struct AttributionOptions {
     std::vector<Fault> faults;            ///< planted in the plan's kernel: kernel sites, every layer, step 0
     std::vector<int> heads;               ///< empty: all query heads (a kv head's group is computed whole)
     int threads = 0;                      ///< 0: one per hardware thread; results do not depend on it
-    std::size_t verify_truth = 0;         ///< elements per output to recompute in MPFR
-    std::uint64_t seed = 0;               ///< of stochastic rounding and of the sampling of verify_truth
+    const AttentionBackend* backend = &cpu_backend();  ///< where plans run; results do not depend on it
+    std::size_t verify_truth = 0;                      ///< elements per output to recompute in MPFR
+    std::uint64_t seed = 0;                            ///< of stochastic rounding and of the sampling of verify_truth
     /// Called from worker threads, serialised: done of total units of work, and what is being done.
     std::function<void(std::size_t done, std::size_t total, const std::string& what)> progress;
     /// Polled between units of work; true stops after the layers that are whole.

@@ -7,14 +7,14 @@ namespace faultline::attribution {
 
 std::array<SiteSums, 4> repaired_together(const Group& group, const GroupBase& base, const RoundingPlan& plan,
                                           const Faults& faults, const std::vector<Site>& sites,
-                                          const std::vector<Output>& outputs) {
+                                          const std::vector<Output>& outputs, const AttentionBackend& backend) {
     RoundingPlan exact = plan;
     Faults rest = faults;
     for (const Site site : sites) {
         exact.set(site, Rule{});
         rest = rest.without(site);
     }
-    const RunOutputs repaired = run_plan(group, exact, rest);
+    const RunOutputs repaired = run_plan(group, exact, rest, nullptr, nullptr, backend);
     std::array<SiteSums, 4> found;
     for (const Output output : outputs) {
         const auto o = static_cast<std::size_t>(output);
@@ -36,9 +36,10 @@ std::array<SiteSums, 4> repaired_together(const Group& group, const GroupBase& b
 }
 
 std::array<SiteSums, 4> site_counterfactuals(const Group& group, const GroupBase& base, const RoundingPlan& plan,
-                                             const Faults& faults, Site site, const std::vector<Output>& outputs) {
-    std::array<SiteSums, 4> found = repaired_together(group, base, plan, faults, {site}, outputs);
-    const RunOutputs alone = run_plan(group, plan.exact_except(site), faults.only(site));
+                                             const Faults& faults, Site site, const std::vector<Output>& outputs,
+                                             const AttentionBackend& backend) {
+    std::array<SiteSums, 4> found = repaired_together(group, base, plan, faults, {site}, outputs, backend);
+    const RunOutputs alone = run_plan(group, plan.exact_except(site), faults.only(site), nullptr, nullptr, backend);
     for (const Output output : outputs)
         found[static_cast<std::size_t>(output)].alone = errors_of(alone[output], base.truth, output, base.direction);
     return found;

@@ -27,12 +27,13 @@ struct GroupBase {
 
 /// Runs both counterfactuals of `site`.
 std::array<SiteSums, 4> site_counterfactuals(const Group& group, const GroupBase& base, const RoundingPlan& plan,
-                                             const Faults& faults, Site site, const std::vector<Output>& outputs);
+                                             const Faults& faults, Site site, const std::vector<Output>& outputs,
+                                             const AttentionBackend& backend);
 
 /// One run with all of `sites` repaired; `alone` of what it returns is empty.
 std::array<SiteSums, 4> repaired_together(const Group& group, const GroupBase& base, const RoundingPlan& plan,
                                           const Faults& faults, const std::vector<Site>& sites,
-                                          const std::vector<Output>& outputs);
+                                          const std::vector<Output>& outputs, const AttentionBackend& backend);
 
 /// The sums of all groups on output `o` as an effect. plan_squared: |E|^2 of the plan, all groups.
 SiteEffect site_effect(const std::vector<std::array<SiteSums, 4>>& by_group, std::size_t o, long double plan_squared,

@@ -91,15 +91,17 @@ std::vector<Group> groups_of(const LayerCapture& layer, const std::vector<int>& 
     return groups;
 }
 
-RunOutputs run_plan(const Group& group, const RoundingPlan& plan, Instrument* instrument) {
+void keep_gradients(GroupBackward&& backward, RunOutputs& out) {
+    out.outputs[static_cast<std::size_t>(Output::dq)] = std::move(backward.dq);
+    out.outputs[static_cast<std::size_t>(Output::dk)] = {std::move(backward.dk)};
+    out.outputs[static_cast<std::size_t>(Output::dv)] = {std::move(backward.dv)};
+}
+
+RunOutputs run_plan(const Group& group, const RoundingPlan& plan, Instrument* instrument,
+                    const AttentionBackend& backend) {
     RunOutputs out;
-    GroupForward fwd = attention_forward(group.inputs, plan, instrument);
-    if (!group.inputs.dout.empty()) {
-        GroupBackward bwd = attention_backward(group.inputs, fwd, plan, instrument);
-        out.outputs[static_cast<std::size_t>(Output::dq)] = std::move(bwd.dq);
-        out.outputs[static_cast<std::size_t>(Output::dk)].push_back(std::move(bwd.dk));
-        out.outputs[static_cast<std::size_t>(Output::dv)].push_back(std::move(bwd.dv));
-    }
+    GroupForward fwd = backend.forward(group.inputs, plan, instrument);
+    if (!group.inputs.dout.empty()) keep_gradients(backend.backward(group.inputs, fwd, plan, instrument), out);
     for (HeadForward& head : fwd.heads) out.outputs[static_cast<std::size_t>(Output::o)].push_back(std::move(head.o));
     return out;
 }
@@ -119,8 +121,8 @@ Faults Faults::without(Site site) const {
 }
 
 RunOutputs run_plan(const Group& group, const RoundingPlan& plan, const Faults& faults, Instrument* instrument,
-                    std::vector<Realised>* realised) {
-    if (faults.list.empty()) return run_plan(group, plan, instrument);
+                    std::vector<Realised>* realised, const AttentionBackend& backend) {
+    if (faults.list.empty()) return run_plan(group, plan, instrument, backend);
     std::vector<std::unique_ptr<AttentionInjector>> injectors;
     std::vector<Instrument*> parts;
     for (const Fault& fault : faults.list) {
@@ -129,7 +131,7 @@ RunOutputs run_plan(const Group& group, const RoundingPlan& plan, const Faults& 
     }
     if (instrument != nullptr) parts.push_back(instrument);
     Instruments all(parts);
-    RunOutputs out = run_plan(group, plan, &all);
+    RunOutputs out = run_plan(group, plan, &all, backend);
     if (realised != nullptr)
         for (const auto& injector : injectors) realised->push_back(injector->total());
     return out;

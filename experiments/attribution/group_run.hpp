@@ -9,6 +9,7 @@
 
 #include <faultline/attribution/attribution.hpp>
 #include <faultline/cpu/attention.hpp>
+#include <faultline/cpu/backend.hpp>
 #include <faultline/injectors/attention_injector.hpp>
 #include <faultline/truth/truth.hpp>
 
@@ -34,8 +35,12 @@ struct RunOutputs {
     const std::vector<Matrix>& operator[](Output output) const { return outputs[static_cast<std::size_t>(output)]; }
 };
 
+/// The gradients moved to where a run's outputs stand.
+void keep_gradients(GroupBackward&& backward, RunOutputs& out);
+
 /// Runs forward, and backward where the group has dout.
-RunOutputs run_plan(const Group& group, const RoundingPlan& plan, Instrument* instrument = nullptr);
+RunOutputs run_plan(const Group& group, const RoundingPlan& plan, Instrument* instrument = nullptr,
+                    const AttentionBackend& backend = cpu_backend());
 
 /// Faults that stand in the kernel. A counterfactual treats a fault as part of its site: alone, the site rounds and is at
 /// fault; repaired, it does neither.
@@ -47,7 +52,8 @@ struct Faults {
 };
 /// The same with faults; the instrument sees what they leave. `realised`, where given, gets what each fault did.
 RunOutputs run_plan(const Group& group, const RoundingPlan& plan, const Faults& faults,
-                    Instrument* instrument = nullptr, std::vector<Realised>* realised = nullptr);
+                    Instrument* instrument = nullptr, std::vector<Realised>* realised = nullptr,
+                    const AttentionBackend& backend = cpu_backend());
 
 /// The truth of matrix `i` of an output (i < query heads for o and dq; i = 0 for dk and dv).
 const CertifiedMatrix& truth_of(const GroupTruth& truth, Output output, std::size_t i);

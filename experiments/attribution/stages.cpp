@@ -34,12 +34,12 @@ CorrectedGroup corrected(const Work& work, const Group& group, const GroupBase& 
             sums.errors[static_cast<std::size_t>(output)] = errors_of(run[output], truth, output, direction);
     };
     if (!correction.changes_function()) {
-        measure(run_plan(group, plan, work.faults), base.truth, base.direction);
+        measure(run_plan(group, plan, work.faults, nullptr, nullptr, work.backend), base.truth, base.direction);
         return sums;
     }
     const TransformedGroup transformed(group, correction, format_of(work.layer.q.dtype), format_of(work.layer.k.dtype));
     const GroupTruth truth = attention_truth(transformed.group.problem, certified);
-    const RunOutputs run = run_plan(transformed.group, plan, work.faults);
+    const RunOutputs run = run_plan(transformed.group, plan, work.faults, nullptr, nullptr, work.backend);
     // dq is then made of the transformed keys, and their mean is what a broken zero-sum law leaks.
     measure(run, truth, mean_key_direction(transformed.group));
     for (const Output output : work.outputs)
@@ -54,7 +54,8 @@ Work::Work(const LayerCapture& the_layer, const RoundingPlan& the_plan, const At
     : layer(the_layer),
       plan(for_head_dim(the_plan, static_cast<int>(the_layer.head_dim()), the_layer.causal)),
       groups(groups_of(the_layer, options.heads, options.seed)),
-      faults{options.faults, static_cast<int>(the_layer.heads())} {
+      faults{options.faults, static_cast<int>(the_layer.heads())},
+      backend(*options.backend) {
     for (const Fault& fault : faults.list)
         (void)AttentionInjector(fault, plan, faults.heads);  // says now what cannot stand in this plan
     for (const Output o : options.outputs)
@@ -163,14 +164,14 @@ SecondStage::SecondStage(const Work& work, const FirstStage& first, const Attrib
     sites.assign(work.sites.size(), std::vector<std::array<SiteSums, 4>>(groups));
     corrections.assign(work.corrections.size(), std::vector<CorrectedGroup>(groups));
     const std::size_t per_group = work.sites.size() + work.corrections.size();
-    parallel_for(groups * per_group, options.threads, [&](std::size_t task) {
+    parallel_for(groups * per_group, work.backend.calls_at_once(options.threads), [&](std::size_t task) {
         count.check();
         const std::size_t g = task / per_group;
         const std::size_t item = task % per_group;
         if (item < work.sites.size()) {
             const Site site = work.sites[item];
-            sites[item][g] =
-                site_counterfactuals(work.groups[g], first.bases[g], work.plan, work.faults, site, work.outputs);
+            sites[item][g] = site_counterfactuals(work.groups[g], first.bases[g], work.plan, work.faults, site,
+                                                  work.outputs, work.backend);
             count.step(fmt::format("{}: site {}", work.layer.name, faultline::name(site)));
         } else {
             const std::size_t c = item - work.sites.size();

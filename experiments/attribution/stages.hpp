@@ -25,6 +25,7 @@ struct Work {
     bool all_sites = true;                ///< that round and are reached: only then do their effects add up to anything
     std::vector<Correction> corrections;  ///< those asked for that the layer's kernel can run
     Faults faults;
+    const AttentionBackend& backend;  ///< where plans run
 
     /// RequestError where the options ask for what the layer or the plan does not have, and where the
     /// plan, or no correction asked for, can run what the layer has.

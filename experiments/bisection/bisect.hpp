@@ -11,6 +11,7 @@
 
 #include <faultline/bisection/search.hpp>
 #include <faultline/bisection/target.hpp>
+#include <faultline/cpu/backend.hpp>
 
 namespace faultline {
 
@@ -44,9 +45,10 @@ struct BisectionOptions {
     std::vector<Target> until;      ///< repair until all of these are met; may be empty
     std::vector<Target> reproduce;  ///< reproduce these
     bisection::SearchOptions search;
-    std::vector<int> heads;  ///< empty: all query heads (a kv head's group is computed whole)
-    int threads = 0;         ///< 0: one per hardware thread; results do not depend on it
-    std::uint64_t seed = 0;  ///< of stochastic rounding
+    std::vector<int> heads;                            ///< empty: all query heads (a kv head's group is computed whole)
+    int threads = 0;                                   ///< 0: one per hardware thread; results do not depend on it
+    std::uint64_t seed = 0;                            ///< of stochastic rounding
+    const AttentionBackend* backend = &cpu_backend();  ///< where plans run; results do not depend on it
     std::function<void(std::size_t done, std::size_t total, const std::string& what)> progress;
     std::function<bool()> cancelled;  ///< polled between runs
 };

@@ -20,12 +20,6 @@ constexpr std::size_t sets_a_task = 8;  // that share one forward: tasks small e
 
 constexpr TruthOptions certified{.correctly_rounded = false};  // bounds, without deciding every last bit
 
-void keep_gradients(GroupBackward&& backward, RunOutputs& out) {
-    out.outputs[static_cast<std::size_t>(Output::dq)] = std::move(backward.dq);
-    out.outputs[static_cast<std::size_t>(Output::dk)] = {std::move(backward.dk)};
-    out.outputs[static_cast<std::size_t>(Output::dv)] = {std::move(backward.dv)};
-}
-
 RoundingPlan exact_of(const RoundingPlan& plan) {
     RoundingPlan exact = plan;
     for (const Site site : plan.rounding_sites()) exact.set(site, Rule{});
@@ -86,7 +80,7 @@ void Oracle::prepare_units() {
         Unit& unit = units_[u];
         const LayerPlan& layer = layers_[unit.layer];
         unit.truth = attention_truth(unit.group.problem, certified);
-        unit.plan = attribution::run_plan(unit.group, layer.plan);
+        unit.plan = attribution::run_plan(unit.group, layer.plan, nullptr, *options_.backend);
         unit.direction = attribution::mean_key_direction(unit.group);
         for (const Output output : layer.outputs) {
             long double& squares = unit.plan_error_squared[static_cast<std::size_t>(output)];
@@ -161,23 +155,27 @@ std::vector<std::vector<WideReal>> Oracle::values(const std::vector<SiteMask>& s
                                 list.begin() + static_cast<std::ptrdiff_t>(std::min(i + sets_a_task, list.size())));
     count_.expect(sets.size() * units_.size());
     std::vector<std::vector<UnitSums>> sums(sets.size(), std::vector<UnitSums>(units_.size()));
-    parallel_for(chunks.size() * units_.size(), options_.threads, [&](std::size_t task) {
-        const std::vector<std::size_t>& chunk = chunks[task / units_.size()];
-        const std::size_t u = task % units_.size();
-        const Unit& unit = units_[u];
-        const LayerPlan& layer = layers_[unit.layer];
-        const bool backward =
-            std::any_of(layer.outputs.begin(), layer.outputs.end(), [](Output output) { return output != Output::o; });
-        const GroupForward forward = attention_forward(unit.group.inputs, plan_of(layer, sets[chunk.front()]));
-        RunOutputs run;
-        for (const HeadForward& head : forward.heads)
-            run.outputs[static_cast<std::size_t>(Output::o)].push_back(head.o);
-        for (const std::size_t i : chunk) {
-            if (backward) keep_gradients(attention_backward(unit.group.inputs, forward, plan_of(layer, sets[i])), run);
-            sums[i][u] = measure(unit, run);
-            count_.step(fmt::format("{}: sets of {} sites", layer.layer->name, std::popcount(sets[i])));
-        }
-    });
+    parallel_for(
+        chunks.size() * units_.size(), options_.backend->calls_at_once(options_.threads), [&](std::size_t task) {
+            const std::vector<std::size_t>& chunk = chunks[task / units_.size()];
+            const std::size_t u = task % units_.size();
+            const Unit& unit = units_[u];
+            const LayerPlan& layer = layers_[unit.layer];
+            const bool backward = std::any_of(layer.outputs.begin(), layer.outputs.end(),
+                                              [](Output output) { return output != Output::o; });
+            const GroupForward forward =
+                options_.backend->forward(unit.group.inputs, plan_of(layer, sets[chunk.front()]), nullptr);
+            RunOutputs run;
+            for (const HeadForward& head : forward.heads)
+                run.outputs[static_cast<std::size_t>(Output::o)].push_back(head.o);
+            for (const std::size_t i : chunk) {
+                if (backward)
+                    attribution::keep_gradients(
+                        options_.backend->backward(unit.group.inputs, forward, plan_of(layer, sets[i]), nullptr), run);
+                sums[i][u] = measure(unit, run);
+                count_.step(fmt::format("{}: sets of {} sites", layer.layer->name, std::popcount(sets[i])));
+            }
+        });
     std::vector<std::vector<WideReal>> values;
     for (const std::vector<UnitSums>& by_unit : sums) {
         std::vector<const UnitSums*> pointers;

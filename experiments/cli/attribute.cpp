@@ -234,6 +234,7 @@ Status run(const AttributeSettings& own, const Invocation& call) {
     options.verify_truth = static_cast<std::size_t>(own.verify_truth);
     options.seed = static_cast<std::uint64_t>(own.seed);
     options.cancelled = interrupted;
+    options.backend = &backend_of(call);
     const bool automatic = own.plan == "auto";
     // What can be refused before the capture is read, is.
     RoundingPlan plan = automatic ? faultline::plan("fa2") : plan_named(own.plan, call.settings, "plan");
@@ -245,7 +246,8 @@ Status run(const AttributeSettings& own, const Invocation& call) {
     const int head = own.request.heads.empty() ? 0 : own.request.heads.front();
     std::vector<NearerPlan> nearer;
     if (automatic) {
-        const Identification ranked = rank_presets(capture, plan, head, options.threads, options.cancelled);
+        const Identification ranked =
+            rank_presets(capture, plan, head, options.threads, options.cancelled, *options.backend);
         nearer = nearer_plans(ranked, plan.name, head);
         if (const NearerPlan* best = own_plan(nearer)) {
             plan = faultline::plan(best->plan);
@@ -263,7 +265,8 @@ Status run(const AttributeSettings& own, const Invocation& call) {
     Progress line(call.talks());
     options.progress = LayerProgress(line, capture.layers.size());
     Attribution result = attribute(capture, plan, options);
-    if (!automatic && result.complete) nearer = nearer_plans(capture, plan, head, options.threads, options.cancelled);
+    if (!automatic && result.complete)
+        nearer = nearer_plans(capture, plan, head, options.threads, options.cancelled, *options.backend);
     result.nearer = std::move(nearer);
     line.clear();
 

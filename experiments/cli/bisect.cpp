@@ -57,6 +57,7 @@ Status run(const BisectSettings& own, const Invocation& call) {
     options.search.largest_size = static_cast<int>(std::min<std::int64_t>(own.size, 42));
     options.heads = own.request.heads;
     options.threads = static_cast<int>(call.common.threads);
+    options.backend = &backend_of(call);
     options.seed = static_cast<std::uint64_t>(own.seed);
 
     std::optional<RecordFile> file;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <faultline/cli/settings.hpp>
+#include <faultline/cpu/backend.hpp>
 #include <faultline/record/manifest.hpp>
 
 namespace faultline::cli {
@@ -49,6 +50,7 @@ struct Command {
     Run (*declare)(Settings&);
     std::string_view output = "FILE.h5";  ///< what -o names, and what the help says of it
     std::string_view output_help = "Write the results as HDF5";
+    bool on_device = false;  ///< --device cuda is taken
 };
 
 Command attribute_command();
@@ -68,5 +70,9 @@ Command selftest_command();
 
 /// All of them, in the order of --help.
 [[nodiscard]] std::vector<Command> commands();
+
+/// Where --device says that plans run. WorkError where the device is not there. Says on standard error which device it is
+/// and what it may use of its memory, unless the call is to be quiet.
+[[nodiscard]] const AttentionBackend& backend_of(const Invocation& call);
 
 }  // namespace faultline::cli

@@ -1,12 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <faultline/cli/command.hpp>
 
+#include <algorithm>
+#include <array>
+
 namespace faultline::cli {
 
 std::vector<Command> commands() {
-    return {attribute_command(), identify_command(),   bisect_command(),      check_command(),   generate_command(),
-            train_command(),     dissociate_command(), probe_command(),       inspect_command(), plans_command(),
-            sites_command(),     formats_command(),    corrections_command(), selftest_command()};
+    std::vector<Command> all{attribute_command(),   identify_command(), bisect_command(),     check_command(),
+                             generate_command(),    train_command(),    dissociate_command(), probe_command(),
+                             inspect_command(),     plans_command(),    sites_command(),      formats_command(),
+                             corrections_command(), selftest_command()};
+    constexpr std::array<std::string_view, 4> run_plans_where_asked{"attribute", "identify", "bisect", "selftest"};
+    for (Command& command : all)
+        command.on_device = std::ranges::find(run_plans_where_asked, command.name) != run_plans_where_asked.end();
+    return all;
 }
 
 }  // namespace faultline::cli

@@ -79,6 +79,7 @@ Status run(const IdentifySettings& own, const Invocation& call) {
     options.heads = own.request.heads;
     options.search = !own.rank_only;
     options.threads = static_cast<int>(call.common.threads);
+    options.backend = &backend_of(call);
     const Capture capture = own.request.read(call);
     expect_kernels(capture, own, call.settings);
     check_output(capture, options, call);

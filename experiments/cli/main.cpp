@@ -49,12 +49,12 @@ void check_device(const Prepared& prepared) {
     const std::string& device = prepared.common.device;
     const std::string where = prepared.settings.where("device");
     constexpr std::array<std::string_view, 2> devices{"cpu", "cuda"};
-    if (device == "cuda" && !faultline::device::is_built())
-        throw RequestError(fmt::format("{}: this program was built without the device back end: expected cpu", where));
-    if (device == "cuda" && prepared.command.name != "selftest")
-        throw RequestError(fmt::format("{}: {} runs on the CPU alone: expected cpu", where, prepared.command.name));
     if (device != "cpu" && device != "cuda")
         throw RequestError(fmt::format("{}: {}: {}", where, in_quotes(device), expected_one_of(device, devices)));
+    if (device == "cuda" && !prepared.command.on_device)
+        throw RequestError(fmt::format("{}: {} runs on the CPU alone: expected cpu", where, prepared.command.name));
+    // Before anything is read, so that nobody waits to hear of it.
+    if (device == "cuda") (void)faultline::device::info();
 }
 
 /// HDF5 under the name of another type would be met by whoever opens it.

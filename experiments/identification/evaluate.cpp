@@ -13,14 +13,11 @@ namespace {
 using attribution::RunOutputs;
 
 /// Backward where the unit has a gradient; the outputs moved out of both passes, but o, which the forward keeps.
-RunOutputs outputs_of(const Unit& unit, const GroupForward& forward, const RoundingPlan& plan) {
+RunOutputs outputs_of(const Unit& unit, const GroupForward& forward, const RoundingPlan& plan,
+                      const AttentionBackend& backend) {
     RunOutputs out;
-    if (!unit.group.inputs.dout.empty()) {
-        GroupBackward backward = attention_backward(unit.group.inputs, forward, plan);
-        out.outputs[static_cast<std::size_t>(Output::dq)] = std::move(backward.dq);
-        out.outputs[static_cast<std::size_t>(Output::dk)].push_back(std::move(backward.dk));
-        out.outputs[static_cast<std::size_t>(Output::dv)].push_back(std::move(backward.dv));
-    }
+    if (!unit.group.inputs.dout.empty())
+        attribution::keep_gradients(backend.backward(unit.group.inputs, forward, plan, nullptr), out);
     for (const HeadForward& head : forward.heads) out.outputs[static_cast<std::size_t>(Output::o)].push_back(head.o);
     return out;
 }
@@ -41,9 +38,9 @@ Baseline Evaluator::baseline(const RoundingPlan& plan) const {
     work_.expect(units_.size());
     parallel_for(units_.size(), threads_, [&](std::size_t u) {
         work_.step(kernel_ + ": nearest plan");
-        base.forward[u] = attention_forward(units_[u].group.inputs, plan);
-        base.matches[u] = compare(units_[u], outputs_of(units_[u], base.forward[u], plan), observed(units_[u], kernel_),
-                                  &base.equal[u]);
+        base.forward[u] = backend_.forward(units_[u].group.inputs, plan, nullptr);
+        base.matches[u] = compare(units_[u], outputs_of(units_[u], base.forward[u], plan, backend_),
+                                  observed(units_[u], kernel_), &base.equal[u]);
     });
     return base;
 }
@@ -58,10 +55,11 @@ std::vector<Evaluated> Evaluator::evaluate(const std::vector<Neighbour>& neighbo
         const Unit& unit = units_[u];
         work_.step(kernel_ + ": " + neighbour.field);
         GroupForward own;
-        if (!neighbour.backward_only) own = attention_forward(unit.group.inputs, neighbour.plan);
+        if (!neighbour.backward_only) own = backend_.forward(unit.group.inputs, neighbour.plan, nullptr);
         const GroupForward& forward = neighbour.backward_only ? base.forward[u] : own;
         EqualFlags equal;
-        parts[task].match = compare(unit, outputs_of(unit, forward, neighbour.plan), observed(unit, kernel_), &equal);
+        parts[task].match =
+            compare(unit, outputs_of(unit, forward, neighbour.plan, backend_), observed(unit, kernel_), &equal);
         parts[task].flips = flips(base.equal[u], equal);
     });
     std::vector<Evaluated> sums(neighbours.size());

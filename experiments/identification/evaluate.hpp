@@ -26,8 +26,9 @@ struct Evaluated {
 /// One kernel on its units. References outlive it.
 class Evaluator {
   public:
-    Evaluator(const std::vector<Unit>& units, const std::string& kernel, int threads, WorkCount& work)
-        : units_(units), kernel_(kernel), threads_(threads), work_(work) {}
+    Evaluator(const std::vector<Unit>& units, const std::string& kernel, int threads, WorkCount& work,
+              const AttentionBackend& backend)
+        : units_(units), kernel_(kernel), threads_(backend.calls_at_once(threads)), work_(work), backend_(backend) {}
 
     [[nodiscard]] Baseline baseline(const RoundingPlan& plan) const;
     /// Every neighbour against the baseline that it is a neighbour of.
@@ -38,6 +39,7 @@ class Evaluator {
     const std::string& kernel_;
     int threads_;
     WorkCount& work_;
+    const AttentionBackend& backend_;
 };
 
 /// The kernel of that name in the unit's layer.

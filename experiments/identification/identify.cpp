@@ -120,12 +120,13 @@ void rank(const std::vector<Case>& cases, std::span<const RoundingPlan> candidat
     const std::size_t tasks = candidates.size() * heads.size();
     std::vector<std::vector<OutputMatches>> parts(tasks);
     work.expect(tasks);
-    parallel_for(tasks, options.threads, [&](std::size_t task) {
+    parallel_for(tasks, options.backend->calls_at_once(options.threads), [&](std::size_t task) {
         const RoundingPlan& plan = candidates[task / heads.size()];
         const std::vector<Use>& uses = *heads[task % heads.size()];
         work.step("plan " + plan.name);
         const Unit& first = cases[uses.front().c].units[uses.front().unit];
-        const attribution::RunOutputs run = attribution::run_plan(first.group, settled(plan, cases[uses.front().c]));
+        const attribution::RunOutputs run =
+            attribution::run_plan(first.group, settled(plan, cases[uses.front().c]), nullptr, *options.backend);
         for (const Use& use : uses) {
             const Unit& unit = cases[use.c].units[use.unit];
             parts[task].push_back(compare(unit, run, observed(unit, cases[use.c].kernel)));
@@ -201,7 +202,7 @@ std::vector<SiteEvidence> evidence_of(const RoundingPlan& plan, const std::vecto
 
 /// Changes the plan step by step while a change, or a pair of changes, is believed to help.
 void search(const Case& c, const IdentifyOptions& options, WorkCount& work, KernelIdentification& result) {
-    const Evaluator evaluator(c.units, c.kernel, options.threads, work);
+    const Evaluator evaluator(c.units, c.kernel, options.threads, work, *options.backend);
     NeighbourhoodOptions around;
     around.backward = std::any_of(c.units.begin(), c.units.end(), [&](const Unit& unit) {
         const ObservedKernel& kernel = observed(unit, c.kernel);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <faultline/attribution/capture.hpp>
+#include <faultline/cpu/backend.hpp>
 #include <faultline/identification/match.hpp>
 #include <faultline/identification/neighbourhood.hpp>
 #include <faultline/plan/plan.hpp>
@@ -69,12 +70,13 @@ struct Identification {
 };
 
 struct IdentifyOptions {
-    std::vector<std::string> kernels;      ///< empty: all that the capture has
-    std::vector<RoundingPlan> candidates;  ///< empty: all presets
-    std::vector<int> heads;                ///< query heads; empty: all
-    bool search = true;                    ///< false: rank only
-    int threads = 0;                       ///< 0: one per hardware thread; results do not depend on it
-    std::uint64_t seed = 0;                ///< of stochastic rounding
+    std::vector<std::string> kernels;                  ///< empty: all that the capture has
+    std::vector<RoundingPlan> candidates;              ///< empty: all presets
+    std::vector<int> heads;                            ///< query heads; empty: all
+    bool search = true;                                ///< false: rank only
+    int threads = 0;                                   ///< 0: one per hardware thread; results do not depend on it
+    std::uint64_t seed = 0;                            ///< of stochastic rounding
+    const AttentionBackend* backend = &cpu_backend();  ///< where plans run; results do not depend on it
     /// Called from worker threads, serialised. `total` grows while the search goes on.
     std::function<void(std::size_t done, std::size_t total, const std::string& what)> progress;
     std::function<bool()> cancelled;  ///< polled between units of work

@@ -8,7 +8,7 @@
 namespace faultline {
 
 Identification rank_presets(const Capture& capture, const RoundingPlan& plan, int head, int threads,
-                            const std::function<bool()>& cancelled) {
+                            const std::function<bool()>& cancelled, const AttentionBackend& backend) {
     if (observed_kernels(capture).empty()) return {};
     IdentifyOptions options;
     options.candidates = {plan};  // first: of equals it is the one
@@ -18,6 +18,7 @@ Identification rank_presets(const Capture& capture, const RoundingPlan& plan, in
     options.search = false;
     options.threads = threads;
     options.cancelled = cancelled;
+    options.backend = &backend;
     return identify(capture, options);
 }
 
@@ -36,8 +37,8 @@ std::vector<NearerPlan> nearer_plans(const Identification& ranked, const std::st
 }
 
 std::vector<NearerPlan> nearer_plans(const Capture& capture, const RoundingPlan& plan, int head, int threads,
-                                     const std::function<bool()>& cancelled) {
-    return nearer_plans(rank_presets(capture, plan, head, threads, cancelled), plan.name, head);
+                                     const std::function<bool()>& cancelled, const AttentionBackend& backend) {
+    return nearer_plans(rank_presets(capture, plan, head, threads, cancelled, backend), plan.name, head);
 }
 
 }  // namespace faultline

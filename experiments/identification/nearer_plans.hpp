@@ -9,6 +9,7 @@
 
 #include <faultline/attribution/attribution.hpp>
 #include <faultline/attribution/capture.hpp>
+#include <faultline/cpu/backend.hpp>
 #include <faultline/identification/identify.hpp>
 #include <faultline/plan/plan.hpp>
 
@@ -17,7 +18,8 @@ namespace faultline {
 /// `plan` and every preset, ranked on one key head of every layer, that of query head `head`. No kernels where the capture
 /// has no output of one, and when `cancelled` says so. RequestError where a layer has no such head.
 [[nodiscard]] Identification rank_presets(const Capture& capture, const RoundingPlan& plan, int head, int threads = 0,
-                                          const std::function<bool()>& cancelled = {});
+                                          const std::function<bool()>& cancelled = {},
+                                          const AttentionBackend& backend = cpu_backend());
 
 /// For every kernel of which some preset leaves at most half as many elements different as the plan of this name, which is
 /// among those ranked: the preset that leaves fewest.
@@ -25,6 +27,7 @@ namespace faultline {
 
 /// Both.
 [[nodiscard]] std::vector<NearerPlan> nearer_plans(const Capture& capture, const RoundingPlan& plan, int head,
-                                                   int threads = 0, const std::function<bool()>& cancelled = {});
+                                                   int threads = 0, const std::function<bool()>& cancelled = {},
+                                                   const AttentionBackend& backend = cpu_backend());
 
 }  // namespace faultline

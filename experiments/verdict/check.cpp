@@ -151,14 +151,14 @@ class LayerWork {
         std::vector<RunOutputs> null(runs);
         GroupTruth truth;
         RunOutputs plan;
-        parallel_for(runs + 2, options_.threads, [&](std::size_t task) {
+        parallel_for(runs + 2, options_.backend->calls_at_once(options_.threads), [&](std::size_t task) {
             if (task == 0)
                 truth = attention_truth(group.problem, certified);
             else if (task == 1)
-                plan = attribution::run_plan(group, plan_);
+                plan = attribution::run_plan(group, plan_, nullptr, *options_.backend);
             else {
                 SignFlip flip(flipped_, options_.seed, task - 2);
-                null[task - 2] = attribution::run_plan(group, plan_, &flip);
+                null[task - 2] = attribution::run_plan(group, plan_, &flip, *options_.backend);
             }
             units.step(layer_.name + (task == 0 ? ": truth" : task == 1 ? ": plan" : ": null model"));
         });

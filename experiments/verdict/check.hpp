@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <faultline/attribution/attribution.hpp>
+#include <faultline/cpu/backend.hpp>
 #include <faultline/verdict/cells.hpp>
 
 namespace faultline {
@@ -75,6 +76,7 @@ struct CheckOptions {
     std::vector<int> heads;  ///< empty: all query heads (a kv head's group is computed whole)
     int threads = 0;         ///< 0: one per hardware thread; results do not depend on it
     std::uint64_t seed = 0;  ///< of the null model, and of stochastic rounding
+    const AttentionBackend* backend = &cpu_backend();  ///< where plans run; results do not depend on it
     std::function<void(std::size_t done, std::size_t total, const std::string& what)> progress;
     std::function<bool()> cancelled;  ///< polled between runs
 };

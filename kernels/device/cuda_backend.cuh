@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The back end of the emulated kernel that has a CUDA device: one block a team. Without fmt, whose format strings nvcc 13.0
-// does not take for constant expressions.
+// The back end of the emulated kernel that has a CUDA device: one block a team, one call a stream. Without fmt, whose format
+// strings nvcc 13.0 does not take for constant expressions.
 #pragma once
 
 #include <algorithm>
@@ -39,26 +39,31 @@ __global__ void __launch_bounds__(threads_per_team)
     job(BlockTeam{}, first + team, memory + team * doubles);
 }
 
-/// Device memory that is freed when the call ends, however it ends.
+/// What one call of one host thread does, in the order of that thread's stream; calls of several threads run beside each
+/// other. Its memory is given back when it ends, however it ends.
 class CudaBackend {
   public:
-    CudaBackend() = default;
+    /// tile_bytes: what the teams of a wave may have together for their tiles; one team has what it needs in any case.
+    explicit CudaBackend(std::size_t tile_bytes) : tile_bytes_(tile_bytes) {}
     CudaBackend(const CudaBackend&) = delete;
     CudaBackend& operator=(const CudaBackend&) = delete;
     ~CudaBackend() {
-        for (void* part : parts_) (void)cudaFree(part);
-        (void)cudaFree(memory_);
+        for (void* part : parts_) (void)cudaFreeAsync(part, stream());
+        if (memory_ != nullptr) (void)cudaFreeAsync(memory_, stream());
+        (void)cudaStreamSynchronize(stream());
     }
 
     double* zeros(std::size_t n) {
         auto* to = static_cast<double*>(allocated(n * sizeof(double)));
-        check(cudaMemset(to, 0, n * sizeof(double)), "clearing memory");
+        if (n > 0) check(cudaMemsetAsync(to, 0, n * sizeof(double), stream()), "clearing memory");
         return to;
     }
     void write(double* to, const double* from, std::size_t n) { copy(to, from, n * sizeof(double)); }
     const double* upload(const double* from, std::size_t n) { return upload_values(from, n); }
     void download(const double* from, std::size_t n, double* to) {
-        check(cudaMemcpy(to, from, n * sizeof(double), cudaMemcpyDeviceToHost), "reading results");
+        if (n == 0) return;
+        check(cudaMemcpyAsync(to, from, n * sizeof(double), cudaMemcpyDeviceToHost, stream()), "reading results");
+        check(cudaStreamSynchronize(stream()), "running the kernel");
     }
     template <class T>
     const T* upload_values(const T* values, std::size_t n) {
@@ -72,39 +77,36 @@ class CudaBackend {
     void run(const Job& job, std::ptrdiff_t teams, std::ptrdiff_t doubles) {
         if (teams == 0) return;
         const std::size_t each = static_cast<std::size_t>(doubles) * sizeof(double);
-        std::size_t free_memory = 0, all = 0;
-        check(cudaMemGetInfo(&free_memory, &all), "asking for memory");
-        const std::size_t room = free_memory / 10 * 9;  // the runtime takes some for itself
-        if (each > room)
-            throw WorkError("device cuda: one tile of the schedule needs " + std::to_string(each >> 20) + " MiB and " +
-                            std::to_string(room >> 20) +
-                            " are free: expected smaller tiles (block_q, block_k) or a shorter sequence");
-        const std::ptrdiff_t wave = each == 0 ? teams : std::min(teams, static_cast<std::ptrdiff_t>(room / each));
-        if (static_cast<std::size_t>(wave) * each > memory_size_) {
-            if (memory_ != nullptr) check(cudaFree(memory_), "freeing memory");
+        const auto fit = static_cast<std::ptrdiff_t>(each == 0 ? 1 : std::max<std::size_t>(tile_bytes_ / each, 1));
+        const std::ptrdiff_t wave = each == 0 ? teams : std::min(teams, fit);
+        const std::size_t bytes = static_cast<std::size_t>(wave) * each;
+        if (bytes > memory_size_) {
+            if (memory_ != nullptr) check(cudaFreeAsync(memory_, stream()), "freeing memory");
             memory_ = nullptr;
-            check(cudaMalloc(&memory_, static_cast<std::size_t>(wave) * each), "allocating tiles");
-            memory_size_ = static_cast<std::size_t>(wave) * each;
+            check(cudaMallocAsync(&memory_, bytes, stream()), "allocating tiles");
+            memory_size_ = bytes;
         }
         for (std::ptrdiff_t first = 0; first < teams; first += wave) {
-            run_job<<<static_cast<unsigned>(std::min(wave, teams - first)), threads_per_team>>>(
+            run_job<<<static_cast<unsigned>(std::min(wave, teams - first)), threads_per_team, 0, stream()>>>(
                 job, first, static_cast<double*>(memory_), doubles);
             check(cudaGetLastError(), "starting the kernel");
         }
-        check(cudaDeviceSynchronize(), "running the kernel");
     }
 
   private:
+    static cudaStream_t stream() { return cudaStreamPerThread; }
+
     void* allocated(std::size_t bytes) {
         void* part = nullptr;
-        check(cudaMalloc(&part, std::max<std::size_t>(bytes, 1)), "allocating memory");
+        check(cudaMallocAsync(&part, std::max<std::size_t>(bytes, 1), stream()), "allocating memory");
         parts_.push_back(part);
         return part;
     }
     void copy(void* to, const void* from, std::size_t bytes) {
-        if (bytes > 0) check(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "writing operands");
+        if (bytes > 0) check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream()), "writing operands");
     }
 
+    std::size_t tile_bytes_;
     std::vector<void*> parts_;
     void* memory_ = nullptr;
     std::size_t memory_size_ = 0;

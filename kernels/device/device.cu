@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <faultline/device/device.hpp>
 
+#include <cstdlib>
 #include <stdexcept>
 
 #include <faultline/device/cuda_backend.cuh>
+#include <faultline/device/room.hpp>
 #include <faultline/emulated/driver.hpp>
 
 namespace faultline::device {
@@ -19,6 +21,87 @@ void expect_same_shapes(std::span<const HeadGroup> groups) {
                           g.layer == first.layer;
         if (!same) throw std::invalid_argument("device: head groups of one call must have one shape, scale and seed");
     }
+}
+
+/// Calls beside each other: a run of one head has few teams (one for each query tile), and a card has room for thousands.
+constexpr int most_calls = 64;
+/// Of the free memory; the runtime, the code and the fragments of its pool take some.
+constexpr double usable = 0.85;
+
+class Device final : public AttentionBackend {
+  public:
+    Device() : room_(made_ready()) {}
+
+    [[nodiscard]] std::string_view name() const override { return "cuda"; }
+    [[nodiscard]] int calls_at_once(int) const override { return most_calls; }
+    [[nodiscard]] GroupForward forward(const HeadGroup& in, const RoundingPlan& plan,
+                                       Instrument* instrument) const override {
+        expect_none(instrument);
+        return std::move(forward(std::span(&in, 1), plan).front());
+    }
+    [[nodiscard]] GroupBackward backward(const HeadGroup& in, const GroupForward& fwd, const RoundingPlan& plan,
+                                         Instrument* instrument) const override {
+        expect_none(instrument);
+        return std::move(backward(std::span(&in, 1), std::span(&fwd, 1), plan).front());
+    }
+    [[nodiscard]] std::vector<GroupForward> forward(std::span<const HeadGroup> groups, const RoundingPlan& plan) const {
+        const emulated::Need need = emulated::forward_need(groups, plan);
+        const Lease lease(room_, bytes_of(need));
+        CudaBackend own(tile_bytes(need));
+        return emulated::forward(own, groups, plan);
+    }
+    [[nodiscard]] std::vector<GroupBackward> backward(std::span<const HeadGroup> groups,
+                                                      std::span<const GroupForward> forwards,
+                                                      const RoundingPlan& plan) const {
+        const emulated::Need need = emulated::backward_need(groups, plan);
+        const Lease lease(room_, bytes_of(need));
+        CudaBackend own(tile_bytes(need));
+        return emulated::backward(own, groups, forwards, plan);
+    }
+    [[nodiscard]] std::size_t all() const { return room_.all(); }
+    [[nodiscard]] std::size_t bytes_of(const emulated::Need& need) const {
+        const std::size_t bytes = need.whole * sizeof(double) + tile_bytes(need);
+        if (bytes > room_.all())
+            throw WorkError("device cuda: a run needs " + std::to_string(bytes >> 20) + " MiB and " +
+                            std::to_string(room_.all() >> 20) +
+                            " are free: expected a shorter sequence, or smaller tiles (block_q, block_k) of the plan");
+        return bytes;
+    }
+
+  private:
+    /// All teams at once, or as many as a share of the room has tiles for, so that many calls fit beside each other.
+    [[nodiscard]] std::size_t tile_bytes(const emulated::Need& need) const {
+        const std::size_t each = need.per_team * sizeof(double);
+        return std::max(each, std::min(each * static_cast<std::size_t>(need.teams), room_.all() / most_calls));
+    }
+    static void expect_none(const Instrument* instrument) {
+        if (instrument != nullptr)
+            throw RequestError(
+                "device cuda: the device form of the kernel has no instruments: expected no fault and nothing recorded");
+    }
+    /// How much of its memory may be used.
+    static std::size_t made_ready() {
+        // Streams share so many queues, and wait for each other within one; what the user has set stands.
+        (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+        // Threads that wait leave the processor to those that compare with the truth. Before the device is first used.
+        (void)cudaSetDeviceFlags(cudaDeviceScheduleBlockingSync);
+        (void)cudaGetLastError();
+        const Info found = info();
+        int device = 0;
+        check(cudaGetDevice(&device), "choosing a device");
+        cudaMemPool_t pool{};
+        check(cudaDeviceGetDefaultMemPool(&pool, device), "asking for the pool of its memory");
+        std::uint64_t keep = UINT64_MAX;  // what a call gives back the next one takes
+        check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep), "setting the pool of its memory");
+        return static_cast<std::size_t>(static_cast<double>(found.free_memory) * usable);
+    }
+
+    mutable Room room_;
+};
+
+const Device& device() {
+    static const Device one;
+    return one;
 }
 
 }  // namespace
@@ -42,20 +125,26 @@ Info info() {
     return found;
 }
 
+const AttentionBackend& backend() { return device(); }
+
+std::size_t room() { return device().all(); }
+
+std::size_t bytes_of_run(const HeadGroup& group, const RoundingPlan& plan) {
+    const std::span one(&group, 1);
+    return device().bytes_of(group.dout.empty() ? emulated::forward_need(one, plan)
+                                                : emulated::backward_need(one, plan));
+}
+
 std::vector<GroupForward> attention_forward(std::span<const HeadGroup> groups, const RoundingPlan& plan) {
     expect_same_shapes(groups);
-    (void)info();
-    CudaBackend backend;
-    return emulated::forward(backend, groups, plan);
+    return device().forward(groups, plan);
 }
 
 std::vector<GroupBackward> attention_backward(std::span<const HeadGroup> groups, std::span<const GroupForward> forwards,
                                               const RoundingPlan& plan) {
     expect_same_shapes(groups);
     if (forwards.size() != groups.size()) throw std::invalid_argument("device: one forward for each head group");
-    (void)info();
-    CudaBackend backend;
-    return emulated::backward(backend, groups, forwards, plan);
+    return device().backward(groups, forwards, plan);
 }
 
 }  // namespace faultline::device

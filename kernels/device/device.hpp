@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <faultline/cpu/attention.hpp>
+#include <faultline/cpu/backend.hpp>
 #include <faultline/plan/plan.hpp>
 
 namespace faultline::device {
@@ -26,6 +27,14 @@ struct Info {
 /// The device that is used (the first one that CUDA_VISIBLE_DEVICES leaves). WorkError, one sentence: no back end in this
 /// build, no device, a driver that is too old, a compute capability below 8.0.
 [[nodiscard]] Info info();
+
+/// The back end that runs plans there: calls of several threads run beside each other, and each waits until there is memory
+/// for it. WorkError as info(), and where a call needs more than there is. RequestError for what the device's form has not:
+/// instruments, and softcap, sinks and dropout.
+[[nodiscard]] const AttentionBackend& backend();
+/// Bytes that backend() may use, all calls together, and what one run of the plan on the group takes of them.
+[[nodiscard]] std::size_t room();
+[[nodiscard]] std::size_t bytes_of_run(const HeadGroup& group, const RoundingPlan& plan);
 
 /// attention_forward of every group; all have the shapes, seed, layer, scale and kind of mask of the first
 /// (std::invalid_argument). WorkError where the device fails or has not the memory for one tile of the schedule.

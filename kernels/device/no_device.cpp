@@ -14,6 +14,9 @@ namespace {
 
 bool is_built() { return false; }
 Info info() { fail(); }
+const AttentionBackend& backend() { fail(); }
+std::size_t room() { fail(); }
+std::size_t bytes_of_run(const HeadGroup&, const RoundingPlan&) { fail(); }
 std::vector<GroupForward> attention_forward(std::span<const HeadGroup>, const RoundingPlan&) { fail(); }
 std::vector<GroupBackward> attention_backward(std::span<const HeadGroup>, std::span<const GroupForward>,
                                               const RoundingPlan&) {

@@ -211,6 +211,48 @@ Matrix fetched(Backend& backend, const View<double>& from) {
     return to;
 }
 
+/// Doubles that a call takes on the side that computes.
+struct Need {
+    std::size_t whole = 0;     ///< operands, outputs and rows of all groups
+    std::size_t per_team = 0;  ///< tiles of a team
+    std::ptrdiff_t teams = 0;  ///< in the largest of the call's jobs
+};
+
+inline std::size_t elements(std::ptrdiff_t rows, std::ptrdiff_t cols) { return static_cast<std::size_t>(rows * cols); }
+
+inline Need forward_need(std::span<const HeadGroup> groups, const RoundingPlan& plan) {
+    const HeadGroup& g = groups.front();
+    const std::ptrdiff_t n_q = g.q.front().rows, n_k = g.k.rows, d = g.k.cols, d_v = g.v.cols;
+    const std::size_t heads = groups.size() * g.q.size();
+    Need need;
+    need.whole = groups.size() * (2 * elements(n_k, d) + 2 * elements(n_k, d_v)) +
+                 heads * (elements(n_q, d) + 2 * elements(n_q, d_v + 1));
+    if (!g.bias.empty()) need.whole += heads * elements(n_q, n_k);
+    if (plan.schedule.p_saved) need.whole += heads * elements(n_q, n_k);
+    Arena tiles(nullptr);
+    (void)ForwardMemory(tiles, plan.schedule, n_q, n_k, d_v);
+    need.per_team = static_cast<std::size_t>(tiles.used());
+    need.teams = static_cast<std::ptrdiff_t>(heads) * TileAxis(n_q, plan.schedule.block_q).count();
+    return need;
+}
+
+inline Need backward_need(std::span<const HeadGroup> groups, const RoundingPlan& plan) {
+    const HeadGroup& g = groups.front();
+    const std::ptrdiff_t n_q = g.q.front().rows, n_k = g.k.rows, d = g.k.cols, d_v = g.v.cols;
+    const std::size_t heads = groups.size() * g.q.size();
+    Need need = forward_need(groups, plan);
+    need.whole += groups.size() * 2 * elements(n_k, d + d_v) +
+                  heads * (elements(n_q, d_v) + 2 * elements(n_q, d) + 2 * elements(n_k, d) + elements(n_k, d_v) +
+                           8 * elements(n_q, 1));
+    Arena tiles(nullptr);
+    (void)BackwardMemory(tiles, plan.schedule, n_q, n_k);
+    need.per_team = static_cast<std::size_t>(tiles.used());
+    const int tiles_q = TileAxis(n_q, plan.schedule.bwd_block_q).count();
+    const int tiles_k = TileAxis(n_k, plan.schedule.bwd_block_k).count();
+    need.teams = static_cast<std::ptrdiff_t>(heads) * std::max(tiles_q, tiles_k);
+    return need;
+}
+
 /// The same as attention_forward of each group.
 template <class Backend>
 std::vector<GroupForward> forward(Backend& backend, std::span<const HeadGroup> groups, const RoundingPlan& plan) {

@@ -320,8 +320,13 @@ TEST(BadRequest, NamesTheSettingAndWhereItCameFrom) {
     EXPECT_EQ(run_program({"attribute", file, "-o", ""}).status, 2);
     EXPECT_THAT(refusal(folder, file, {"--threads", "-1"}), HasSubstr("--threads"));
     EXPECT_THAT(refusal(folder, file, {"--scale", "0"}), HasSubstr("--scale: \"0\": expected a positive number"));
-    EXPECT_THAT(refusal(folder, file, {"--device", "cuda"}),
-                HasSubstr("--device: this program was built without the device back end"));
+    const Outcome no_device = run_program({"attribute", file, "--device", "cuda"});  // no card where the tests run
+    EXPECT_EQ(no_device.status, 1);
+    EXPECT_THAT(no_device.err, HasSubstr("faultline attribute: device cuda: "));
+    EXPECT_THAT(no_device.err, HasSubstr(": expected "));
+    const Outcome only_cpu = run_program({"train", "--device", "cuda"});
+    EXPECT_EQ(only_cpu.status, 2);
+    EXPECT_THAT(only_cpu.err, HasSubstr("--device: train runs on the CPU alone: expected cpu"));
     EXPECT_THAT(refusal(folder, file, {"--device", "tpu"}), HasSubstr("--device: \"tpu\": expected one of cpu, cuda"));
     EXPECT_THAT(refusal(folder, file, {"--plna", "fa2"}),
                 HasSubstr("\"--plna\": unknown option: expected one that --help lists (did you mean \"--plan\"?)"));

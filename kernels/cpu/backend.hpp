@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where the emulated kernels run. What is asked of them is declared here once; a back end is a folder that implements it
+// (kernels/cpu, kernels/device), and whoever runs plans takes the back end that it is given.
+#pragma once
+
+#include <string_view>
+
+#include <faultline/cpu/attention.hpp>
+
+namespace faultline {
+
+/// Every member may be called by any thread; results are the same bits on every back end.
+class AttentionBackend {
+  public:
+    virtual ~AttentionBackend() = default;
+    /// As --device has it.
+    [[nodiscard]] virtual std::string_view name() const = 0;
+    /// How many calls from threads of their own serve it best where the caller was asked for `threads` (0: one for each
+    /// hardware thread): parallel_for's threads.
+    [[nodiscard]] virtual int calls_at_once(int threads) const = 0;
+    /// attention_forward and attention_backward. WorkError where the back end fails, RequestError where it has not what the
+    /// call asks for.
+    [[nodiscard]] virtual GroupForward forward(const HeadGroup& in, const RoundingPlan& plan,
+                                               Instrument* instrument) const = 0;
+    [[nodiscard]] virtual GroupBackward backward(const HeadGroup& in, const GroupForward& fwd, const RoundingPlan& plan,
+                                                 Instrument* instrument) const = 0;
+};
+
+/// kernels/cpu: always there.
+[[nodiscard]] const AttentionBackend& cpu_backend();
+
+}  // namespace faultline
