@@ -83,7 +83,8 @@ def observe(source, destination, *, kernels=BACK_ENDS, functions=None, layers=No
     metadata["device"] = torch.cuda.get_device_name(device) if device.startswith("cuda") else device
     partial = f"{destination}.partial"
     try:
-        save_file({name: value.contiguous() for name, value in written.items()}, partial, metadata=metadata)
+        # Copies: a kernel may return one tensor twice, or its input.
+        save_file({name: value.contiguous().clone() for name, value in written.items()}, partial, metadata=metadata)
         os.replace(partial, destination)
     except (OSError, SafetensorError) as error:
         with contextlib.suppress(OSError):
