@@ -203,17 +203,20 @@ Status print_own_plan(const Attribution& result, const Capture& capture, Attribu
     const NearerPlan* best = own_plan(result.nearer);
     if (best == nullptr || !own.injections.empty() || is_some_kernels(result)) return Status::done;
     const RoundingPlan nearest = plan(best->plan);
+    options.verify_truth = 0;
+    Progress line(call.talks());
+    options.progress = LayerProgress(line, capture.layers.size());
+    Attribution attributed;
+    // What was asked for has been done: sites and corrections that the other plan does not have are no error now.
     try {
         options.corrections = chosen_corrections(own, nearest, call.settings);
+        attributed = attribute(capture, nearest, options);
     } catch (const RequestError& error) {
+        line.clear();
         remark(
             fmt::format("faultline attribute: {} is not attributed by {}: {}", best->kernel, best->plan, error.what()));
         return Status::done;
     }
-    options.verify_truth = 0;
-    Progress line(call.talks());
-    options.progress = LayerProgress(line, capture.layers.size());
-    const Attribution attributed = attribute(capture, nearest, options);
     line.clear();
     print_after([] {}, fmt::format("\n{} is not {} but {}, which has {:.2f}% of its elements. The same by {}:\n\n{}",
                                    best->kernel, result.plan.name, best->plan, std::floor(1e4 * best->bit_equal) / 1e2,

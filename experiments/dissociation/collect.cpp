@@ -152,7 +152,7 @@ void collect(const std::vector<StepSample>& samples, RunResult& result) {
         window_logit = 0;
         window_loss = {};
     }
-    result.train_loss = last_loss.value();
+    result.train_loss = samples.empty() ? nan_value : last_loss.value();
     result.injected_rms = rms.value();
     result.injected_asked_rms = asked.value();
     result.removed_fraction = removing > 0 ? removed / removing : 0;

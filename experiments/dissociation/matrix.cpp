@@ -179,6 +179,7 @@ RunMatrix run_matrix(const MatrixConfig& config, const gpt::TokenData& data, con
                 train(run, how, result, samples);
                 common.end(i);
             }
+            if (!fs::exists(how.path)) result.file.clear();  // it ended in its first step
             collect(samples, result);
             result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
         } catch (...) {

@@ -177,7 +177,8 @@ void train(MatrixRun& run, const Making& how, RunResult& result, std::vector<Ste
     if (record) {
         const std::lock_guard lock(hdf5());
         record->close();
-        samples = samples_of(how.path);  // a resumed run has more steps than those made here
+        // A resumed run has more steps than those made here; one that ended in its first step has no record.
+        if (fs::exists(how.path)) samples = samples_of(how.path);
     }
     result.finished = !stopped;
     if (trainer.failure()) {

@@ -9,9 +9,9 @@ namespace faultline {
 namespace {
 
 double largest(const std::vector<double>& values) {
-    double top = 0;
+    double top = std::numeric_limits<double>::quiet_NaN();
     for (const double x : values)
-        if (!std::isnan(x)) top = std::max(top, x);
+        if (!std::isnan(x) && !(x <= top)) top = x;
     return top;
 }
 

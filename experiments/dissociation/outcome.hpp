@@ -2,6 +2,7 @@
 // What became of a run, and the rule by which it is judged against the run that is its like but for the fault.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -37,7 +38,8 @@ struct RunResult {
     double missing_fraction = 0;     ///< what was to be removed and was not found, over the same steps and layers
     std::int64_t triggered_at = -1;  ///< guard
 
-    [[nodiscard]] double last_sigma_q() const { return sigma_q.empty() ? 0 : sigma_q.back(); }
+    /// Of a run that ended in its first step there is none: NaN.
+    [[nodiscard]] double last_sigma_q() const { return sigma_q.empty() ? std::nan("") : sigma_q.back(); }
     [[nodiscard]] double largest_sigma_q() const;
     [[nodiscard]] double largest_logit() const;
 };

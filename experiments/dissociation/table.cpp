@@ -134,10 +134,12 @@ std::string table(const RunMatrix& matrix) {
         out += (row.size() == 1 ? row.front() : text.substr(at, end - at)) + "\n";
         at = end + 1;
     }
+    std::string stopped;
     for (const RunResult& run : matrix.runs)
         if (run.not_finite)
-            out += fmt::format("\n{}, {}, seed {}: stopped, {} is not finite", run.source, run.intervention, run.seed,
-                               run.not_finite_where);
+            stopped += fmt::format("{}, {}, seed {}: stopped, {} is not finite\n", run.source, run.intervention,
+                                   run.seed, run.not_finite_where);
+    if (!stopped.empty()) out += "\n" + stopped;
     if (!matrix.complete()) {
         const auto done =
             std::count_if(matrix.runs.begin(), matrix.runs.end(), [](const RunResult& run) { return run.finished; });

@@ -22,7 +22,7 @@ namespace faultline {
                                           const AttentionBackend& backend = cpu_backend());
 
 /// For every kernel of which some preset leaves at most half as many elements different as the plan of this name, which is
-/// among those ranked: the preset that leaves fewest.
+/// among those ranked: the preset that leaves fewest, of those that round.
 [[nodiscard]] std::vector<NearerPlan> nearer_plans(const Identification& ranked, const std::string& plan, int head);
 
 /// Both.

@@ -94,6 +94,18 @@ TEST(Dissociate, ASeedIsGivenOnce) {
     EXPECT_THAT(twice.err, HasSubstr("--seeds: 3: is there twice: expected each seed once"));
 }
 
+// The run has no step, hence no record and no numbers; the others are done and stand in table and file.
+TEST(Dissociate, ARunThatEndsInItsFirstStep) {
+    const Folder folder;
+    const Outcome run = run_program(small(folder, {"-o", folder / "m.h5", "--source", "ffn_output:fixed:1e45"}));
+    EXPECT_EQ(run.status, 0) << run.err;
+    EXPECT_THAT(run.out, HasSubstr("ffn_output:fixed:1e45, none, seed 0: stopped, step 0, "));
+    EXPECT_THAT(run.out, testing::ContainsRegex("\nffn_output:fixed:1e45\n  none +loss +- +- +- +- +- +-"));
+    EXPECT_TRUE(run.out.ends_with("\n"));
+    EXPECT_TRUE(std::filesystem::exists(folder / "m.h5"));
+    EXPECT_FALSE(std::filesystem::exists(folder / "m.runs/ffn_output-fixed-1e45__none__seed0.h5"));
+}
+
 // Killed three times, once while nothing but checkpoints of runs stands there, and taken up each time: the table and the
 // records are those of a matrix that was never stopped. The interventions are those of the full matrix, a guard's among
 // them, which takes over what the run without intervention did.
