@@ -53,6 +53,7 @@ double largest_logit(const LayerCapture& layer, double scale) {
                     double s = 0;
                     for (std::ptrdiff_t c = 0; c < q.cols; ++c) s += q(i, c) * k(j, c);
                     s *= scale;
+                    if (layer.softcap > 0) s = layer.softcap * std::tanh(s / layer.softcap);
                     if (layer.bias)
                         s += (*layer.bias)(layer.bias->batch == 1 ? 0 : b, layer.bias->heads == 1 ? 0 : h)(i, j);
                     if (std::isfinite(s)) largest = std::max(largest, std::abs(s));
@@ -80,18 +81,30 @@ std::string kernel_text(const ObservedKernel& kernel) {
     return fmt::format("{} ({})", escaped(kernel.name), fmt::join(what, ", "));
 }
 
-void fill(LayerSummary& summary, const LayerCapture& layer) {
+/// `sequences`: of one layer of the file, one where it has no sequences of different length.
+void fill(LayerSummary& summary, const std::vector<LayerCapture>& sequences) {
+    const LayerCapture& layer = sequences.front();
     summary.heads = layer.heads();
     summary.kv_heads = layer.kv_heads();
-    summary.seq_q = layer.q.rows;
-    summary.seq_k = layer.k.rows;
+    summary.sequences = sequences.size();
+    summary.least_q = layer.q.rows;
+    summary.least_k = layer.k.rows;
     summary.head_dim = layer.head_dim();
     summary.head_dim_v = layer.v.cols;
     summary.causal = layer.causal;
     summary.has_mask = layer.bias.has_value();
+    summary.has_sink = !layer.sink.empty();
+    summary.has_dropout = layer.dropout.has_value();
+    summary.softcap = layer.softcap;
     summary.scale = layer.scale.value_or(1 / std::sqrt(static_cast<double>(layer.head_dim())));
-    summary.max_logit = largest_logit(layer, summary.scale);
-    summary.key_mean_over_spread = largest_key_mean_over_spread(layer);
+    for (const LayerCapture& sequence : sequences) {
+        summary.seq_q = std::max(summary.seq_q, sequence.q.rows);
+        summary.seq_k = std::max(summary.seq_k, sequence.k.rows);
+        summary.least_q = std::min(summary.least_q, sequence.q.rows);
+        summary.least_k = std::min(summary.least_k, sequence.k.rows);
+        summary.max_logit = std::max(summary.max_logit, largest_logit(sequence, summary.scale));
+        summary.key_mean_over_spread = std::max(summary.key_mean_over_spread, largest_key_mean_over_spread(sequence));
+    }
     for (const ObservedKernel& kernel : layer.observed) summary.kernels.push_back(kernel_text(kernel));
 }
 
@@ -106,7 +119,7 @@ bool is_input(std::string_view rest) {
             rest.remove_suffix(suffix.size());
             break;
         }
-    return rest == "q" || rest == "k" || rest == "v" || rest == "do";
+    return rest == "q" || rest == "k" || rest == "v" || rest == "do" || rest == "x";
 }
 bool is_observed(std::string_view rest) {
     const std::size_t dot = rest.find('.');
@@ -126,7 +139,7 @@ std::vector<LayerSummary> summarize_layers(const TensorSet& file) {
             anything.layers = {name};
             anything.allow = {.single_key = true, .masked_rows = true, .mask_min = true};
             const Capture capture = capture_of(file, anything);
-            fill(summary, capture.layers.front());
+            fill(summary, capture.layers);
         } catch (const RequestError& error) {
             summary.problem = error.what();
         }

@@ -21,9 +21,12 @@ struct LayerSummary {
     std::string name;
     std::string problem;  ///< why the layer cannot be attributed; then only `tensors` is filled
     std::ptrdiff_t heads = 0, kv_heads = 0, seq_q = 0, seq_k = 0, head_dim = 0, head_dim_v = 0;
-    bool causal = true, has_mask = false;
-    double scale = 0;
-    double max_logit = 0;  ///< largest |scale q k^T + bias| that a query sees, all heads
+    std::size_t sequences = 1;  ///< of different length (docs/captures.md): seq_q and seq_k are the longest then
+    std::ptrdiff_t least_q = 0, least_k = 0;  ///< and these the shortest
+    bool causal = true, has_mask = false, has_sink = false, has_dropout = false;
+    double scale = 0, softcap = 0;
+    double max_logit =
+        0;  ///< largest |scale q k^T + bias| (the product through the softcap) that a query sees, all heads
     double key_mean_over_spread =
         0;  ///< |mean key| / rms |key - mean key|, the largest of the heads: what a broken zero sum meets
     std::vector<std::string> kernels;  ///< "flash (o, dq, dk, dv, lse)"

@@ -121,11 +121,17 @@ std::string number(double x) { return std::isnan(x) ? "" : fmt::format("{:.4g}",
 
 std::string layer_text(const LayerSummary& layer) {
     if (!layer.problem.empty()) return fmt::format("\n{}\n  cannot be attributed: {}\n", layer.name, layer.problem);
-    std::string out =
-        fmt::format("\n{}  {} heads ({} of keys), {} queries x {} keys, head_dim {}{}, {}, scale {:.6g}{}\n",
-                    layer.name, layer.heads, layer.kv_heads, layer.seq_q, layer.seq_k, layer.head_dim,
-                    layer.head_dim_v == layer.head_dim ? "" : fmt::format(" (v: {})", layer.head_dim_v),
-                    layer.causal ? "causal" : "not causal", layer.scale, layer.has_mask ? ", mask" : "");
+    const auto count = [](std::ptrdiff_t least, std::ptrdiff_t most) {
+        return least == most ? fmt::format("{}", most) : fmt::format("{} to {}", least, most);
+    };
+    std::string out = fmt::format(
+        "\n{}  {}{} heads ({} of keys), {} queries x {} keys, head_dim {}{}, {}, scale {:.6g}{}{}{}{}\n", layer.name,
+        layer.sequences == 1 ? "" : fmt::format("{} sequences, ", layer.sequences), layer.heads, layer.kv_heads,
+        count(layer.least_q, layer.seq_q), count(layer.least_k, layer.seq_k), layer.head_dim,
+        layer.head_dim_v == layer.head_dim ? "" : fmt::format(" (v: {})", layer.head_dim_v),
+        layer.causal ? "causal" : "not causal", layer.scale,
+        layer.softcap > 0 ? fmt::format(", softcap {:g}", layer.softcap) : "", layer.has_mask ? ", mask" : "",
+        layer.has_sink ? ", sink" : "", layer.has_dropout ? ", dropout" : "");
     out += fmt::format("  largest |logit| {:.5g}; keys: |mean| / spread {:.3g}; observed kernels: {}\n",
                        layer.max_logit, layer.key_mean_over_spread,
                        layer.kernels.empty() ? "none" : fmt::format("{}", fmt::join(layer.kernels, "; ")));
@@ -162,13 +168,17 @@ ordered_json layer_json(const LayerSummary& layer) {
     if (layer.problem.empty()) {
         out.update(ordered_json{{"heads", layer.heads},
                                 {"kv_heads", layer.kv_heads},
+                                {"sequences", layer.sequences},
                                 {"seq_q", layer.seq_q},
                                 {"seq_k", layer.seq_k},
                                 {"head_dim", layer.head_dim},
                                 {"head_dim_v", layer.head_dim_v},
                                 {"causal", layer.causal},
                                 {"scale", layer.scale},
+                                {"softcap", layer.softcap},
                                 {"mask", layer.has_mask},
+                                {"sink", layer.has_sink},
+                                {"dropout", layer.has_dropout},
                                 {"max_logit", layer.max_logit},
                                 {"key_mean_over_spread", layer.key_mean_over_spread},
                                 {"observed", layer.kernels}});

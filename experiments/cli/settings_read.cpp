@@ -82,6 +82,8 @@ void Settings::read_file(const std::string& path, const std::vector<std::string_
             setting->origin = where;
         }
     }
+    if (!root.contains(command_))  // it would be read and change nothing
+        throw RequestError(fmt::format("{}: has no table [{}]: expected the settings of this command", file, command_));
 }
 
 void Settings::read_assignment(const std::string& assignment) {

@@ -367,6 +367,8 @@ TEST(BadRequest, NamesFileTableAndKeyOfAConfiguration) {
     EXPECT_THAT(with("[attribute\n"), HasSubstr("line 1"));
     EXPECT_THAT(with("[attribute]\noutputs = [\"dz\"]\n"),
                 HasSubstr("attribute.outputs: \"dz\": expected one of o, dq, dk, dv"));
+    EXPECT_THAT(with("[identify]\nthreads = 2\n"),
+                HasSubstr("has no table [attribute]: expected the settings of this command"));
     EXPECT_THAT(refusal(folder, file, {"--config", folder / "absent.toml"}),
                 HasSubstr("absent.toml: cannot be opened"));
 }

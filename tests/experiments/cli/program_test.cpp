@@ -196,6 +196,22 @@ TEST(Inspect, ShowsACaptureSoundOrNot) {
     EXPECT_EQ(object["layers"][0]["tensors"].size(), 6u);
 }
 
+TEST(Inspect, SaysOfAllSequencesAndOfWhatElseTheProblemHas) {
+    const Folder folder;
+    const std::string file = folder / "made.safetensors";
+    ASSERT_EQ(run_program({"generate", "paged,varlen,softcap,sink-logit,dropout", "-o", file, "--quiet"}).status, 0);
+    const std::string text = run_program({"inspect", file}).out;
+    EXPECT_THAT(text, HasSubstr("paged  4 sequences, 2 heads (2 of keys), 1 to 8 queries x 9 to 128 keys,"));
+    EXPECT_THAT(text, HasSubstr("scale 0.125, softcap 30\n"));
+    EXPECT_THAT(text, HasSubstr("scale 0.125, sink\n"));
+    EXPECT_THAT(text, HasSubstr("scale 0.125, dropout\n"));
+    const json layers = json::parse(run_program({"inspect", file, "--json"}).out)["layers"];
+    for (const json& layer : layers) {
+        EXPECT_EQ(layer["sequences"], layer["name"] == "paged" || layer["name"] == "varlen" ? 4 : 1) << layer["name"];
+        if (layer["name"] == "softcap") EXPECT_LE(layer["max_logit"].get<double>(), 30.0);  // of the capped scores
+    }
+}
+
 TEST(Inspect, ShowsAFileOfOurs) {
     const Folder folder;
     ASSERT_EQ(
