@@ -5,9 +5,12 @@
 #include <cstdint>
 #include <vector>
 
+#include <faultline/tensor_kernel/device_memory.cuh>
 #include <faultline/tensor_kernel/hopper.cuh>
 #include <faultline/tensor_kernel/tensor_map.cuh>
 #include <faultline/tensor_kernel/wgmma.cuh>
+
+#include "on_hopper.hpp"
 
 namespace faultline::tensor_kernel {
 namespace {
@@ -62,30 +65,6 @@ __global__ void __launch_bounds__(128) multiply(const __grid_constant__ CUtensor
     for (int j = 0; j < n / 2; ++j) d[(row + j % 4 / 2 * 8) * n + j / 4 * 8 + 2 * t + j % 2] = acc[j];
 }
 
-bool has_hopper() {
-    cudaDeviceProp device{};
-    return cudaGetDeviceProperties(&device, 0) == cudaSuccess && device.major == 9;
-}
-#define NEEDS_HOPPER() \
-    if (!has_hopper()) GTEST_SKIP() << "no device of compute capability 9.0"
-
-template <class T>
-struct Buffer {
-    T* data = nullptr;
-    explicit Buffer(const std::vector<T>& x) {
-        check(cudaMalloc(&data, x.size() * sizeof(T)), "asking for memory");
-        check(cudaMemcpy(data, x.data(), x.size() * sizeof(T), cudaMemcpyHostToDevice), "copying");
-    }
-    Buffer(const Buffer&) = delete;
-    Buffer& operator=(const Buffer&) = delete;
-    ~Buffer() { cudaFree(data); }
-    std::vector<T> host(std::size_t count) const {
-        std::vector<T> x(count);
-        check(cudaMemcpy(x.data(), data, count * sizeof(T), cudaMemcpyDeviceToHost), "copying");
-        return x;
-    }
-};
-
 template <class T>
 constexpr CUtensorMapDataType map_type() {
     return std::is_same_v<T, __half> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
@@ -115,17 +94,17 @@ void expect_product() {
         return y;
     };
     const bool a_mn = a_form == Operand::mn_major, b_mn = b_form == Operand::mn_major;
-    const Buffer<T> da(stored(a, m, a_mn)), db(stored(b, n, b_mn));
-    const Buffer<float> dd(std::vector<float>(m * n, -7));
-    const CUtensorMap a_map = a_mn ? panels(da.data, depth, m) : panels(da.data, m, depth);
-    const CUtensorMap b_map = b_mn ? panels(db.data, depth, n) : panels(db.data, n, depth);
+    const DeviceMemory<T> da(stored(a, m, a_mn)), db(stored(b, n, b_mn));
+    const DeviceMemory<float> dd(std::vector<float>(m * n, -7));
+    const CUtensorMap a_map = a_mn ? panels(da.data(), depth, m) : panels(da.data(), m, depth);
+    const CUtensorMap b_map = b_mn ? panels(db.data(), depth, n) : panels(db.data(), n, depth);
     const auto kernel = multiply<T, n, a_form, b_form>;
     const int bytes = 1024 + static_cast<int>(sizeof(T)) * (m + n) * depth;
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "setting shared memory");
-    kernel<<<1, 128, bytes>>>(a_map, b_map, da.data, dd.data);
+    kernel<<<1, 128, bytes>>>(a_map, b_map, da.data(), dd.data());
     check(cudaGetLastError(), "launching");
     check(cudaDeviceSynchronize(), "running");
-    const std::vector<float> d = dd.host(m * n);
+    const std::vector<float> d = dd.host();
     int wrong = 0;
     for (int i = 0; i < m; ++i)
         for (int j = 0; j < n; ++j) {
@@ -206,20 +185,20 @@ TEST(BulkCopies, LoadStoreAndAddABoxOverTheEdge) {
     std::vector<float> x(heads * rows * copied_columns);
     for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i + 1);
     for (const auto swizzle : {CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_SWIZZLE_128B}) {
-        const Buffer<float> from(x), to(std::vector<float>(x.size(), -1)), sum(std::vector<float>(x.size(), 1000)),
-            flat(std::vector<float>(copied_rows * copied_columns, 5));
+        const DeviceMemory<float> from(x), to(std::vector<float>(x.size(), -1)),
+            sum(std::vector<float>(x.size(), 1000)), flat(std::vector<float>(copied_rows * copied_columns, 5));
         const std::uint64_t sizes[] = {copied_columns, rows, heads, 1};
         const std::uint64_t row = copied_columns * sizeof(float);
         const std::uint64_t strides[] = {row, row * rows, row * rows * heads};
         const std::uint32_t box[] = {copied_columns, copied_rows, 1, 1};
-        const auto map = [&](const Buffer<float>& b) {
-            return tensor_map(CU_TENSOR_MAP_DATA_TYPE_FLOAT32, b.data, sizes, strides, box, swizzle);
+        const auto map = [&](const DeviceMemory<float>& b) {
+            return tensor_map(CU_TENSOR_MAP_DATA_TYPE_FLOAT32, b.data(), sizes, strides, box, swizzle);
         };
-        copy_box<<<1, 1>>>(map(from), map(to), map(sum), flat.data);
+        copy_box<<<1, 1>>>(map(from), map(to), map(sum), flat.data());
         check(cudaGetLastError(), "launching");
         check(cudaDeviceSynchronize(), "running");
-        const std::vector<float> stored = to.host(x.size()), added = sum.host(x.size());
-        const std::vector<float> filled = flat.host(copied_rows * copied_columns);
+        const std::vector<float> stored = to.host(), added = sum.host();
+        const std::vector<float> filled = flat.host();
         for (std::size_t i = 0; i < x.size(); ++i) {
             const bool inside = i >= (rows + 40) * copied_columns;
             ASSERT_EQ(stored[i], inside ? x[i] : -1) << i;

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// TFLOP/s of the tensor-core forward on a card, variant by variant, on standard normal inputs. FLOPs of a causal call are
+// counted as 2 batch heads n^2 head_dim, half of a full one's (docs/results/tensor-kernel-forward.md; torch_attention.py
+// counts and times PyTorch's back ends alike).
+//
+//   tensor_attention_bench [batch heads kv_heads n head_dim causal(0|1)]     default: the two shapes of the table
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include <faultline/random/random_stream.hpp>
+#include <faultline/tensor_kernel/device_memory.cuh>
+#include <faultline/tensor_kernel/forward.hpp>
+
+namespace faultline::tensor_kernel {
+namespace {
+
+constexpr int warm_ups = 5, samples = 25, calls_a_sample = 10;
+
+template <class T>
+__global__ void fill(T* x, std::size_t count, RandomStream stream) {
+    for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < count; i += gridDim.x * blockDim.x)
+        x[i] = static_cast<T>(static_cast<float>(stream.normal(i)));
+}
+
+/// Median over samples of the milliseconds of one call.
+template <class Launch>
+double median_ms(Launch&& launch) {
+    cudaEvent_t begin, end;
+    check(cudaEventCreate(&begin), "making an event");
+    check(cudaEventCreate(&end), "making an event");
+    std::vector<float> times;
+    for (int sample = -warm_ups; sample < samples; ++sample) {
+        check(cudaEventRecord(begin), "timing");
+        for (int i = 0; i < calls_a_sample; ++i) launch();
+        check(cudaEventRecord(end), "timing");
+        check(cudaEventSynchronize(end), "running");
+        float ms = 0;
+        check(cudaEventElapsedTime(&ms, begin, end), "timing");
+        if (sample >= 0) times.push_back(ms / calls_a_sample);
+    }
+    check(cudaEventDestroy(begin), "timing");
+    check(cudaEventDestroy(end), "timing");
+    std::nth_element(times.begin(), times.begin() + samples / 2, times.end());
+    return times[samples / 2];
+}
+
+struct Shape {
+    int batch, heads, kv_heads, n, d;
+    bool causal;
+};
+
+template <class T>
+void time_shape(const Shape& shape, const std::vector<ForwardKernel>& kernels) {
+    const std::size_t q_rows = std::size_t{1} * shape.batch * shape.heads * shape.n;
+    const std::size_t q_count = q_rows * shape.d, k_count = q_count / shape.heads * shape.kv_heads;
+    const DeviceMemory<T> q(q_count), k(k_count), v(k_count), o(q_count);
+    const DeviceMemory<float> lse(q_rows);
+    const RandomStream stream(1, 2);
+    fill<<<2048, 256>>>(q.data(), q_count, stream.child(0));
+    fill<<<2048, 256>>>(k.data(), k_count, stream.child(1));
+    fill<<<2048, 256>>>(v.data(), k_count, stream.child(2));
+    ForwardCall call{.batch = shape.batch,
+                     .heads = shape.heads,
+                     .kv_heads = shape.kv_heads,
+                     .n_q = shape.n,
+                     .n_k = shape.n,
+                     .head_dim = shape.d,
+                     .causal = shape.causal,
+                     .scale = 1 / std::sqrt(static_cast<double>(shape.d)),
+                     .q = q.data(),
+                     .k = k.data(),
+                     .v = v.data(),
+                     .o = o.data(),
+                     .lse = lse.data()};
+    call.q_strides = call.o_strides = contiguous(shape.heads, shape.n, shape.d);
+    call.k_strides = call.v_strides = contiguous(shape.kv_heads, shape.n, shape.d);
+    const double flops = 4.0 * q_rows * shape.n * shape.d / (shape.causal ? 2 : 1);
+    for (const ForwardKernel& kernel : kernels) {
+        const double ms = median_ms([&] { launch_forward(call, kernel); });
+        std::printf("B%d H%d/%d N%d d%d %s %s  %-20s %8.3f ms %7.1f TFLOP/s\n", shape.batch, shape.heads,
+                    shape.kv_heads, shape.n, shape.d, shape.causal ? "causal" : "full",
+                    std::is_same_v<T, __half> ? "fp16" : "bf16", kernel.name.c_str(), ms, flops / ms * 1e-9);
+        std::fflush(stdout);
+    }
+}
+
+std::vector<ForwardKernel> every_variant() {
+    std::vector<RoundingPlan> plans(6, forward_plan());
+    plans[1].schedule.argument = ArgumentForm::unfused;
+    plans[2].schedule.argument = ArgumentForm::subtract_then_scale;
+    plans[3].schedule.exp_poly_every = plans[3].schedule.exp_poly_count = 1;
+    plans[3].schedule.exp_poly_skip = 0;
+    plans[4].schedule.max_policy = MaxPolicy::stable;
+    plans[5].schedule.row_sum_adds = RowSumAdds::rounded;
+    std::vector<ForwardKernel> kernels;
+    for (const RoundingPlan& plan : plans) kernels.push_back(supported(plan, 128, true).kernel);
+    return kernels;
+}
+
+}  // namespace
+}  // namespace faultline::tensor_kernel
+
+int main(int argc, char** argv) {
+    using namespace faultline;
+    using namespace faultline::tensor_kernel;
+    std::vector<Shape> shapes = {{8, 16, 16, 4096, 128, true}, {32, 12, 12, 1024, 64, true}};
+    if (argc == 7) {
+        const auto number = [&](int i) { return std::atoi(argv[i]); };
+        shapes = {{number(1), number(2), number(3), number(4), number(5), number(6) != 0}};
+    } else if (argc != 1) {
+        std::fprintf(stderr,
+                     "tensor_attention_bench: expected no argument, or batch heads kv_heads n head_dim causal\n");
+        return 2;
+    }
+    try {
+        cudaDeviceProp device{};
+        check(cudaGetDeviceProperties(&device, 0), "asking the device");
+        std::printf("%s\n", device.name);
+        const ForwardKernel half = supported(forward_plan(Element::fp16), 128, true).kernel;
+        for (const Shape& shape : shapes) {
+            time_shape<__nv_bfloat16>(shape, every_variant());
+            time_shape<__half>(shape, {half});
+        }
+    } catch (const std::exception& e) {
+        std::fprintf(stderr, "tensor_attention_bench: %s\n", e.what());
+        return 1;
+    }
+    return 0;
+}

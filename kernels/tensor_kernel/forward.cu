@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/tensor_kernel/forward.hpp>
+
+#include <stdexcept>
+
+#include <faultline/tensor_kernel/device_memory.cuh>
+
+namespace faultline::tensor_kernel {
+
+/// forward_launch.cuh, in forward_bf16.cu and forward_fp16.cu.
+template <class T>
+void launch_forward_of(const ForwardCall& call, const ForwardKernel& kernel, cudaStream_t stream);
+
+namespace {
+
+void expect_hopper() {
+    int device = 0, count = 0;
+    check(cudaGetDeviceCount(&count), "looking for a device");
+    if (count == 0) throw WorkError("device cuda: there is no device: expected one that CUDA_VISIBLE_DEVICES leaves");
+    check(cudaGetDevice(&device), "choosing a device");
+    int major = 0, minor = 0;
+    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "asking the device");
+    check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "asking the device");
+    if (major != 9)
+        throw WorkError("device cuda: the device has compute capability " + std::to_string(major) + "." +
+                        std::to_string(minor) + ": the tensor-core kernel expects 9.0");
+}
+
+void expect_shapes(const ForwardCall& call) {
+    const bool positive =
+        call.batch > 0 && call.heads > 0 && call.kv_heads > 0 && call.n_q > 0 && call.n_k > 0 && call.scale > 0;
+    if (!positive || call.heads % call.kv_heads != 0 || (call.head_dim != 64 && call.head_dim != 128))
+        throw std::invalid_argument(
+            "tensor_kernel: sizes must be positive, heads a multiple of kv_heads, head_dim 64 or 128");
+}
+
+template <class T>
+std::vector<T> stored(std::span<const HeadGroup> groups, bool of_keys, MatrixView<const double> HeadGroup::*member) {
+    std::vector<T> out;
+    const auto append = [&](MatrixView<const double> m) {
+        for (std::ptrdiff_t i = 0; i < m.rows; ++i)
+            for (std::ptrdiff_t j = 0; j < m.cols; ++j) out.push_back(rounded<T>(m(i, j)));
+    };
+    for (const HeadGroup& g : groups)
+        if (of_keys)
+            append(g.*member);
+        else
+            for (const auto& q : g.q) append(q);
+    return out;
+}
+
+template <class T>
+std::vector<GroupForward> run(std::span<const HeadGroup> groups, const ForwardKernel& kernel) {
+    const HeadGroup& first = groups.front();
+    const int shared_by = static_cast<int>(first.q.size());
+    ForwardCall call;
+    call.kv_heads = static_cast<int>(groups.size());
+    call.heads = call.kv_heads * shared_by;
+    call.n_q = static_cast<int>(first.q.front().rows);
+    call.n_k = static_cast<int>(first.k.rows);
+    call.head_dim = static_cast<int>(first.k.cols);
+    call.causal = first.causal;
+    call.scale = first.scale;
+    call.q_strides = call.o_strides = contiguous(call.heads, call.n_q, call.head_dim);
+    call.k_strides = call.v_strides = contiguous(call.kv_heads, call.n_k, call.head_dim);
+    const DeviceMemory<T> q(stored<T>(groups, false, nullptr)), k(stored<T>(groups, true, &HeadGroup::k)),
+        v(stored<T>(groups, true, &HeadGroup::v));
+    const std::size_t rows = static_cast<std::size_t>(call.heads) * call.n_q, elements = rows * call.head_dim;
+    const DeviceMemory<T> o(elements);
+    const DeviceMemory<float> o_unrounded(elements), lse(rows);
+    call.q = q.data();
+    call.k = k.data();
+    call.v = v.data();
+    call.o = o.data();
+    call.o_unrounded = o_unrounded.data();
+    call.lse = lse.data();
+    launch_forward(call, kernel);
+    check(cudaDeviceSynchronize(), "running the tensor-core forward");
+    const std::vector<T> host_o = o.host();
+    const std::vector<float> host_unrounded = o_unrounded.host(), host_lse = lse.host();
+    std::vector<GroupForward> out(groups.size());
+    std::size_t at = 0, row = 0;
+    for (GroupForward& g : out)
+        for (int h = 0; h < shared_by; ++h) {
+            HeadForward& head = g.heads.emplace_back();
+            head.o = Matrix(call.n_q, call.head_dim);
+            head.o_unrounded = Matrix(call.n_q, call.head_dim);
+            for (std::size_t i = 0; i < head.o.values.size(); ++i, ++at) {
+                head.o.values[i] = static_cast<float>(host_o[at]);
+                head.o_unrounded.values[i] = host_unrounded[at];
+            }
+            for (int i = 0; i < call.n_q; ++i) head.lse.push_back(host_lse[row++]);
+        }
+    return out;
+}
+
+}  // namespace
+
+bool is_built() { return true; }
+
+void launch_forward(const ForwardCall& call, const ForwardKernel& kernel, void* stream) {
+    expect_shapes(call);
+    expect_hopper();
+    const auto cuda_stream = static_cast<cudaStream_t>(stream);
+    if (kernel.element == Element::bf16) return launch_forward_of<__nv_bfloat16>(call, kernel, cuda_stream);
+    launch_forward_of<__half>(call, kernel, cuda_stream);
+}
+
+std::vector<GroupForward> attention_forward(std::span<const HeadGroup> groups, const RoundingPlan& plan) {
+    if (groups.empty()) throw std::invalid_argument("tensor_kernel: no head group");
+    const HeadGroup& first = groups.front();
+    for (const HeadGroup& g : groups) {
+        const bool same = !g.q.empty() && g.q.size() == first.q.size() && g.q.front().rows == first.q.front().rows &&
+                          g.q.front().cols == g.k.cols && g.k.rows == first.k.rows && g.k.cols == first.k.cols &&
+                          g.v.rows == g.k.rows && g.v.cols == g.k.cols && g.causal == first.causal &&
+                          g.scale == first.scale;
+        if (!same) throw std::invalid_argument("tensor_kernel: groups of one shape, with q, k and v of one head_dim");
+        const Extras extras = extras_of(g);
+        if (!g.bias.empty() || extras.softcap || extras.sink || extras.dropout)
+            throw RequestError(
+                "device cuda: the tensor-core kernel has no bias, softcap, sink or dropout: expected none");
+    }
+    const ForwardSupport support = supported(plan, static_cast<int>(first.k.cols), first.causal);
+    if (!support) throw RequestError("plan " + plan.name + ": " + support.why);
+    if (support.kernel.element == Element::bf16) return run<__nv_bfloat16>(groups, support.kernel);
+    return run<__half>(groups, support.kernel);
+}
+
+}  // namespace faultline::tensor_kernel

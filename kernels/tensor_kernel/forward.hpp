@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// The forward on Hopper's tensor cores (compute capability 9.0). In a build without CUDA the functions are there and say so.
+//
+// Bits: o and lse are those of kernels/cpu under the same plan, wherever no p of a row underflows: ex2 here is MUFU.EX2, which
+// returns 0 for a result below 2^-126, where the emulation keeps the subnormal; p that small is lost beside the row's
+// largest p, 1, in every sum, except under stable_max, which may leave a row without a p of 1. lib/tensor_core's rule for wgmma
+// is the card's (docs/results/tensor-core-rule.md).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <faultline/cpu/attention.hpp>
+#include <faultline/tensor_kernel/forward_kernel.hpp>
+
+namespace faultline::tensor_kernel {
+
+/// Elements from one row, head, batch element to the next; head_dim is contiguous. Multiples of 8.
+struct Strides {
+    std::int64_t row = 0, head = 0, batch = 0;
+};
+
+/// One call, on device memory. q, o [batch, heads, n_q, head_dim]; k, v [batch, kv_heads, n_k, head_dim], all of the
+/// kernel's element type and 16-byte aligned; lse [batch, heads, n_q] contiguous, fp32, natural units, +inf where a row sees
+/// no key (o is 0 there). heads is a multiple of kv_heads: query head h reads key head h / (heads / kv_heads).
+struct ForwardCall {
+    int batch = 1, heads = 1, kv_heads = 1, n_q = 0, n_k = 0, head_dim = 0;
+    bool causal = true;  ///< key j is visible to query i when j <= i + n_k - n_q
+    double scale = 0;    ///< 1/sqrt(head_dim), or what the model uses
+    const void* q = nullptr;
+    const void* k = nullptr;
+    const void* v = nullptr;
+    void* o = nullptr;
+    float* o_unrounded = nullptr;  ///< null, or o before its cast, with o's strides
+    float* lse = nullptr;
+    Strides q_strides, k_strides, v_strides, o_strides;
+};
+
+/// Strides of a contiguous [batch, heads, rows, head_dim].
+[[nodiscard]] constexpr Strides contiguous(int heads, std::int64_t rows, int head_dim) {
+    return {head_dim, rows * head_dim, heads * rows * head_dim};
+}
+
+/// Whether this build has the kernel.
+[[nodiscard]] bool is_built();
+
+/// Launches the kernel on a stream (cudaStream_t; null: the default stream) and does not wait. WorkError, one sentence: no
+/// CUDA in this build, no device of compute capability 9.0, a launch that fails. std::invalid_argument: shapes that do not
+/// fit. At most 64 launches of a device may be in flight at once.
+void launch_forward(const ForwardCall& call, const ForwardKernel& kernel, void* stream = nullptr);
+
+/// attention_forward of kernels/cpu for every group, on the device; all have the shapes, scale and mask of the first.
+/// RequestError where the plan is not one that the kernels run (supported), or there is a bias, softcap, sink or dropout;
+/// WorkError as launch_forward.
+[[nodiscard]] std::vector<GroupForward> attention_forward(std::span<const HeadGroup> groups, const RoundingPlan& plan);
+
+}  // namespace faultline::tensor_kernel

@@ -1,0 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/tensor_kernel/forward_launch.cuh>
+
+template void faultline::tensor_kernel::launch_forward_of<__half>(const ForwardCall&, const ForwardKernel&,
+                                                                  cudaStream_t);

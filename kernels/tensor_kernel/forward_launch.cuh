@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// A call of the forward becomes tensor maps, a grid and one of the compiled kernels. Instantiated for each element type in a
+// file of its own.
+#pragma once
+
+#include <atomic>
+#include <stdexcept>
+
+#include <faultline/tensor_kernel/forward.cuh>
+#include <faultline/tensor_kernel/forward.hpp>
+#include <faultline/tensor_kernel/tensor_map.cuh>
+
+namespace faultline::tensor_kernel {
+
+/// Counters of the launches in flight (of this element type); each kernel leaves its own at zero.
+static __device__ int next_tiles[64];
+
+template <class T>
+constexpr CUtensorMapDataType map_type =
+    std::is_same_v<T, __half> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+
+/// [batch, heads, n, d] as panels of 64 columns; one copy brings `rows` rows, all panels.
+template <class T>
+CUtensorMap head_map(const void* base, const Strides& strides, int batch, int heads, int n, int d, int rows) {
+    const auto bytes = [](std::int64_t elements) { return static_cast<std::uint64_t>(elements) * sizeof(T); };
+    const std::uint64_t sizes[] = {64, static_cast<std::uint64_t>(n), static_cast<std::uint64_t>(d / 64),
+                                   static_cast<std::uint64_t>(heads), static_cast<std::uint64_t>(batch)};
+    const std::uint64_t steps[] = {bytes(strides.row), 128, bytes(strides.head), bytes(strides.batch)};
+    const std::uint32_t box[] = {64, static_cast<std::uint32_t>(rows), static_cast<std::uint32_t>(d / 64), 1, 1};
+    return tensor_map(map_type<T>, base, sizes, steps, box);
+}
+
+inline int multiprocessors() {
+    int device = 0, count = 0;
+    check(cudaGetDevice(&device), "choosing a device");
+    check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "asking the device");
+    return count;
+}
+
+template <class T, class Tiles, class Variant>
+void launch(const ForwardCall& call, const ForwardKernel& kernel, cudaStream_t stream) {
+    static std::atomic<unsigned> launches{0};
+    ForwardArguments<T> in{};
+    in.q = head_map<T>(call.q, call.q_strides, call.batch, call.heads, call.n_q, call.head_dim, Tiles::block_q);
+    in.k = head_map<T>(call.k, call.k_strides, call.batch, call.kv_heads, call.n_k, call.head_dim, Tiles::block_k);
+    in.v = head_map<T>(call.v, call.v_strides, call.batch, call.kv_heads, call.n_k, call.head_dim, Tiles::block_k);
+    in.o = static_cast<T*>(call.o);
+    in.o_unrounded = call.o_unrounded;
+    in.lse = call.lse;
+    in.o_row = call.o_strides.row;
+    in.o_head = call.o_strides.head;
+    in.o_batch = call.o_strides.batch;
+    in.heads = call.heads;
+    in.kv_heads = call.kv_heads;
+    in.n_q = call.n_q;
+    in.n_k = call.n_k;
+    in.causal = call.causal;
+    in.natural = static_cast<float>(call.scale);
+    in.scales.exponent = static_cast<float>(static_cast<double>(in.natural) * 1.4426950408889634074);
+    in.scales.stable_beta = static_cast<float>(kernel.stable_beta);
+    in.scales.stable_tolerance = static_cast<float>(kernel.stable_tolerance / static_cast<double>(in.natural));
+    in.q_tiles = (call.n_q + Tiles::block_q - 1) / Tiles::block_q;
+    const int all_heads = call.batch * call.heads;
+    in.tiles = in.q_tiles * all_heads;
+    // Keys and values of the heads in work at once stay in half of an H100's second-level cache of 50 MB.
+    const double head_bytes = 2.0 * call.n_k * call.head_dim * sizeof(T) * call.kv_heads / call.heads;
+    in.heads_at_once = std::clamp(static_cast<int>(25e6 / head_bytes), 1, all_heads);
+    void* counters = nullptr;
+    check(cudaGetSymbolAddress(&counters, next_tiles), "finding the tile counters");
+    in.next = static_cast<int*>(counters) + launches++ % std::size(next_tiles);
+    const auto run = forward<T, Tiles, Variant>;
+    check(cudaFuncSetAttribute(run, cudaFuncAttributeMaxDynamicSharedMemorySize, Tiles::shared_bytes),
+          "setting the shared memory of the tensor-core forward");
+    run<<<std::min(in.tiles, multiprocessors()), Tiles::threads, Tiles::shared_bytes, stream>>>(in);
+    check(cudaGetLastError(), "launching the tensor-core forward");
+}
+
+template <class T, class Tiles>
+void launch_variant(const ForwardCall& call, const ForwardKernel& kernel, cudaStream_t stream) {
+    const auto launched = [&]<class Variant>(Variant) {
+        if (kernel.variant != Variant::value) return false;
+        launch<T, Tiles, Variant>(call, kernel, stream);
+        return true;
+    };
+    using enum ArgumentForm;
+    if (launched(Compiled<>{}) || launched(Compiled<unfused>{}) || launched(Compiled<subtract_then_scale>{}) ||
+        launched(Compiled<fused, true>{}) || launched(Compiled<fused, false, true>{}) ||
+        launched(Compiled<fused, false, false, RowSumAdds::rounded>{}))
+        return;
+    throw std::invalid_argument("tensor_kernel: not one of the kernels that supported() names");
+}
+
+template <class T>
+void launch_forward_of(const ForwardCall& call, const ForwardKernel& kernel, cudaStream_t stream) {
+    if (call.head_dim == 64) return launch_variant<T, ForwardTiles<T, 64, 3>>(call, kernel, stream);
+    launch_variant<T, ForwardTiles<T, 128, 2>>(call, kernel, stream);
+}
+
+}  // namespace faultline::tensor_kernel

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// The streaming softmax of two rows, as a thread of a warpgroup holds them: rows g and g + 8 of its warp, of every eight
+// columns two. The operations and their order are those of kernels/cpu (forward.hpp, row_arithmetic.hpp): the bits are the
+// emulation's. Compiled with -fmad=false: an fma is one where it is written.
+#pragma once
+
+#include <faultline/tensor_kernel/forward_variant.hpp>
+#include <faultline/tensor_kernel/hopper.cuh>
+
+namespace faultline::tensor_kernel {
+
+/// The numbers of one call that the exponent needs.
+struct SoftmaxScales {
+    float exponent;          ///< scale log2(e), rounded once from double
+    float stable_beta;       ///< Schedule::stable_beta
+    float stable_tolerance;  ///< Schedule::stable_tolerance over scale: in units of the scores
+};
+
+/// exp2_polynomial (special/ex2_polynomial.hpp) by the instructions that give its bits: floor as an addition that rounds down.
+__device__ __forceinline__ float exp2_by_polynomial(float x) {
+    constexpr float round_down = 12582912.0f;  // 2^23 + 2^22
+    const float clamped = fmaxf(x, -127.0f);
+    const float shifted = __fadd_rd(clamped, round_down);
+    const float fraction = clamped - (shifted - round_down);
+    float p = fmaf(fraction, 0.077119089663028717041015625f, 0.227564394474029541015625f);
+    p = fmaf(p, fraction, 0.695146143436431884765625f);
+    p = fmaf(p, fraction, 1.0f);
+    return __uint_as_float(__float_as_uint(p) + (__float_as_uint(shifted) << 23));
+}
+
+template <class T>
+__device__ __forceinline__ float cast(float x) {
+    return static_cast<float>(static_cast<T>(x));  // to nearest even
+}
+
+template <class T, ForwardVariant variant, int columns>
+struct StreamingSoftmax {
+    float maximum[2] = {-INFINITY, -INFINITY};
+    float sum[2] = {0, 0};  ///< this thread's lane of the quad
+
+    /// s <- exp2(scale (s - max)) of a tile of `columns` keys; maxima and sums move on. alpha: what the output so far is to be
+    /// multiplied with. In the first tile the sums begin at zero and alpha has no meaning.
+    template <bool first>
+    __device__ __forceinline__ void step(float (&s)[columns / 2], float (&alpha)[2], const SoftmaxScales& scales) {
+        float tile_maximum[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float m = fmaxf(s[2 * r], s[2 * r + 1]);
+#pragma unroll
+            for (int j = 1; j < columns / 8; ++j) m = fmaxf(m, fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
+            m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
+            tile_maximum[r] = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
+        }
+        if constexpr (variant.stable) move_repeated(s, tile_maximum, scales);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const float old = maximum[r];
+            maximum[r] = fmaxf(old, tile_maximum[r]);
+            const float reference = maximum[r] == -INFINITY ? 0.0f : maximum[r];
+            if (!first) alpha[r] = ex2((old - reference) * scales.exponent);
+            const float shift = reference * scales.exponent;
+            float lane = first ? 0.0f : sum[r];
+#pragma unroll
+            for (int j = 0; j < columns / 8; ++j) {
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    float& x = s[4 * j + 2 * r + e];
+                    if constexpr (variant.argument == ArgumentForm::fused)
+                        x = fmaf(x, scales.exponent, -shift);
+                    else if constexpr (variant.argument == ArgumentForm::unfused)
+                        x = x * scales.exponent - shift;
+                    else
+                        x = (x - reference) * scales.exponent;
+                    x = variant.polynomial && j < columns / 8 - 4 ? exp2_by_polynomial(x) : ex2(x);
+                    const float term = variant.row_sum_adds == RowSumAdds::rounded ? cast<T>(x) : x;
+                    if (j == 0 && e == 0)
+                        lane = first ? term : fmaf(lane, alpha[r], term);  // nvcc contracts FlashAttention's so
+                    else
+                        lane += term;
+                }
+            }
+            sum[r] = lane;
+        }
+    }
+
+    /// Makes ptxas issue the exponentials here, while P V of the tile before runs, and not behind the wait for it, where it
+    /// moves them otherwise: an instruction with an effect that depends on both sums, which are never negative.
+    __device__ __forceinline__ void finish_before_what_follows() const {
+        if (sum[0] + sum[1] < 0.0f) asm volatile("nanosleep.u32 0;" ::: "memory");
+    }
+
+    /// The row's sum over the quad's lanes.
+    [[nodiscard]] __device__ __forceinline__ float joined(int r) const {
+        const float half = sum[r] + __shfl_xor_sync(~0u, sum[r], 2);
+        return half + __shfl_xor_sync(~0u, half, 1);
+    }
+
+  private:
+    /// A maximum that the row's tile has more than once, within the tolerance, is moved off the scores.
+    __device__ __forceinline__ static void move_repeated(const float (&s)[columns / 2], float (&m)[2],
+                                                         const SoftmaxScales& scales) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const float least = m[r] - scales.stable_tolerance;
+            int repeats = 0;
+#pragma unroll
+            for (int j = 0; j < columns / 8; ++j)
+                repeats += (s[4 * j + 2 * r] >= least) + (s[4 * j + 2 * r + 1] >= least);
+            repeats += __shfl_xor_sync(~0u, repeats, 1);
+            repeats += __shfl_xor_sync(~0u, repeats, 2);
+            if (repeats >= 2 && m[r] > -INFINITY) m[r] = m[r] > 0 ? scales.stable_beta * m[r] : m[r] < 0 ? 0.0f : m[r];
+        }
+    }
+};
+
+}  // namespace faultline::tensor_kernel
