@@ -95,6 +95,7 @@ std::vector<ForwardKernel> every_variant() {
     plans[3].schedule.exp_poly_every = plans[3].schedule.exp_poly_count = 1;
     plans[3].schedule.exp_poly_skip = 0;
     plans[4].schedule.max_policy = MaxPolicy::stable;
+    plans[4].set(Site::row_max, Rule{fp32});
     plans[5].schedule.row_sum_adds = RowSumAdds::rounded;
     std::vector<ForwardKernel> kernels;
     for (const RoundingPlan& plan : plans) kernels.push_back(supported(plan, 128, true).kernel);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The forward on Hopper's tensor cores: o = softmax(scale q k^T) v and lse, FlashAttention-style (arXiv 2307.08691,
 // 2407.08608). One block a multiprocessor, which takes query tile after query tile:
-//   - warpgroup 0 is the producer: one thread copies Q, K and V tiles into shared memory (two stages of K and of V) and draws
-//     the next tile's number;
-//   - the others are consumers, 64 rows of the query tile each. S of the next key tile is issued before the softmax of this
-//     one, and P V of this one runs beside it; the consumers take turns at issuing (a token goes round), so that one's
-//     products run beside another's exponentials.
+//   - warpgroup 0 is the producer: one thread copies Q, K and V tiles into shared memory, some stages ahead, and draws the
+//     next query tile's number;
+//   - the others are consumers, 64 rows of the query tile each. S of the next key tile, be it the first of the next query
+//     tile, is issued before P V of this one, and its softmax runs beside that; the consumers take turns at issuing (a token
+//     goes round), so that one's products run beside another's exponentials.
 // Key tiles in descending order: those that the causal mask or the end of the keys cut come first.
 // Query tiles: those with the most keys first, a few heads at a time whose keys and values stay in the second-level cache.
 #pragma once
@@ -18,20 +18,20 @@
 
 namespace faultline::tensor_kernel {
 
-template <class T, int d, int consumer_groups, int keys = 128>
+template <class T, int d, int consumer_groups = 2, int key_stages = d == 64 ? 4 : 2>
 struct ForwardTiles {
     static constexpr int head_dim = d, consumers = consumer_groups;
-    static constexpr int block_q = 64 * consumers, block_k = keys, stages = 2, panels = d / 64;
+    static constexpr int block_q = 64 * consumers, block_k = 128, stages = key_stages, panels = d / 64;
     static constexpr int threads = 128 * (consumers + 1);
     // setmaxnreg: the sum over warpgroups is what the launch allots, 65536/threads rounded down to 8.
     static constexpr int producer_registers = consumers == 2 ? 24 : 32, consumer_registers = consumers == 2 ? 240 : 160;
 
     struct Memory {
-        alignas(1024) T q[panels * block_q * 64];
+        alignas(1024) T q[2][panels * block_q * 64];
         alignas(1024) T k[stages][panels * block_k * 64];
         alignas(1024) T v[stages][panels * block_k * 64];
-        Barrier q_full, q_empty, k_full[stages], k_empty[stages], v_full[stages], v_empty[stages];
-        int tile;  ///< comes and goes with q
+        Barrier q_full[2], q_empty[2], k_full[stages], k_empty[stages], v_full[stages], v_empty[stages];
+        int tile[2];  ///< comes and goes with q; -1: no more
     };
     static constexpr int shared_bytes = sizeof(Memory) + 1024;  // dynamic shared memory may begin off the alignment
 };
@@ -67,67 +67,59 @@ __device__ __forceinline__ TilePlace place(const ForwardArguments<T>& in, int ti
     return {in.q_tiles - 1 - rest / here, head % in.heads, head / in.heads};
 }
 
-/// Key tiles that rows before `end` reach.
+/// Key tiles that rows before `end` reach; one, which is masked away, where there is none.
 template <int block_k, class T>
 __device__ __forceinline__ int key_tiles(const ForwardArguments<T>& in, int end) {
-    const int visible = in.causal ? max(0, min(in.n_k, min(end, in.n_q) + in.n_k - in.n_q)) : in.n_k;
-    return (visible + block_k - 1) / block_k;
+    const int visible = in.causal ? min(in.n_k, min(end, in.n_q) + in.n_k - in.n_q) : in.n_k;
+    return max(1, (visible + block_k - 1) / block_k);
 }
 
-/// A position in a ring of two slots and the parity of its pass.
+/// A position in a ring of slots and the parity of its pass.
+template <int slots>
 struct Ring {
     int slot = 0;
     std::uint32_t parity = 0;
     __device__ __forceinline__ void advance() {
-        slot ^= 1;
-        parity ^= slot == 0;
+        if (++slot == slots) {
+            slot = 0;
+            parity ^= 1;
+        }
     }
 };
 
 template <class T, class Tiles>
 __device__ __forceinline__ void produce(const ForwardArguments<T>& in, typename Tiles::Memory& m) {
-    constexpr std::uint32_t q_bytes = sizeof m.q, k_bytes = sizeof m.k[0];
     prefetch_map(&in.q);
     prefetch_map(&in.k);
     prefetch_map(&in.v);
-    Ring k_ring, v_ring;
-    std::uint32_t q_parity = 1;  // the first wait finds every slot empty
-    int tile = blockIdx.x;
-    while (true) {
-        m.q_empty.wait(q_parity);
-        q_parity ^= 1;
+    Ring<2> q_ring;
+    Ring<Tiles::stages> k_ring, v_ring;
+    for (int tile = blockIdx.x;;) {
+        m.q_empty[q_ring.slot].wait(q_ring.parity ^ 1);  // the first pass finds every slot empty
         if (tile >= in.tiles) {
-            m.tile = -1;
-            m.q_full.arrive();
+            m.tile[q_ring.slot] = -1;
+            m.q_full[q_ring.slot].arrive();
             return;
         }
         const int drawn = atomicAdd(in.next, 1);
         const TilePlace at = place(in, tile);
         const int kv_head = at.head / (in.heads / in.kv_heads);
-        m.tile = tile;
-        m.q_full.arrive_expect(q_bytes);
-        load_tile(m.q, &in.q, m.q_full, 0, at.q_tile * Tiles::block_q, 0, at.head, at.batch);
-        const auto load_k = [&](int key_tile) {
-            m.k_empty[k_ring.slot].wait(k_ring.parity ^ 1);
-            m.k_full[k_ring.slot].arrive_expect(k_bytes);
-            load_tile(m.k[k_ring.slot], &in.k, m.k_full[k_ring.slot], 0, key_tile * Tiles::block_k, 0, kv_head,
-                      at.batch);
-            k_ring.advance();
+        m.tile[q_ring.slot] = tile;
+        m.q_full[q_ring.slot].arrive_expect(sizeof m.q[0]);
+        load_tile(m.q[q_ring.slot], &in.q, m.q_full[q_ring.slot], 0, at.q_tile * Tiles::block_q, 0, at.head, at.batch);
+        q_ring.advance();
+        const auto load = [&](Ring<Tiles::stages>& ring, auto& slots, Barrier* full, Barrier* empty,
+                              const CUtensorMap& map, int key_tile) {
+            empty[ring.slot].wait(ring.parity ^ 1);
+            full[ring.slot].arrive_expect(sizeof slots[0]);
+            load_tile(slots[ring.slot], &map, full[ring.slot], 0, key_tile * Tiles::block_k, 0, kv_head, at.batch);
+            ring.advance();
         };
-        const auto load_v = [&](int key_tile) {
-            m.v_empty[v_ring.slot].wait(v_ring.parity ^ 1);
-            m.v_full[v_ring.slot].arrive_expect(k_bytes);
-            load_tile(m.v[v_ring.slot], &in.v, m.v_full[v_ring.slot], 0, key_tile * Tiles::block_k, 0, kv_head,
-                      at.batch);
-            v_ring.advance();
-        };
-        const int count = key_tiles<Tiles::block_k>(in, (at.q_tile + 1) * Tiles::block_q);
-        if (count > 0) load_k(count - 1);
-        for (int key_tile = count - 2; key_tile >= 0; --key_tile) {
-            load_k(key_tile);
-            load_v(key_tile + 1);
+        for (int key_tile = key_tiles<Tiles::block_k>(in, (at.q_tile + 1) * Tiles::block_q) - 1; key_tile >= 0;
+             --key_tile) {
+            load(k_ring, m.k, m.k_full, m.k_empty, in.k, key_tile);
+            load(v_ring, m.v, m.v_full, m.v_empty, in.v, key_tile);
         }
-        if (count > 0) load_v(0);
         // Each block draws until it gets a number past the end; the last to draw at all puts the counter back.
         if (drawn == in.tiles - 1) *in.next = 0;
         tile = gridDim.x + drawn;
@@ -154,13 +146,24 @@ template <class T, class Tiles, class Variant>
 struct Consumer {
     static constexpr ForwardVariant variant = Variant::value;
     static constexpr int d = Tiles::head_dim, keys = Tiles::block_k, s_count = keys / 2, o_count = d / 2;
+    using Softmax = StreamingSoftmax<T, variant, keys>;
     const ForwardArguments<T>& in;
     typename Tiles::Memory& m;
     int group;  ///< 0 to consumers - 1
     float s[s_count];
     float o[o_count];
     std::uint32_t p[keys / 16][4];
-    Ring k_ring, v_ring;
+    Ring<2> q_ring;
+    Ring<Tiles::stages> k_ring, v_ring;
+
+    /// A query tile as this thread sees it.
+    struct QueryTile {
+        TilePlace at;
+        int row;    ///< the first of this thread's two, which are 8 apart
+        int count;  ///< key tiles
+        int whole;  ///< key tiles that every row of the group sees whole
+        Softmax softmax;
+    };
 
     __device__ __forceinline__ Consumer(const ForwardArguments<T>& arguments, typename Tiles::Memory& memory, int g)
         : in(arguments), m(memory), group(g) {}
@@ -174,9 +177,24 @@ struct Consumer {
         if (threadIdx.x % 32 == 0) empty.arrive();
     }
 
+    /// Waits for the next query tile; false where there is none.
+    __device__ __forceinline__ bool next_tile(QueryTile& tile) {
+        m.q_full[q_ring.slot].wait(q_ring.parity);
+        const int number = uniform(m.tile[q_ring.slot]);
+        if (number < 0) return false;
+        tile.at = place(in, number);
+        const int group_row = tile.at.q_tile * Tiles::block_q + group * 64;
+        tile.row = group_row + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+        tile.count = key_tiles<keys>(in, (tile.at.q_tile + 1) * Tiles::block_q);
+        tile.whole = (in.causal ? max(0, min(in.n_k, group_row + in.n_k - in.n_q + 1)) : in.n_k) / keys;
+        tile.softmax = Softmax{};
+        return true;
+    }
+
     /// Issues s = q k^T of the next key tile.
     __device__ __forceinline__ void issue_scores() {
-        const std::uint64_t q = k_major(m.q + group * 64 * 64), k = k_major(m.k[k_ring.slot]);
+        const std::uint64_t q = k_major(m.q[q_ring.slot] + group * 64 * 64), k = k_major(m.k[k_ring.slot]);
+        wgmma_fence();
 #pragma unroll
         for (int i = 0; i < d / 16; ++i) {
             const int panel = i / 4, step = i % 4 * k_major_step;
@@ -185,9 +203,10 @@ struct Consumer {
         }
         wgmma_commit();
     }
-    /// Issues o += p v of this key tile.
+    /// Issues o (+)= p v of this key tile.
     __device__ __forceinline__ void issue_output(bool accumulate) {
         const std::uint64_t v = mn_major(m.v[v_ring.slot], keys * 128);
+        wgmma_fence();
 #pragma unroll
         for (int i = 0; i < keys / 16; ++i)
             Wgmma<T, d>::template rs<1>(o, p[i], v + i * mn_major_step, i > 0 || accumulate);
@@ -216,98 +235,84 @@ struct Consumer {
             for (int w = 0; w < 4; ++w) p[i][w] = pack<T>(s[8 * i + 2 * w], s[8 * i + 2 * w + 1]);
     }
 
-    template <bool masked>
-    __device__ __forceinline__ void step(int key_tile, int row, bool accumulate,
-                                         StreamingSoftmax<T, variant, keys>& softmax) {
+    /// Issues S of the next key tile and P V of the one in hand, and makes P of the next while P V runs.
+    template <bool first, bool masked>
+    __device__ __forceinline__ void step(QueryTile& next, int key_tile, bool accumulate, float (&alpha)[2]) {
         m.k_full[k_ring.slot].wait(k_ring.parity);
         take_turn();
-        wgmma_fence();
         issue_scores();
         m.v_full[v_ring.slot].wait(v_ring.parity);
-        wgmma_fence();
         issue_output(accumulate);
         pass_turn();
         wgmma_wait<1>();
         keep(s);
         release(m.k_empty[k_ring.slot]);
         k_ring.advance();
-        if (masked) mask(key_tile * keys, row);
-        float alpha[2];
-        softmax.template step<false>(s, alpha, in.scales);
-        softmax.finish_before_what_follows();
+        if (masked && key_tile >= next.whole) mask(key_tile * keys, next.row);
+        next.softmax.template step<first>(s, alpha, in.scales);
         wgmma_wait<0>();
         keep(o);
         release(m.v_empty[v_ring.slot]);
         v_ring.advance();
+    }
+
+    template <bool masked>
+    __device__ __forceinline__ void same_tile(QueryTile& tile, int key_tile, bool& accumulate) {
+        float alpha[2];
+        step<false, masked>(tile, key_tile, accumulate, alpha);
         pack_p();
 #pragma unroll
         for (int i = 0; i < o_count; ++i) o[i] *= alpha[i / 2 % 2];
+        accumulate = true;
     }
 
     __device__ __forceinline__ void run() {
         if (group == Tiles::consumers - 1) pass_turn();  // the first turn is group 0's
-        for (std::uint32_t parity = 0;; parity ^= 1) {
-            m.q_full.wait(parity);
-            const int tile = m.tile;
-            if (tile < 0) return;
-            query_tile(place(in, tile));
-        }
-    }
-
-    __device__ __forceinline__ void query_tile(const TilePlace& at) {
-        const int lane = threadIdx.x % 32;
-        const int group_row = at.q_tile * Tiles::block_q + group * 64;
-        const int row = group_row + threadIdx.x % 128 / 32 * 16 + lane / 4;
-        const int count = key_tiles<keys>(in, (at.q_tile + 1) * Tiles::block_q);
-        // Key tiles that every row of the group sees whole.
-        const int whole = (in.causal ? max(0, min(in.n_k, group_row + in.n_k - in.n_q + 1)) : in.n_k) / Tiles::block_k;
-        StreamingSoftmax<T, variant, keys> softmax;
-        if (count == 0) {
-            release(m.q_empty);
-#pragma unroll
-            for (float& x : o) x = 0;
-        } else {
-            m.k_full[k_ring.slot].wait(k_ring.parity);
-            take_turn();
-            wgmma_fence();
-            issue_scores();
-            pass_turn();
-            wgmma_wait<0>();
-            keep(s);
-            release(m.k_empty[k_ring.slot]);
-            k_ring.advance();
-            if (count > whole) mask((count - 1) * keys, row);
-            float alpha[2];
-            softmax.template step<true>(s, alpha, in.scales);
-            pack_p();
-            int key_tile = count - 2;
+        QueryTile tile;
+        if (!next_tile(tile)) return;
+        m.k_full[k_ring.slot].wait(k_ring.parity);
+        take_turn();
+        issue_scores();
+        pass_turn();
+        wgmma_wait<0>();
+        keep(s);
+        release(m.k_empty[k_ring.slot]);
+        k_ring.advance();
+        if (tile.count > tile.whole) mask((tile.count - 1) * keys, tile.row);
+        float none[2];
+        tile.softmax.template step<true>(s, none, in.scales);
+        pack_p();
+        while (true) {
             bool accumulate = false;
-            for (; key_tile >= whole; --key_tile) {
-                step<true>(key_tile, row, accumulate, softmax);
-                accumulate = true;
+            int key_tile = tile.count - 2;
+            for (; key_tile >= tile.whole; --key_tile) same_tile<true>(tile, key_tile, accumulate);
+            for (; key_tile >= 0; --key_tile) same_tile<false>(tile, key_tile, accumulate);
+            release(m.q_empty[q_ring.slot]);
+            q_ring.advance();
+            QueryTile next;
+            const bool more = next_tile(next);
+            if (more) {
+                step<true, true>(next, next.count - 1, accumulate, none);
+            } else {
+                m.v_full[v_ring.slot].wait(v_ring.parity);
+                issue_output(accumulate);
+                wgmma_wait<0>();
+                keep(o);
             }
-            for (; key_tile >= 0; --key_tile) {
-                step<false>(key_tile, row, accumulate, softmax);
-                accumulate = true;
-            }
-            release(m.q_empty);
-            m.v_full[v_ring.slot].wait(v_ring.parity);
-            wgmma_fence();
-            issue_output(accumulate);
-            wgmma_wait<0>();
-            keep(o);
-            release(m.v_empty[v_ring.slot]);
-            v_ring.advance();
+            store(tile);
+            if (!more) return;
+            pack_p();
+            tile = next;
         }
-        store(at, row, softmax);
     }
 
-    __device__ __forceinline__ void store(const TilePlace& at, int row,
-                                          const StreamingSoftmax<T, variant, keys>& softmax) const {
+    __device__ __forceinline__ void store(const QueryTile& tile) const {
         const int t = threadIdx.x % 4;
+        const TilePlace& at = tile.at;
+        const Softmax& softmax = tile.softmax;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const int i = row + 8 * r;
+            const int i = tile.row + 8 * r;
             const float sum = softmax.joined(r);
             const bool empty = sum == 0 || sum != sum;
             const float inverse = empty ? 1.0f : __frcp_rn(sum);
@@ -345,8 +350,10 @@ __global__ void __launch_bounds__(Tiles::threads, 1) forward(const __grid_consta
     auto& m = *reinterpret_cast<typename Tiles::Memory*>(dynamic + (1024 - shared_address(dynamic) % 1024) % 1024);
     if (threadIdx.x == 0) {
         constexpr int warps = 4 * Tiles::consumers;  // each consuming warp says that it is done
-        m.q_full.init(1);
-        m.q_empty.init(warps);
+        for (int i = 0; i < 2; ++i) {
+            m.q_full[i].init(1);
+            m.q_empty[i].init(warps);
+        }
         for (int i = 0; i < Tiles::stages; ++i) {
             m.k_full[i].init(1);
             m.v_full[i].init(1);
@@ -356,7 +363,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1) forward(const __grid_consta
         fence_barrier_init();
     }
     __syncthreads();
-    const int warpgroup = threadIdx.x / 128;
+    const int warpgroup = uniform(threadIdx.x / 128);
     if (warpgroup == 0) {
         fewer_registers<Tiles::producer_registers>();
         if (threadIdx.x == 0) produce<T, Tiles>(in, m);

@@ -56,6 +56,8 @@ RoundingPlan forward_of(RoundingPlan plan, const RoundingPlan& own) {
                            site.site == Site::p_dropout || site.site == Site::do_cast;
         if (site.pass == Pass::backward || extra) plan.set(site.site, own[site.site]);
     }
+    if (forward.max_policy != MaxPolicy::stable && plan[Site::row_max].format == fp32)
+        plan.set(Site::row_max, own[Site::row_max]);  // a score is a float already
     return plan;
 }
 
@@ -67,7 +69,10 @@ RoundingPlan with_variant(RoundingPlan plan, const ForwardVariant& variant) {
         s.exp_poly_every = s.exp_poly_count = 1;
         s.exp_poly_skip = 0;
     }
-    if (variant.stable) s.max_policy = MaxPolicy::stable;
+    if (variant.stable) {
+        s.max_policy = MaxPolicy::stable;
+        plan.set(Site::row_max, Rule{fp32});  // beta times a score is no float
+    }
     s.row_sum_adds = variant.row_sum_adds;
     return plan;
 }

@@ -92,8 +92,8 @@ void launch_variant(const ForwardCall& call, const ForwardKernel& kernel, cudaSt
 
 template <class T>
 void launch_forward_of(const ForwardCall& call, const ForwardKernel& kernel, cudaStream_t stream) {
-    if (call.head_dim == 64) return launch_variant<T, ForwardTiles<T, 64, 3>>(call, kernel, stream);
-    launch_variant<T, ForwardTiles<T, 128, 2>>(call, kernel, stream);
+    if (call.head_dim == 64) return launch_variant<T, ForwardTiles<T, 64>>(call, kernel, stream);
+    launch_variant<T, ForwardTiles<T, 128>>(call, kernel, stream);
 }
 
 }  // namespace faultline::tensor_kernel

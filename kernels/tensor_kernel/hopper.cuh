@@ -156,6 +156,9 @@ __device__ __forceinline__ void fewer_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
 }
 
+/// x, which all threads of the warp have alike, as the compiler may keep it in a uniform register.
+__device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
+
 // ---- arithmetic -----------------------------------------------------------------------------------------------------
 /// ex2.approx.ftz.f32: MUFU.EX2 alone, a subnormal result is 0 (special/ex2_approx.hpp, ex2_approx_ftz, is the same on the
 /// host).
@@ -179,6 +182,20 @@ __device__ __forceinline__ std::uint32_t pack<__half>(float low, float high) {
     std::uint32_t r;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
     return r;
+}
+
+/// The two of a pack, which floats hold exactly.
+template <class T>
+__device__ __forceinline__ float2 unpack(std::uint32_t pair);
+template <>
+__device__ __forceinline__ float2 unpack<__nv_bfloat16>(std::uint32_t pair) {
+    return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000u)};
+}
+template <>
+__device__ __forceinline__ float2 unpack<__half>(std::uint32_t pair) {
+    __half2 halves;
+    *reinterpret_cast<std::uint32_t*>(&halves) = pair;
+    return __half22float2(halves);
 }
 
 }  // namespace faultline::tensor_kernel

@@ -28,11 +28,6 @@ __device__ __forceinline__ float exp2_by_polynomial(float x) {
     return __uint_as_float(__float_as_uint(p) + (__float_as_uint(shifted) << 23));
 }
 
-template <class T>
-__device__ __forceinline__ float cast(float x) {
-    return static_cast<float>(static_cast<T>(x));  // to nearest even
-}
-
 template <class T, ForwardVariant variant, int columns>
 struct StreamingSoftmax {
     float maximum[2] = {-INFINITY, -INFINITY};
@@ -72,21 +67,17 @@ struct StreamingSoftmax {
                     else
                         x = (x - reference) * scales.exponent;
                     x = variant.polynomial && j < columns / 8 - 4 ? exp2_by_polynomial(x) : ex2(x);
-                    const float term = variant.row_sum_adds == RowSumAdds::rounded ? cast<T>(x) : x;
-                    if (j == 0 && e == 0)
-                        lane = first ? term : fmaf(lane, alpha[r], term);  // nvcc contracts FlashAttention's so
-                    else
-                        lane += term;
                 }
+                float2 terms{s[4 * j + 2 * r], s[4 * j + 2 * r + 1]};
+                if (variant.row_sum_adds == RowSumAdds::rounded) terms = unpack<T>(pack<T>(terms.x, terms.y));
+                if (j > 0)
+                    lane += terms.x;
+                else
+                    lane = first ? terms.x : fmaf(lane, alpha[r], terms.x);  // nvcc contracts FlashAttention's so
+                lane += terms.y;
             }
             sum[r] = lane;
         }
-    }
-
-    /// Makes ptxas issue the exponentials here, while P V of the tile before runs, and not behind the wait for it, where it
-    /// moves them otherwise: an instruction with an effect that depends on both sums, which are never negative.
-    __device__ __forceinline__ void finish_before_what_follows() const {
-        if (sum[0] + sum[1] < 0.0f) asm volatile("nanosleep.u32 0;" ::: "memory");
     }
 
     /// The row's sum over the quad's lanes.
@@ -101,11 +92,11 @@ struct StreamingSoftmax {
                                                          const SoftmaxScales& scales) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const float least = m[r] - scales.stable_tolerance;
             int repeats = 0;
 #pragma unroll
             for (int j = 0; j < columns / 8; ++j)
-                repeats += (s[4 * j + 2 * r] >= least) + (s[4 * j + 2 * r + 1] >= least);
+                repeats += (m[r] - s[4 * j + 2 * r] <= scales.stable_tolerance) +
+                           (m[r] - s[4 * j + 2 * r + 1] <= scales.stable_tolerance);
             repeats += __shfl_xor_sync(~0u, repeats, 1);
             repeats += __shfl_xor_sync(~0u, repeats, 2);
             if (repeats >= 2 && m[r] > -INFINITY) m[r] = m[r] > 0 ? scales.stable_beta * m[r] : m[r] < 0 ? 0.0f : m[r];
