@@ -27,7 +27,7 @@ struct DissociateSettings {
     std::vector<std::string> sources{"delta:multiplicative:0.2", "ds:fixed:0.01", "row_sum:multiplicative:-0.2",
                                      "ffn_activation_gradient:per_column:0.1"};
     std::vector<std::string> interventions{"none", "project", "project:removal=elsewhere", "qk_norm", "guard"};
-    std::vector<std::string> controls{"project", "qk_norm"};
+    std::vector<std::string> controls;  // empty: see default_controls
     std::vector<int> seeds;
     std::optional<double> sigma_ratio, loss_ratio;
 };
@@ -41,6 +41,17 @@ void check_words(const std::vector<std::string>& words, const std::string& where
             throw RequestError(fmt::format("{}: {}", where, error.what()));
         }
     }
+}
+
+/// The interventions that change a healthy run by themselves, of those asked for: a run under them is judged by theirs.
+std::vector<std::string> default_controls(const std::vector<std::string>& interventions) {
+    std::vector<std::string> controls;
+    for (const std::string& text : interventions) {
+        const Intervention::Kind kind = parse_intervention(text).kind;
+        const bool by_itself = kind == Intervention::Kind::qk_norm || to_string(parse_intervention(text)) == "project";
+        if (by_itself) controls.push_back(text);
+    }
+    return controls;
 }
 
 MatrixConfig matrix_config(const DissociateSettings& own, const Settings& settings, const TrainData& data) {
@@ -64,6 +75,7 @@ MatrixConfig matrix_config(const DissociateSettings& own, const Settings& settin
     const auto intervention = [](const std::string& word) { (void)parse_intervention(word); };
     check_words(own.interventions, settings.where("intervention"), intervention);
     check_words(own.controls, settings.where("control"), intervention);
+    if (own.controls.empty()) config.controls = default_controls(own.interventions);
     if (!own.train.replay.empty())
         throw RequestError(
             fmt::format("{}: every seed has windows of its own: expected none", settings.where("replay")));
@@ -132,7 +144,9 @@ Command dissociate_command() {
                     "A fault SITE:LAW:MAGNITUDE or plan:NAME, joined by +; again for more (docs/dissociation.md)");
                 settings.items("intervention", own->interventions, "WHAT",
                                "none, project, qk_norm, guard, qk_clip, repair with their options; again for more");
-                settings.items("control", own->controls, "WHAT", "Interventions that are also run without a fault");
+                settings.items(
+                    "control", own->controls, "WHAT",
+                    "Interventions that are also run without a fault; default: project and qk_norm, where asked for");
                 settings.list("seeds", own->seeds, "0,1,2", "Seeds of weights, windows and faults; default: --seed");
                 settings.positive_number("sigma-ratio", own->sigma_ratio, "X",
                                          "Runaway: sigma_max(W_Q) above X times the control's; default 2");

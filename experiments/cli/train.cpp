@@ -80,13 +80,15 @@ std::string summary(const gpt::Trainer& trainer, const gpt::RunOutcome& outcome,
     constexpr std::array ends{"finished", "interrupted", "not_finite"};
     const char* end = ends[static_cast<std::size_t>(outcome.end)];
     if (json) {
+        const bool any = trainer.next_step() > 0;
+        const double none = std::nan("");
         nlohmann::json out{{"schema", "faultline.training/1"},
                            {"end", end},
                            {"steps", trainer.next_step()},
                            {"parameters", trainer.model().layout().size()},
-                           {"loss", number(r.loss)},
-                           {"validation_loss", number(r.validation_loss)},
-                           {"grad_norm", number(r.grad_norm)},
+                           {"loss", number(any ? r.loss : none)},
+                           {"validation_loss", number(any ? r.validation_loss : none)},
+                           {"grad_norm", number(any ? r.grad_norm : none)},
                            {"max_logit", number(largest(r.max_logit))},
                            {"sigma_q", number(largest(r.sigma_q))},
                            {"sigma_k", number(largest(r.sigma_k))},
@@ -96,6 +98,8 @@ std::string summary(const gpt::Trainer& trainer, const gpt::RunOutcome& outcome,
                 {"step", failure->step}, {"site", failure->site}, {"row", failure->row}, {"column", failure->column}};
         return out.dump(2) + "\n";
     }
+    // What a run that ended in its first step has not, is not printed as 0.
+    if (trainer.next_step() == 0) return fmt::format("0 of {} steps\n", c.steps);
     // A run that is resumed at its end, or beyond it.
     if (steps_done == 0 && !failure)
         return fmt::format("{} steps were done before: nothing is left to do of {}\n", trainer.next_step(), c.steps);

@@ -118,11 +118,11 @@ void TrainSettings::declare(Settings& s) {
     s.items("layer-attention", layer_attention, "LAYER[/HEADS]=PLAN",
             "Another one in a layer, or in some of its heads");
     s.text("qk-norm", qk_norm, "NORM", "none, parameter-free or learned");
-    s.positive_number("softcap", softcap, "C", "Scores s become C tanh(s/C)");
+    s.number("softcap", softcap, "C", "Scores s become C tanh(s/C); 0: none");
     s.flag("sigma-reparam", sigma_reparam, "Linear layers use gamma W / sigma_max(W)");
     s.flag("output-gate", output_gate, "Attention output times a sigmoid gate");
-    s.positive_number("z-loss", z_loss, "X", "Coefficient of log-sum-exp^2 of the logits");
-    s.positive_number("qk-clip", qk_clip, "TAU", "W_Q and W_K of a head shrink where its largest logit passes TAU");
+    s.number("z-loss", z_loss, "X", "Coefficient of log-sum-exp^2 of the logits; 0: none");
+    s.number("qk-clip", qk_clip, "TAU", "W_Q and W_K of a head shrink where its largest logit passes TAU; 0: never");
     s.text("optimizer", optimizer, "NAME", "adamw, muon or sgd");
     s.positive_number("lr", learning_rate, "X", "Learning rate after warm-up; default 0.003");
     s.integer("warmup", warmup, 0, "STEPS", "Linear warm-up");

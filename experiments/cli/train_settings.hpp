@@ -17,8 +17,9 @@ struct TrainSettings {
     bool bias = false, sigma_reparam = false, output_gate = false;
     std::string precision = "bf16", qk_norm = "none", attention = "fast", optimizer = "adamw", schedule = "constant";
     std::vector<std::string> layer_attention;
-    std::optional<double> softcap, z_loss, learning_rate, final_learning_rate, beta1, beta2, epsilon, weight_decay,
-        momentum, clip, qk_clip;
+    std::optional<double> softcap = 0, z_loss = 0, qk_clip = 0, learning_rate = 0.003, final_learning_rate = 0,
+                          beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8, weight_decay = 0, clip = 1;
+    std::optional<double> momentum;  ///< empty: the optimizer's own, 0.9 of SGD and 0.95 of Muon
     std::int64_t warmup = 500, steps = 750, batch = 16, accumulate = 1, seed = 0;
     std::int64_t monitor_every = 10, validate_every = 250, validation_batches = 8;
     std::string data, data_format = "auto", replay;

@@ -122,7 +122,8 @@ std::vector<StepSample> samples_of(const std::string& record) {
 
 void collect(const std::vector<StepSample>& samples, RunResult& result) {
     Mean rms, asked, leading, window_loss, last_loss;
-    double window_logit = 0, removed = 0, missing = 0, removing = 0;
+    constexpr double none = -std::numeric_limits<double>::infinity();  // scores may all be below 0
+    double window_logit = none, removed = 0, missing = 0, removing = 0;
     result.monitor_step.clear();
     for (std::vector<double>* series : {&result.sigma_q, &result.sigma_k, &result.max_logit, &result.loss})
         series->clear();
@@ -149,7 +150,7 @@ void collect(const std::vector<StepSample>& samples, RunResult& result) {
         result.sigma_k.push_back(s.sigma_k);
         result.max_logit.push_back(window_logit);
         result.loss.push_back(window_loss.value());
-        window_logit = 0;
+        window_logit = none;
         window_loss = {};
     }
     result.train_loss = samples.empty() ? nan_value : last_loss.value();

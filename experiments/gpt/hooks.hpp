@@ -92,7 +92,7 @@ struct StepReport {
     std::vector<double> saturated;        ///< [layer, head]: fraction of rows with p_max > 1 - 2^-9; NaN where not due
     std::vector<double> entropy;          ///< [layer, head]: mean over rows, nats; NaN where not due
     std::vector<std::uint8_t> qk_normed;  ///< [layer]: whether QK norm was on
-    double validation_loss = 0;           ///< nats per token, no hooks, same plan; NaN where not due
+    double validation_loss = 0;           ///< nats per token, no hooks, same plan and switches; NaN where not due
     /// Numbers of hooks for the record, in a fixed order and with fixed names over the run.
     struct Extra {
         std::string name;            ///< "injected_rms"

@@ -207,10 +207,12 @@ void Gpt<T>::finish_gradient() {
 }
 
 template <class T>
-double Gpt<T>::loss(const Batch& batch, int threads) {
+double Gpt<T>::loss(const Batch& batch, int threads, const StepContext& switches) {
     const Cut how = cut(batch);
     std::vector<double> losses(static_cast<std::size_t>(how.chunks));
-    const StepContext context{};
+    StepContext context{};  // without hooks
+    context.fp32_ffn = switches.fp32_ffn;
+    context.qk_switch = switches.qk_switch;
     parallel_for(losses.size(), threads, [&](std::size_t c) {
         const int first = static_cast<int>(c) * how.sequences_per_chunk;
         const int sequences = std::min(how.sequences_per_chunk, batch.sequences - first);

@@ -77,8 +77,9 @@ class Gpt {
     void finish_gradient();
     [[nodiscard]] std::span<T> gradient() { return gradient_; }
 
-    /// Sum of the losses over the batch, no hooks.
-    [[nodiscard]] double loss(const Batch& batch, int threads);
+    /// Sum of the losses over the batch, no hooks. Of `switches` those count that are of the model: QK norm that was turned
+    /// on, the feed-forward in fp32.
+    [[nodiscard]] double loss(const Batch& batch, int threads, const StepContext& switches = {});
 
     /// What the last accumulate with find_non_finite came upon first; found_at < 0: nothing.
     [[nodiscard]] FiniteWatch first_non_finite() const;

@@ -105,6 +105,8 @@ std::optional<RunRecord> open_record(Trainer& trainer, const RunFiles& files) {
                                        escaped(checkpoint, checkpoint.size())));
     trainer.restore(checkpoint);
     if (trainer.finished()) return std::nullopt;  // the file is whole
+    // A run that ended in its first step has left its state alone.
+    if (trainer.next_step() == 0 && !fs::exists(files.output)) return RunRecord::create(files.output, files.manifest);
     return RunRecord::resume(files.output, trainer.next_step() - 1);
 }
 

@@ -249,7 +249,8 @@ double Trainer::validation_loss() {
         const std::vector<std::int64_t> offsets =
             order.offsets(b, static_cast<std::size_t>(config_.batch), data_.validation.size(), config_.model.context);
         const Windows windows = windows_at(data_.validation, offsets, config_.model.context);
-        total += model_.loss({windows.tokens, windows.targets, config_.batch, config_.model.context}, config_.threads);
+        total += model_.loss({windows.tokens, windows.targets, config_.batch, config_.model.context}, config_.threads,
+                             context(0));
     }
     return total / (static_cast<double>(config_.validation_batches) * config_.batch * static_cast<double>(length));
 }

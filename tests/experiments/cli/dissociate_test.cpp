@@ -87,6 +87,34 @@ TEST(Dissociate, WritesAFileWithItsRuns) {
     EXPECT_EQ(std::filesystem::last_write_time(folder / "m.runs/none__none__seed1.h5"), before);
 }
 
+TEST(Dissociate, ControlsAreThoseOfTheInterventionsAskedFor) {
+    const Folder folder;
+    const auto controls = [&](const std::vector<std::string>& interventions) {
+        std::vector<std::string> arguments = small(folder, {"--json", "--quiet", "--steps", "2"});
+        // small() asks for two interventions and no control but none.
+        const auto first = std::ranges::find(arguments, "--intervention");
+        const auto last = std::ranges::find(arguments, "--control") + 2;
+        const auto at = arguments.erase(first, last);
+        std::vector<std::string> words;
+        for (const std::string& word : interventions) words.insert(words.end(), {"--intervention", word});
+        arguments.insert(at, words.begin(), words.end());
+        std::vector<std::string> found;
+        const json printed = json::parse(run_program(arguments).out);
+        for (const json& run : printed["runs"])
+            if (run["source"] == "none") found.push_back(run["intervention"]);
+        return found;
+    };
+    EXPECT_EQ(controls({"none"}), std::vector<std::string>{"none"});
+    EXPECT_EQ(controls({"none", "qk_norm", "project:removal=shrink"}), (std::vector<std::string>{"none", "qk_norm"}));
+}
+
+TEST(Dissociate, AnInterventionThatNeverComesIsRefused) {
+    const Folder folder;
+    const Outcome never = run_program(small(folder, {"--intervention", "repair:from=20"}));
+    EXPECT_EQ(never.status, 2);
+    EXPECT_THAT(never.err, HasSubstr("repair:from=20\": from: 20: expected a step of the run, 0 to 19"));
+}
+
 TEST(Dissociate, ASeedIsGivenOnce) {
     const Folder folder;
     const Outcome twice = run_program(small(folder, {"--seeds", "3,0,3"}));

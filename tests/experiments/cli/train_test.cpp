@@ -307,6 +307,11 @@ TEST_F(Train, ARunThatExplodesSaysWhere) {
     EXPECT_TRUE(std::filesystem::exists(folder / "once.checkpoint.safetensors"));
     EXPECT_FALSE(std::filesystem::exists(folder / "once.h5"));
     EXPECT_FALSE(std::filesystem::exists(folder / "once.h5.partial"));
+    EXPECT_EQ(at_once.out, "0 of 50 steps\n");  // no number that there is not
+    // Taken up again it comes to the same step, with the same sentence.
+    const Outcome again = train("50", {"--inject", "delta:multiplicative:1e300", "--resume", folder / "once.h5"});
+    EXPECT_EQ(again.status, 1);
+    EXPECT_EQ(again.err, at_once.err);
 }
 
 TEST_F(Train, AResumedRunHasItsOwnFaultsAndData) {

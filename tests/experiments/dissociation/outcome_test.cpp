@@ -89,7 +89,7 @@ TEST(Collect, SeriesAreThoseOfTheMonitoredSteps) {
         StepSample s;
         s.step = step;
         s.loss = static_cast<double>(100 - step);
-        s.max_logit = step == 33 ? 50 : 1;
+        s.max_logit = step == 33 ? 50 : -2;
         if (step % 10 == 0 || step == 99) s.sigma_q = s.sigma_k = static_cast<double>(step);
         s.injected_rms = step < 50 ? 0.1 : 0;  // ended
         // 0.6 to be removed, in every second step; in half of those 0.4 of it was not found.
@@ -105,7 +105,7 @@ TEST(Collect, SeriesAreThoseOfTheMonitoredSteps) {
     ASSERT_EQ(r.monitor_step.size(), 11U);
     EXPECT_EQ(r.monitor_step[4], 40);
     EXPECT_EQ(r.sigma_q[4], 40);
-    EXPECT_EQ(r.max_logit[3], 1);
+    EXPECT_EQ(r.max_logit[3], -2);
     EXPECT_EQ(r.max_logit[4], 50);            // since step 31
     EXPECT_EQ(r.loss[4], 64.5);               // of steps 31 to 40: losses 69 to 60
     EXPECT_EQ(r.train_loss, 25.5);            // of steps 50 to 99: losses 50 to 1

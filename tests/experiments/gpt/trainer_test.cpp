@@ -192,6 +192,27 @@ TEST_P(Resume, AtEveryStepIsBitExact) {
         EXPECT_EQ(again.state, switches.state);
     }
 }
+// A validation is of the model that is trained: with the QK norm that a hook has turned on.
+TEST(Trainer, ValidationHasTheSwitchesOfTheRun) {
+    class On final : public StepHook {
+      public:
+        void before_step(std::int64_t step, const StepReport*, StepControl& control) override {
+            for (int layer = 0; step == 0 && layer < control.layers(); ++layer) control.enable_qk_norm(layer, {});
+        }
+    };
+    const auto validation = [](const TrainConfig& c, StepHook* hook) {
+        const WindowOrder order(0);
+        Trainer trainer(c, text(), order, {.step = hook});
+        while (!trainer.finished()) trainer.step();
+        return trainer.report().validation_loss;
+    };
+    TrainConfig always = quick();
+    always.model.qk_norm = QkNorm::parameter_free;
+    On on;
+    EXPECT_EQ(validation(quick(), &on),
+              validation(always, nullptr));  // the same from the first step on, without a scale
+    EXPECT_NE(validation(quick(), &on), validation(quick(), nullptr));
+}
 std::string optimizer_name(const testing::TestParamInfo<OptimizerKind>& of) {
     return of.param == OptimizerKind::adamw ? "adamw" : of.param == OptimizerKind::muon ? "muon" : "sgd";
 }
