@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include <faultline/tensor_kernel/device_memory.cuh>
+#include <faultline/tensor_kernel/request.cuh>
 
 namespace faultline::tensor_kernel {
 
@@ -12,19 +13,6 @@ template <class T>
 void launch_forward_of(const ForwardCall& call, const ForwardKernel& kernel, cudaStream_t stream);
 
 namespace {
-
-void expect_hopper() {
-    int device = 0, count = 0;
-    check(cudaGetDeviceCount(&count), "looking for a device");
-    if (count == 0) throw WorkError("device cuda: there is no device: expected one that CUDA_VISIBLE_DEVICES leaves");
-    check(cudaGetDevice(&device), "choosing a device");
-    int major = 0, minor = 0;
-    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "asking the device");
-    check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "asking the device");
-    if (major != 9)
-        throw WorkError("device cuda: the device has compute capability " + std::to_string(major) + "." +
-                        std::to_string(minor) + ": the tensor-core kernel expects 9.0");
-}
 
 void expect_shapes(const ForwardCall& call) {
     const bool positive =
@@ -107,19 +95,8 @@ void launch_forward(const ForwardCall& call, const ForwardKernel& kernel, void* 
 }
 
 std::vector<GroupForward> attention_forward(std::span<const HeadGroup> groups, const RoundingPlan& plan) {
-    if (groups.empty()) throw std::invalid_argument("tensor_kernel: no head group");
+    expect_alike(groups);
     const HeadGroup& first = groups.front();
-    for (const HeadGroup& g : groups) {
-        const bool same = !g.q.empty() && g.q.size() == first.q.size() && g.q.front().rows == first.q.front().rows &&
-                          g.q.front().cols == g.k.cols && g.k.rows == first.k.rows && g.k.cols == first.k.cols &&
-                          g.v.rows == g.k.rows && g.v.cols == g.k.cols && g.causal == first.causal &&
-                          g.scale == first.scale;
-        if (!same) throw std::invalid_argument("tensor_kernel: groups of one shape, with q, k and v of one head_dim");
-        const Extras extras = extras_of(g);
-        if (!g.bias.empty() || extras.softcap || extras.sink || extras.dropout)
-            throw RequestError(
-                "device cuda: the tensor-core kernel has no bias, softcap, sink or dropout: expected none");
-    }
     const ForwardSupport support = supported(plan, static_cast<int>(first.k.cols), first.causal);
     if (!support) throw RequestError("plan " + plan.name + ": " + support.why);
     if (support.kernel.element == Element::bf16) return run<__nv_bfloat16>(groups, support.kernel);

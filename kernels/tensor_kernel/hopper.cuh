@@ -125,6 +125,12 @@ __device__ __forceinline__ void add_floats(float* to, const float* from, std::ui
                  "r"(shared_address(from)), "r"(bytes)
                  : "memory");
 }
+/// Four floats added to global memory, 16-byte aligned, in whatever order they arrive.
+__device__ __forceinline__ void add_four(float* to, float4 x) {
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x.x), "f"(x.y), "f"(x.z),
+                 "f"(x.w)
+                 : "memory");
+}
 __device__ __forceinline__ void store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 /// Waits until all but the last `pending` groups of this thread have read their shared memory, which may then be reused.
 template <int pending = 0>
@@ -158,6 +164,15 @@ __device__ __forceinline__ void fewer_registers() {
 
 /// x, which all threads of the warp have alike, as the compiler may keep it in a uniform register.
 __device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
+
+// ---- matrices -------------------------------------------------------------------------------------------------------
+/// Four 8x8 matrices of 16-bit elements from a warp's registers, as an accumulator's packed pairs lie: word i of a thread is
+/// row lane/4, columns 2 (lane%4) of matrix i. Lane l gives the address of row l%8 of matrix l/8, 16 bytes.
+__device__ __forceinline__ void store_matrices(std::uint32_t to, const std::uint32_t (&words)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]),
+                 "r"(words[1]), "r"(words[2]), "r"(words[3])
+                 : "memory");
+}
 
 // ---- arithmetic -----------------------------------------------------------------------------------------------------
 /// ex2.approx.ftz.f32: MUFU.EX2 alone, a subnormal result is 0 (special/ex2_approx.hpp, ex2_approx_ftz, is the same on the

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A build without the tensor-core kernel.
 #include <faultline/base/error.hpp>
+#include <faultline/tensor_kernel/backward.hpp>
+#include <faultline/tensor_kernel/backward_workspace.hpp>
 #include <faultline/tensor_kernel/forward.hpp>
 
 namespace faultline::tensor_kernel {
@@ -15,5 +17,11 @@ namespace {
 bool is_built() { return false; }
 void launch_forward(const ForwardCall&, const ForwardKernel&, void*) { fail(); }
 std::vector<GroupForward> attention_forward(std::span<const HeadGroup>, const RoundingPlan&) { fail(); }
+std::size_t backward_workspace(const BackwardCall& call) { return BackwardWorkspace(call).bytes; }
+void launch_backward(const BackwardCall&, const BackwardKernel&, void*) { fail(); }
+std::vector<GroupBackward> attention_backward(std::span<const HeadGroup>, std::span<const GroupForward>,
+                                              const RoundingPlan&) {
+    fail();
+}
 
 }  // namespace faultline::tensor_kernel

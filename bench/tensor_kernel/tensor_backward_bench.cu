@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+// TFLOP/s of the tensor-core backward on a card, variant by variant, on standard normal inputs, all of its kernels counted. A
+// backward is counted as 2.5 forwards, a causal call as half of a full one: 5 batch heads n^2 head_dim
+// (docs/results/tensor-kernel-backward.md; torch_attention.py counts and times PyTorch's back ends alike).
+//
+//   tensor_backward_bench [batch heads kv_heads n head_dim causal(0|1)]     default: the shapes of the table
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include <faultline/tensor_kernel/backward.hpp>
+
+#include "timing.cuh"
+
+namespace faultline::tensor_kernel {
+namespace {
+
+struct Case {
+    std::string name;
+    BackwardKernel kernel;
+    bool deterministic = false;
+};
+
+template <class T>
+void time_shape(const Shape& shape, const std::vector<Case>& cases) {
+    const std::size_t q_rows = std::size_t{1} * shape.batch * shape.heads * shape.n;
+    const std::size_t q_count = q_rows * shape.d, k_count = q_count / shape.heads * shape.kv_heads;
+    const DeviceMemory<T> q(q_count), k(k_count), v(k_count), o(q_count), dout(q_count);
+    const DeviceMemory<T> dq(q_count), dk(k_count), dv(k_count);
+    const DeviceMemory<float> lse(q_rows), o_unrounded(q_count);
+    const RandomStream stream(1, 2);
+    const auto draw = [&](const DeviceMemory<T>& x, std::size_t count, std::uint64_t child) {
+        fill<<<2048, 256>>>(x.data(), count, stream.child(child));
+    };
+    draw(q, q_count, 0);
+    draw(k, k_count, 1);
+    draw(v, k_count, 2);
+    draw(dout, q_count, 3);
+    ForwardCall forward{.batch = shape.batch,
+                        .heads = shape.heads,
+                        .kv_heads = shape.kv_heads,
+                        .n_q = shape.n,
+                        .n_k = shape.n,
+                        .head_dim = shape.d,
+                        .causal = shape.causal,
+                        .scale = 1 / std::sqrt(static_cast<double>(shape.d)),
+                        .q = q.data(),
+                        .k = k.data(),
+                        .v = v.data(),
+                        .o = o.data(),
+                        .o_unrounded = o_unrounded.data(),
+                        .lse = lse.data()};
+    forward.q_strides = forward.o_strides = contiguous(shape.heads, shape.n, shape.d);
+    forward.k_strides = forward.v_strides = contiguous(shape.kv_heads, shape.n, shape.d);
+    constexpr Element element = std::is_same_v<T, __half> ? Element::fp16 : Element::bf16;
+    launch_forward(forward, supported(forward_plan(element), shape.d, shape.causal).kernel);
+    BackwardCall call{.batch = shape.batch,
+                      .heads = shape.heads,
+                      .kv_heads = shape.kv_heads,
+                      .n_q = shape.n,
+                      .n_k = shape.n,
+                      .head_dim = shape.d,
+                      .causal = shape.causal,
+                      .scale = forward.scale,
+                      .q = q.data(),
+                      .k = k.data(),
+                      .v = v.data(),
+                      .o = o.data(),
+                      .o_unrounded = o_unrounded.data(),
+                      .dout = dout.data(),
+                      .lse = lse.data(),
+                      .dq = dq.data(),
+                      .dk = dk.data(),
+                      .dv = dv.data()};
+    call.q_strides = call.o_strides = call.dout_strides = call.dq_strides = forward.q_strides;
+    call.k_strides = call.v_strides = call.dk_strides = call.dv_strides = forward.k_strides;
+    const DeviceMemory<unsigned char> workspace(backward_workspace(call));
+    call.workspace = workspace.data();
+    const double flops = 10.0 * q_rows * shape.n * shape.d / (shape.causal ? 2 : 1);
+    for (const Case& c : cases) {
+        call.deterministic = c.deterministic;
+        const double ms = median_ms([&] { launch_backward(call, c.kernel); });
+        std::printf("B%d H%d/%d N%d d%d %s %s  backward %-32s %8.3f ms %7.1f TFLOP/s\n", shape.batch, shape.heads,
+                    shape.kv_heads, shape.n, shape.d, shape.causal ? "causal" : "full",
+                    std::is_same_v<T, __half> ? "fp16" : "bf16", c.name.c_str(), ms, flops / ms * 1e-9);
+        std::fflush(stdout);
+    }
+}
+
+std::vector<Case> every_variant() {
+    const auto of = [](std::string name, const auto& change) {
+        RoundingPlan plan = backward_plan(128);
+        change(plan);
+        const BackwardSupport support = supported_backward(plan, 128, true);
+        if (!support) throw RequestError(name + ": " + support.why);
+        return Case{std::move(name), support.kernel};
+    };
+    std::vector<Case> cases{of("fused", [](RoundingPlan&) {})};
+    cases.push_back(cases.front());
+    cases.back().name = "fused, deterministic dq";
+    cases.back().deterministic = true;
+    cases.push_back(of("unfused", [](RoundingPlan& p) { p.schedule.bwd_argument = ArgumentForm::unfused; }));
+    cases.push_back(of("ds scaled before its cast", [](RoundingPlan& p) { p.schedule.ds_scale = DsScale::before; }));
+    cases.push_back(of("delta of fp32 O", [](RoundingPlan& p) { p.schedule.delta_from = DeltaFrom::o_unrounded; }));
+    cases.push_back(of("delta of P and dP", [](RoundingPlan& p) { p.schedule.delta_from = DeltaFrom::p_dp; }));
+    cases.push_back(of("zero sum, weighted", [](RoundingPlan& p) { p.schedule.zero_sum = ZeroSum::weighted; }));
+    cases.push_back(of("fp32 O and zero sum, weighted", [](RoundingPlan& p) {
+        p.schedule.delta_from = DeltaFrom::o_unrounded;
+        p.schedule.zero_sum = ZeroSum::weighted;
+    }));
+    cases.push_back(
+        of("correctly rounded exp2", [](RoundingPlan& p) { p.schedule.functions = Functions::correctly_rounded; }));
+    return cases;
+}
+
+}  // namespace
+}  // namespace faultline::tensor_kernel
+
+int main(int argc, char** argv) {
+    using namespace faultline;
+    using namespace faultline::tensor_kernel;
+    std::vector<Shape> shapes = {{8, 16, 16, 4096, 128, true}, {32, 12, 12, 1024, 64, true}};
+    if (argc == 7) {
+        const auto number = [&](int i) { return std::atoi(argv[i]); };
+        shapes = {{number(1), number(2), number(3), number(4), number(5), number(6) != 0}};
+    } else if (argc != 1) {
+        std::fprintf(stderr,
+                     "tensor_backward_bench: expected no argument, or batch heads kv_heads n head_dim causal\n");
+        return 2;
+    }
+    try {
+        cudaDeviceProp device{};
+        check(cudaGetDeviceProperties(&device, 0), "asking the device");
+        std::printf("%s\n", device.name);
+        const BackwardKernel half = supported_backward(backward_plan(128, Element::fp16), 128, true).kernel;
+        for (const Shape& shape : shapes) {
+            time_shape<__nv_bfloat16>(shape, every_variant());
+            time_shape<__half>(shape, {{"fused", half}});
+        }
+    } catch (const std::exception& e) {
+        std::fprintf(stderr, "tensor_backward_bench: %s\n", e.what());
+        return 1;
+    }
+    return 0;
+}

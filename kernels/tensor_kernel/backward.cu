@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/tensor_kernel/backward.hpp>
+
+#include <algorithm>
+#include <stdexcept>
+
+#include <faultline/tensor_kernel/backward_workspace.hpp>
+#include <faultline/tensor_kernel/device_memory.cuh>
+#include <faultline/tensor_kernel/request.cuh>
+
+namespace faultline::tensor_kernel {
+
+/// backward_launch.cuh, in backward_bf16.cu and backward_fp16.cu.
+template <class T, int d>
+void launch_backward_of(const BackwardCall& call, const BackwardKernel& kernel, cudaStream_t stream);
+
+namespace {
+
+void expect_shapes(const BackwardCall& call, const BackwardKernel& kernel) {
+    const bool positive =
+        call.batch > 0 && call.heads > 0 && call.kv_heads > 0 && call.n_q > 0 && call.n_k > 0 && call.scale > 0;
+    if (!positive || call.heads % call.kv_heads != 0 || (call.head_dim != 64 && call.head_dim != 128))
+        throw std::invalid_argument(
+            "tensor_kernel: sizes must be positive, heads a multiple of kv_heads, head_dim 64 or 128");
+    if (call.workspace == nullptr) throw std::invalid_argument("tensor_kernel: the backward needs its workspace");
+    const void* const o = kernel.delta_from == DeltaFrom::o_unrounded ? call.o_unrounded : call.o;
+    if (!needs_dp(kernel.delta_from) && o == nullptr)
+        throw std::invalid_argument("tensor_kernel: the kernel makes delta of an o that the call does not have");
+}
+
+/// [groups * heads of a group, rows, head_dim], rounded to the kernel's type.
+template <class T, class Select>
+std::vector<T> stored(std::span<const HeadGroup> groups, const Select& select) {
+    std::vector<T> out;
+    for (std::size_t g = 0; g < groups.size(); ++g)
+        for (const MatrixView<const double>& m : select(g))
+            for (std::ptrdiff_t i = 0; i < m.rows; ++i)
+                for (std::ptrdiff_t j = 0; j < m.cols; ++j) out.push_back(rounded<T>(m(i, j)));
+    return out;
+}
+
+template <class T>
+Matrix next_matrix(const T*& from, std::ptrdiff_t rows, std::ptrdiff_t cols) {
+    Matrix out(rows, cols);
+    std::transform(from, from + rows * cols, out.values.begin(), [](T x) { return static_cast<float>(x); });
+    from += rows * cols;
+    return out;
+}
+
+template <class T>
+std::vector<GroupBackward> run(std::span<const HeadGroup> groups, std::span<const GroupForward> forwards,
+                               const BackwardKernel& kernel) {
+    const HeadGroup& first = groups.front();
+    const int shared_by = static_cast<int>(first.q.size());
+    BackwardCall call;
+    call.kv_heads = static_cast<int>(groups.size());
+    call.heads = call.kv_heads * shared_by;
+    call.n_q = static_cast<int>(first.q.front().rows);
+    call.n_k = static_cast<int>(first.k.rows);
+    call.head_dim = static_cast<int>(first.k.cols);
+    call.causal = first.causal;
+    call.deterministic = true;
+    call.scale = first.scale;
+    call.q_strides = call.o_strides = call.dout_strides = call.dq_strides =
+        contiguous(call.heads, call.n_q, call.head_dim);
+    call.k_strides = call.v_strides = call.dk_strides = call.dv_strides =
+        contiguous(call.kv_heads, call.n_k, call.head_dim);
+
+    using Views = std::vector<MatrixView<const double>>;
+    const DeviceMemory<T> q(stored<T>(groups, [&](std::size_t g) { return groups[g].q; })),
+        dout(stored<T>(groups, [&](std::size_t g) { return groups[g].dout; })),
+        k(stored<T>(groups, [&](std::size_t g) { return Views{groups[g].k}; })),
+        v(stored<T>(groups, [&](std::size_t g) { return Views{groups[g].v}; })),
+        o(stored<T>(groups, [&](std::size_t g) {
+            Views views;
+            for (const HeadForward& head : forwards[g].heads) views.push_back(head.o.view());
+            return views;
+        }));
+    std::vector<float> host_lse, host_unrounded;
+    for (const GroupForward& forward : forwards)
+        for (const HeadForward& head : forward.heads) {
+            host_lse.insert(host_lse.end(), head.lse.begin(), head.lse.end());
+            host_unrounded.insert(host_unrounded.end(), head.o_unrounded.values.begin(), head.o_unrounded.values.end());
+        }
+    const DeviceMemory<float> lse(host_lse), o_unrounded(host_unrounded);
+    const std::size_t query_elements = static_cast<std::size_t>(call.heads) * static_cast<std::size_t>(call.n_q) *
+                                       static_cast<std::size_t>(call.head_dim);
+    const std::size_t key_elements = static_cast<std::size_t>(call.kv_heads) * static_cast<std::size_t>(call.n_k) *
+                                     static_cast<std::size_t>(call.head_dim);
+    const DeviceMemory<T> dq(query_elements), dk(key_elements), dv(key_elements);
+    const DeviceMemory<unsigned char> workspace(backward_workspace(call));
+    call.q = q.data();
+    call.k = k.data();
+    call.v = v.data();
+    call.o = o.data();
+    call.o_unrounded = o_unrounded.data();
+    call.dout = dout.data();
+    call.lse = lse.data();
+    call.dq = dq.data();
+    call.dk = dk.data();
+    call.dv = dv.data();
+    call.workspace = workspace.data();
+    launch_backward(call, kernel);
+    check(cudaDeviceSynchronize(), "running the tensor-core backward");
+
+    const std::vector<T> host_dq = dq.host(), host_dk = dk.host(), host_dv = dv.host();
+    const T *next_dq = host_dq.data(), *next_dk = host_dk.data(), *next_dv = host_dv.data();
+    std::vector<GroupBackward> out(groups.size());
+    for (GroupBackward& g : out) {
+        for (int h = 0; h < shared_by; ++h) g.dq.push_back(next_matrix(next_dq, call.n_q, call.head_dim));
+        g.dk = next_matrix(next_dk, call.n_k, call.head_dim);
+        g.dv = next_matrix(next_dv, call.n_k, call.head_dim);
+    }
+    return out;
+}
+
+}  // namespace
+
+std::size_t backward_workspace(const BackwardCall& call) { return BackwardWorkspace(call).bytes; }
+
+void launch_backward(const BackwardCall& call, const BackwardKernel& kernel, void* stream) {
+    expect_shapes(call, kernel);
+    expect_hopper();
+    const auto cuda_stream = static_cast<cudaStream_t>(stream);
+    const bool small = call.head_dim == 64;
+    if (kernel.element == Element::bf16)
+        return small ? launch_backward_of<__nv_bfloat16, 64>(call, kernel, cuda_stream)
+                     : launch_backward_of<__nv_bfloat16, 128>(call, kernel, cuda_stream);
+    small ? launch_backward_of<__half, 64>(call, kernel, cuda_stream)
+          : launch_backward_of<__half, 128>(call, kernel, cuda_stream);
+}
+
+std::vector<GroupBackward> attention_backward(std::span<const HeadGroup> groups, std::span<const GroupForward> forwards,
+                                              const RoundingPlan& plan) {
+    expect_alike(groups);
+    if (forwards.size() != groups.size()) throw std::invalid_argument("tensor_kernel: one forward for each head group");
+    for (std::size_t g = 0; g < groups.size(); ++g)
+        if (groups[g].dout.size() != groups[g].q.size() || forwards[g].heads.size() != groups[g].q.size())
+            throw std::invalid_argument("tensor_kernel: one dO and one forward for each query head");
+    const BackwardSupport support =
+        supported_backward(plan, static_cast<int>(groups.front().k.cols), groups.front().causal);
+    if (!support) throw RequestError("plan " + plan.name + " on the tensor cores: " + support.why);
+    return support.kernel.element == Element::bf16 ? run<__nv_bfloat16>(groups, forwards, support.kernel)
+                                                   : run<__half>(groups, forwards, support.kernel);
+}
+
+}  // namespace faultline::tensor_kernel

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// The backward on Hopper's tensor cores (compute capability 9.0). In a build without CUDA the functions are there and say so.
+//
+// Bits: dk and dv of one query head for each key head, and with `deterministic` dq, are those of kernels/cpu under
+// backward_plan or a variant of it, but for this: ex2 here is MUFU.EX2, which returns 0 for a result below 2^-126, where the
+// emulation keeps the subnormal p. Where query heads share a key head, their sum goes on in the accumulator of the tensor
+// cores, where the emulation adds each head's dk in fp32. Without `deterministic` dq's key tiles add up in any order. Delta of P
+// and dP is summed over a row by four threads, each over its columns of every tile, where the emulation goes from key to key.
+// A zero-sum projection is a second ds, cast to the element type, that is multiplied as ds is: what it takes off is off by
+// 2^-9 of itself, and the sum of a row by as much of what the casts had left.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include <faultline/cpu/attention.hpp>
+#include <faultline/tensor_kernel/backward_kernel.hpp>
+#include <faultline/tensor_kernel/forward.hpp>
+
+namespace faultline::tensor_kernel {
+
+/// One call, on device memory. q, o, dout, dq [batch, heads, n_q, head_dim]; k, v, dk, dv [batch, kv_heads, n_k, head_dim],
+/// all of the kernel's element type and 16-byte aligned; lse [batch, heads, n_q] contiguous, fp32, natural units, infinite
+/// where a row sees no key. heads is a multiple of kv_heads: query head h reads key head h / (heads / kv_heads).
+struct BackwardCall {
+    int batch = 1, heads = 1, kv_heads = 1, n_q = 0, n_k = 0, head_dim = 0;
+    bool causal = true;          ///< key j is visible to query i when j <= i + n_k - n_q
+    bool deterministic = false;  ///< dq's key tiles add up in descending order: two runs give the same bits
+    double scale = 0;            ///< 1/sqrt(head_dim), or what the model uses
+    const void* q = nullptr;
+    const void* k = nullptr;
+    const void* v = nullptr;
+    const void* o = nullptr;             ///< read where delta is made of it
+    const float* o_unrounded = nullptr;  ///< o before its cast, with o's strides, read where delta is made of it
+    const void* dout = nullptr;
+    const float* lse = nullptr;
+    void* dq = nullptr;
+    void* dk = nullptr;
+    void* dv = nullptr;
+    void* workspace = nullptr;  ///< backward_workspace(call) bytes, 128-byte aligned; nothing in it outlives the call
+    Strides q_strides, k_strides, v_strides, o_strides, dout_strides, dq_strides, dk_strides, dv_strides;
+};
+
+/// Bytes of device memory that a call of these sizes needs for dq in fp32, and numbers of rows.
+[[nodiscard]] std::size_t backward_workspace(const BackwardCall& call);
+
+/// Launches the kernels on a stream (cudaStream_t; null: the default stream) and does not wait. WorkError, one sentence: no
+/// CUDA in this build, no device of compute capability 9.0, a launch that fails. std::invalid_argument: shapes that do not
+/// fit.
+void launch_backward(const BackwardCall& call, const BackwardKernel& kernel, void* stream = nullptr);
+
+/// attention_backward of kernels/cpu for every group from what its forward left, on the device, deterministic; all have the
+/// shapes, scale and mask of the first. RequestError where the plan is not one that the kernels run (supported_backward), or
+/// there is a bias, softcap, sink or dropout; WorkError as launch_backward.
+[[nodiscard]] std::vector<GroupBackward> attention_backward(std::span<const HeadGroup> groups,
+                                                            std::span<const GroupForward> forwards,
+                                                            const RoundingPlan& plan);
+
+}  // namespace faultline::tensor_kernel

@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/tensor_kernel/backward_launch.cuh>
+
+namespace faultline::tensor_kernel {
+template void launch_backward_of<__half, 64>(const BackwardCall&, const BackwardKernel&, cudaStream_t);
+template void launch_backward_of<__half, 128>(const BackwardCall&, const BackwardKernel&, cudaStream_t);
+}  // namespace faultline::tensor_kernel

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// A score becomes a probability again, from the forward's log-sum-exp.
+#pragma once
+
+#include <faultline/special/binary64.hpp>
+#include <faultline/tensor_kernel/backward_variant.hpp>
+#include <faultline/tensor_kernel/hopper.cuh>
+
+namespace faultline::tensor_kernel {
+
+/// p of a score, lse in the exponential's units.
+template <class Variant>
+__device__ __forceinline__ float probability(float s, float exponent, float lse) {
+    constexpr BackwardVariant variant = Variant::value;
+    const float x = variant.argument == ArgumentForm::fused ? fmaf(s, exponent, -lse) : s * exponent - lse;
+    if constexpr (variant.functions == Functions::hopper) {
+        static_assert(variant.base == ExpBase::two);
+        return ex2(x);
+    } else {
+        return static_cast<float>(variant.base == ExpBase::two ? binary64_functions::exp2(x)
+                                                               : binary64_functions::exp(x));
+    }
+}
+
+}  // namespace faultline::tensor_kernel
