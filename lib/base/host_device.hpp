@@ -16,3 +16,11 @@
 #else
 #define FAULTLINE_HD_CALLED
 #endif
+
+// FAULTLINE_HD_INLINE for a small function of a loop's body: always inlined, so that it becomes part of the loop's clones
+// (base/clones.hpp) and is vectorised there.
+#if defined(__CUDACC__)
+#define FAULTLINE_HD_INLINE __host__ __device__ __forceinline__
+#else
+#define FAULTLINE_HD_INLINE [[gnu::always_inline]] inline
+#endif

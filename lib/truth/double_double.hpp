@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Unevaluated sums of two doubles, |low| <= ulp(high) / 2, after Joldes, Muller, Popescu, "Tight and rigorous error
 // bounds for basic building blocks of double-word arithmetic", ACM TOMS 44 (2017). With u = 2^-53 their relative errors,
-// which hold when nothing underflows, stand at each function. Small enough to be inlined into clones of loops.
+// which hold when nothing underflows, stand at each function. Small enough to be inlined into clones of loops; the same
+// functions on a device (compiled without contraction).
 #pragma once
 
 #include <cmath>
+
+#include <faultline/base/host_device.hpp>
 
 namespace faultline::detail {
 
@@ -16,37 +19,37 @@ struct DoubleDouble {
 inline constexpr double u2 = 0x1p-106;  // u^2
 
 /// a + b exactly (Knuth).
-[[gnu::always_inline]] inline DoubleDouble two_sum(double a, double b) {
+FAULTLINE_HD_INLINE DoubleDouble two_sum(double a, double b) {
     const double s = a + b;
     const double t = s - a;
     return {s, (a - (s - t)) + (b - t)};
 }
 
 /// a + b exactly when |a| >= |b| or a = 0 (Dekker).
-[[gnu::always_inline]] inline DoubleDouble fast_two_sum(double a, double b) {
+FAULTLINE_HD_INLINE DoubleDouble fast_two_sum(double a, double b) {
     const double s = a + b;
     return {s, b - (s - a)};
 }
 
-[[gnu::always_inline]] inline DoubleDouble operator-(DoubleDouble a) { return {-a.high, -a.low}; }
+FAULTLINE_HD_INLINE DoubleDouble operator-(DoubleDouble a) { return {-a.high, -a.low}; }
 
 /// AccurateDWPlusDW: 3u^2 + 13u^3.
-[[gnu::always_inline]] inline DoubleDouble operator+(DoubleDouble a, DoubleDouble b) {
+FAULTLINE_HD_INLINE DoubleDouble operator+(DoubleDouble a, DoubleDouble b) {
     const DoubleDouble s = two_sum(a.high, b.high);
     const DoubleDouble t = two_sum(a.low, b.low);
     const DoubleDouble v = fast_two_sum(s.high, s.low + t.high);
     return fast_two_sum(v.high, t.low + v.low);
 }
-[[gnu::always_inline]] inline DoubleDouble operator-(DoubleDouble a, DoubleDouble b) { return a + -b; }
+FAULTLINE_HD_INLINE DoubleDouble operator-(DoubleDouble a, DoubleDouble b) { return a + -b; }
 
 /// SloppyDWPlusDW: 3u^2 when a and b have the same sign; useless otherwise.
-[[gnu::always_inline]] inline DoubleDouble add_same_sign(DoubleDouble a, DoubleDouble b) {
+FAULTLINE_HD_INLINE DoubleDouble add_same_sign(DoubleDouble a, DoubleDouble b) {
     const DoubleDouble s = two_sum(a.high, b.high);
     return fast_two_sum(s.high, s.low + (a.low + b.low));
 }
 
 /// DWTimesDW3: 4u^2.
-[[gnu::always_inline]] inline DoubleDouble operator*(DoubleDouble a, DoubleDouble b) {
+FAULTLINE_HD_INLINE DoubleDouble operator*(DoubleDouble a, DoubleDouble b) {
     const double p = a.high * b.high;
     const double e = std::fma(a.high, b.high, -p);
     const double t = std::fma(a.high, b.low, a.low * b.low);
@@ -54,13 +57,13 @@ inline constexpr double u2 = 0x1p-106;  // u^2
 }
 
 /// DWTimesFP3: 2u^2.
-[[gnu::always_inline]] inline DoubleDouble operator*(DoubleDouble a, double b) {
+FAULTLINE_HD_INLINE DoubleDouble operator*(DoubleDouble a, double b) {
     const double p = a.high * b;
     return fast_two_sum(p, std::fma(a.low, b, std::fma(a.high, b, -p)));
 }
 
 /// DWDivDW2: 15u^2 + 56u^3.
-inline DoubleDouble operator/(DoubleDouble a, DoubleDouble b) {
+FAULTLINE_HD_INLINE DoubleDouble operator/(DoubleDouble a, DoubleDouble b) {
     const double q = a.high / b.high;
     const DoubleDouble r = b * q;
     return fast_two_sum(q, ((a.high - r.high) + (a.low - r.low)) / b.high);

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <faultline/truth/elementary.hpp>
 
-#include <array>
-#include <bit>
 #include <cmath>
 #include <cstdint>
 
@@ -11,11 +9,6 @@
 
 namespace faultline::detail {
 namespace {
-
-constexpr int table_bits = 6;
-constexpr int table_size = 1 << table_bits;
-constexpr int last_power = 11;      // r^12 / 12! < 2^-118 for |r| <= 0.0058
-constexpr int first_in_double = 6;  // r^6 / 6! < 2^-54: from here on double's relative error is below u^2 of the sum
 
 /// x as a double-double; x is left with what they do not hold.
 DoubleDouble take(Real& x) {
@@ -27,104 +20,58 @@ DoubleDouble take(Real& x) {
     return r;
 }
 
-/// The constants of exp, from MPFR once, so that no digit of them is typed in.
-struct ExpConstants {
-    alignas(64) std::array<double, table_size> power_high, power_low;  // 2^(i/64)
-    std::array<DoubleDouble, last_power + 1> inverse_factorial;
-    double per_step;             // 64/ln 2
-    double step1, step2, step3;  // ln 2 / 64 in three doubles
-
-    ExpConstants() {
-        constexpr int bits = 256;
-        Real x(bits);
-        for (int i = 0; i < table_size; ++i) {
-            mpfr_set_si(x, i, MPFR_RNDN);
-            mpfr_div_2ui(x, x, table_bits, MPFR_RNDN);
-            mpfr_exp2(x, x, MPFR_RNDN);
-            const DoubleDouble power = take(x);
-            power_high[static_cast<std::size_t>(i)] = power.high;
-            power_low[static_cast<std::size_t>(i)] = power.low;
-        }
-        for (int n = 0; n <= last_power; ++n) {
-            mpfr_fac_ui(x, static_cast<unsigned long>(n), MPFR_RNDN);
-            mpfr_ui_div(x, 1, x, MPFR_RNDN);
-            inverse_factorial[static_cast<std::size_t>(n)] = take(x);
-        }
-        mpfr_const_log2(x, MPFR_RNDN);
-        mpfr_div_2ui(x, x, table_bits, MPFR_RNDN);
-        Real inverse(bits);
-        mpfr_ui_div(inverse, 1, x, MPFR_RNDN);
-        per_step = mpfr_get_d(inverse, MPFR_RNDN);
-        const DoubleDouble first = take(x);
-        step1 = first.high;
-        step2 = first.low;
-        step3 = mpfr_get_d(x, MPFR_RNDN);
+ExpConstants constants_from_mpfr() {
+    ExpConstants k;
+    constexpr int bits = 256;
+    Real x(bits);
+    for (int i = 0; i < exp_table_size; ++i) {
+        mpfr_set_si(x, i, MPFR_RNDN);
+        mpfr_div_2ui(x, x, 6, MPFR_RNDN);
+        mpfr_exp2(x, x, MPFR_RNDN);
+        const DoubleDouble power = take(x);
+        k.power_high[i] = power.high;
+        k.power_low[i] = power.low;
     }
-};
-
-const ExpConstants& exp_constants() {
-    static const ExpConstants constants;
-    return constants;
-}
-
-/// c + x when |x| is well below |c|: relative error at most 5u^2.
-[[gnu::always_inline]] inline DoubleDouble add_small(DoubleDouble c, DoubleDouble x) {
-    const DoubleDouble s = fast_two_sum(c.high, x.high);
-    return {s.high, s.low + (c.low + x.low)};
+    for (int n = 0; n <= exp_last_power; ++n) {
+        mpfr_fac_ui(x, static_cast<unsigned long>(n), MPFR_RNDN);
+        mpfr_ui_div(x, 1, x, MPFR_RNDN);
+        k.inverse_factorial[n] = take(x);
+    }
+    mpfr_const_log2(x, MPFR_RNDN);
+    mpfr_div_2ui(x, x, 6, MPFR_RNDN);
+    Real inverse(bits);
+    mpfr_ui_div(inverse, 1, x, MPFR_RNDN);
+    k.per_step = mpfr_get_d(inverse, MPFR_RNDN);
+    const DoubleDouble first = take(x);
+    k.step1 = first.high;
+    k.step2 = first.low;
+    k.step3 = mpfr_get_d(x, MPFR_RNDN);
+    return k;
 }
 
 }  // namespace
+
+const ExpConstants& exp_constants() {
+    static const ExpConstants constants = constants_from_mpfr();
+    return constants;
+}
 
 FAULTLINE_CLONES
 static void exp_loop(const ExpConstants& k, const double* __restrict x_high, const double* __restrict x_low,
                      std::ptrdiff_t count, double* __restrict high, double* __restrict low,
                      double* __restrict exponent) {
-    constexpr double shift = 0x1.8p52;  // adding it rounds to an integer and leaves that integer in the low bits
-    const double* power_high = k.power_high.data();
-    const double* power_low = k.power_low.data();
-    const DoubleDouble c1{1, 0};
-    const DoubleDouble c2 = k.inverse_factorial[2], c3 = k.inverse_factorial[3], c4 = k.inverse_factorial[4],
-                       c5 = k.inverse_factorial[5];
-    const double c6 = k.inverse_factorial[6].high, c7 = k.inverse_factorial[7].high, c8 = k.inverse_factorial[8].high,
-                 c9 = k.inverse_factorial[9].high, c10 = k.inverse_factorial[10].high,
-                 c11 = k.inverse_factorial[11].high;
-    const double per_step = k.per_step, step1 = k.step1, step2 = k.step2, step3 = k.step3;
     for (std::ptrdiff_t j = 0; j < count; ++j) {
-        const double given = x_high[j];
-        const double given_low = x_low[j];
-        const double xh = given < exp_lowest ? exp_lowest : given;
-        const double xl = given < exp_lowest ? 0 : given_low;
-        const double shifted = std::fma(xh, per_step, shift);
-        const double steps = shifted - shift;
-        const auto index = std::bit_cast<std::int64_t>(shifted) & (table_size - 1);
-        // r = x - steps * ln 2 / 64; the first difference is exact, and so are the two sums after it
-        const double r1 = std::fma(-steps, step1, xh);
-        const double m = steps * step2;
-        const double m_low = std::fma(steps, step2, -m);
-        const DoubleDouble a = two_sum(r1, -m);
-        const DoubleDouble b = two_sum(a.high, xl);
-        const DoubleDouble r = fast_two_sum(b.high, ((a.low + b.low) - m_low) - steps * step3);
-        const double t = r.high;
-        const double tail = c6 + t * (c7 + t * (c8 + t * (c9 + t * (c10 + t * c11))));
-        DoubleDouble y = add_small(c5, {t * tail, 0});
-        y = add_small(c4, r * y);
-        y = add_small(c3, r * y);
-        y = add_small(c2, r * y);
-        y = add_small(c1, r * y);
-        y = add_small(c1, r * y);
-        const DoubleDouble power{power_high[index], power_low[index]};
-        const DoubleDouble p = power * fast_two_sum(y.high, y.low);
-        high[j] = p.high;
-        low[j] = p.low;
-        // steps - index is a multiple of 64
-        exponent[j] = (steps - static_cast<double>(static_cast<std::int32_t>(index))) * (1.0 / table_size);
+        const WideValue e = exp_above_lowest(k, x_high[j], x_low[j]);
+        high[j] = e.high;
+        low[j] = e.low;
+        exponent[j] = e.exponent;
     }
     // A loop of its own: in the first, these choices would become a branch around it all, which does not vectorise.
     for (std::ptrdiff_t j = 0; j < count; ++j) {
-        const bool masked = x_high[j] < exp_lowest;
-        high[j] = masked ? 0 : high[j];
-        low[j] = masked ? 0 : low[j];
-        exponent[j] = masked ? no_exponent : exponent[j];
+        const WideValue e = exp_or_masked(x_high[j], {high[j], low[j], exponent[j]});
+        high[j] = e.high;
+        low[j] = e.low;
+        exponent[j] = e.exponent;
     }
 }
 

@@ -7,13 +7,10 @@
 #include <cstddef>
 
 #include <faultline/truth/double_double.hpp>
+#include <faultline/truth/exp_element.hpp>
 
 namespace faultline::detail {
 
-/// Arguments of exp go down to here; below, a key counts as masked (truth.hpp).
-inline constexpr double exp_lowest = -0x1p40;
-/// Relative error of exp on [exp_lowest, 2^-10], the argument being exact.
-inline constexpr double exp_error = 0x1p-101;
 /// Absolute error of log1p, for arguments from 0 to 2^20; relative besides where the argument is at most 2^-30.
 inline constexpr double log1p_error = 0x1p-99;
 inline constexpr double log1p_small = 0x1p-30;
@@ -22,8 +19,8 @@ inline constexpr double log1p_small = 0x1p-30;
 /// exponent an integer. Where x_high_j < exp_lowest: 0 and no_exponent.
 void exp(const double* x_high, const double* x_low, std::ptrdiff_t count, double* high, double* low, double* exponent);
 
-/// The exponent that stands for "nothing here": below every other, and differences with it are still exact.
-inline constexpr double no_exponent = -0x1p50;
+/// The constants of exp, from MPFR once, so that no digit of them is typed in.
+[[nodiscard]] const ExpConstants& exp_constants();
 
 /// ln(1 + t), t >= 0.
 [[nodiscard]] DoubleDouble log1p(DoubleDouble t);

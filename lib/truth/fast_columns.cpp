@@ -15,7 +15,7 @@ FAULTLINE_CLONES
 static void p_errors(const double* __restrict high, const double* __restrict exponent, RelativeError relative,
                      std::ptrdiff_t count, double* __restrict error) {
     for (std::ptrdiff_t j = 0; j < count; ++j) {
-        const double e = high[j] * (relative.alpha + relative.beta * std::fabs(exponent[j]));
+        const double e = high[j] * relative_error(relative, exponent[j]);
         error[j] = high[j] == 0 ? 0 : e;
     }
 }
@@ -24,9 +24,8 @@ FAULTLINE_CLONES
 static void raise_exponents(const double* __restrict high, const double* __restrict exponent,
                             const double* __restrict error, std::ptrdiff_t count, double* __restrict reference) {
     for (std::ptrdiff_t j = 0; j < count; ++j) {
-        const double size = std::fabs(high[j]) + error[j];
-        const double own = exponent[j] + exponent_of(size);
-        const double e = size == 0 ? none_exponent : own;
+        const double own = size_exponent(high[j], error[j], exponent[j]);
+        const double e = own < none_exponent ? none_exponent : own;
         reference[j] = e > reference[j] ? e : reference[j];
     }
 }
@@ -38,16 +37,11 @@ static void scale_columns(const double* __restrict high, const double* __restric
                           const double* __restrict reference, std::ptrdiff_t count, double* __restrict out_high,
                           double* __restrict out_low, double* __restrict magnitude, double* __restrict out_error) {
     for (std::ptrdiff_t j = 0; j < count; ++j) {
-        const double size = std::fabs(high[j]) + error[j];
-        const double k = exponent[j] - reference[j];
-        const bool flush = k + exponent_of(size) < flush_exponent;
-        const double factor = power_of_two(flush ? 0 : k);
-        const double f = flush ? 0 : factor;
-        const double flushed = flush ? flushed_term : 0;
-        out_high[j] = high[j] * f;
-        out_low[j] = low[j] * f;
-        magnitude[j] += std::fabs(high[j]) * f;
-        out_error[j] += error[j] * f + (size == 0 ? 0 : flushed);
+        const ScaledTerm scaled = scaled_to({high[j], low[j], exponent[j]}, error[j], reference[j]);
+        out_high[j] = scaled.value.high;
+        out_low[j] = scaled.value.low;
+        magnitude[j] += scaled.magnitude;
+        out_error[j] += scaled.error;
     }
 }
 

@@ -7,9 +7,9 @@
 
 #include <faultline/tensor/matrix.hpp>
 #include <faultline/truth/fast_inputs.hpp>
+#include <faultline/truth/fast_values.hpp>
 #include <faultline/truth/row_passes.hpp>
 #include <faultline/truth/settle.hpp>
-#include <faultline/truth/slow_path.hpp>
 
 namespace faultline::detail {
 
@@ -23,13 +23,6 @@ struct HeadRows {
 
     [[nodiscard]] WideRow p(std::ptrdiff_t i) { return {p_high.row(i), p_low.row(i), p_exponent.row(i)}; }
     [[nodiscard]] WideRow ds(std::ptrdiff_t i) { return {ds_high.row(i), ds_low.row(i), ds_exponent.row(i)}; }
-};
-
-/// What the fast path leaves to the slow one.
-struct FastReport {
-    std::vector<Undecided> undecided;
-    bool lost_row = false;    // a row whose p is not known well enough: nothing was added to dk and dv for it
-    bool negligible = false;  // some key lies more than 2^40 below its row's largest
 };
 
 /// Fills truth.heads[head] and `rows`.
@@ -46,6 +39,9 @@ struct SinkAsKey {
 };
 /// dsink of each head: the sum of the first key's ds. To be called after fast_head, before fast_columns scales the rows.
 void fast_sink(std::vector<HeadRows>& heads, GroupTruth& truth, FastReport& report);
+/// The same for one head from its first key's ds and their errors, one for each of `padded` queries, a multiple of 8.
+void sink_gradient(const WideRow& ds, const double* error, std::ptrdiff_t padded, std::size_t head, GroupTruth& truth,
+                   FastReport& report);
 /// What was computed for SinkAsKey, as that of the problem: without the first key. `report` likewise.
 void drop_sink_key(GroupTruth& truth, FastReport& report);
 

@@ -139,6 +139,12 @@ FastInputs::FastInputs(const TruthProblem& given)
         inverse_keep = DoubleDouble{1, 0} / DoubleDouble{given.keep, 0};
         inverse_keep_error = div_error;
     }
+    if (given.softcap > 0) {
+        softcap.cap = given.softcap;
+        softcap.positive = scale.high < 0 ? -1 : 1;
+        softcap.factor = scale / DoubleDouble{given.softcap, 0};
+        softcap.scale_error = scale_error;
+    }
 }
 
 }  // namespace faultline::detail

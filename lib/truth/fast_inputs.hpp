@@ -6,6 +6,7 @@
 
 #include <faultline/truth/aligned.hpp>
 #include <faultline/truth/double_double.hpp>
+#include <faultline/truth/softcap_element.hpp>
 #include <faultline/truth/truth.hpp>
 
 namespace faultline::detail {
@@ -46,6 +47,7 @@ struct FastInputs {
     double scale_size = 0;   // upper bound of |scale|
     DoubleDouble inverse_keep{1, 0};
     double inverse_keep_error = 0;  // relative
+    Softcap softcap;
 };
 
 }  // namespace faultline::detail

@@ -65,6 +65,19 @@ SinkAsKey::SinkAsKey(const TruthProblem& given) : problem(given) {
     }
 }
 
+void sink_gradient(const WideRow& ds, const double* error, std::ptrdiff_t padded, std::size_t head, GroupTruth& truth,
+                   FastReport& report) {
+    const auto width = static_cast<std::size_t>(padded);
+    AlignedVector a_high(width), a_low(width), scratch(width), other(width);
+    const double reference = largest_exponent(ds, error, padded, scratch.data());
+    if (reference == none_exponent) return;  // exactly 0
+    double* const both[2] = {scratch.data(), other.data()};
+    const ScaledRow scaled = scale_row(ds, error, reference, padded, a_high.data(), a_low.data(), both);
+    const DoubleDouble sum = tree_sum(a_high.data(), a_low.data(), padded);
+    const WideSum total{sum, reference, 1.01 * (scaled.error + scaled.magnitude * tree_depth(padded) * add_error)};
+    if (!settle(total, truth.heads[head].dsink, 0)) report.undecided.push_back({Output::dsink, head, 0, 0});
+}
+
 void fast_sink(std::vector<HeadRows>& heads, GroupTruth& truth, FastReport& report) {
     for (std::size_t h = 0; h < heads.size(); ++h) {
         truth.heads[h].dsink = CertifiedMatrix(1, 1);
@@ -75,7 +88,7 @@ void fast_sink(std::vector<HeadRows>& heads, GroupTruth& truth, FastReport& repo
         HeadRows& rows = heads[h];
         const std::ptrdiff_t count = rows.ds_high.rows, padded = round_up_to_lanes(count);
         const auto width = static_cast<std::size_t>(padded);
-        AlignedVector high(width), low(width), exponent(width, no_exponent), error(width), scratch(width);
+        AlignedVector high(width), low(width), exponent(width, no_exponent), error(width);
         for (std::ptrdiff_t i = 0; i < count; ++i) {
             const auto at = static_cast<std::size_t>(i);
             const WideRow ds = rows.ds(i);
@@ -85,14 +98,7 @@ void fast_sink(std::vector<HeadRows>& heads, GroupTruth& truth, FastReport& repo
             error[at] = rows.ds_error.row(i)[0];
         }
         const WideRow column{high.data(), low.data(), exponent.data()};
-        const double reference = largest_exponent(column, error.data(), padded, scratch.data());
-        if (reference == none_exponent) continue;  // exactly 0
-        AlignedVector a_high(width), a_low(width), other(width);
-        double* const both[2] = {scratch.data(), other.data()};
-        const ScaledRow scaled = scale_row(column, error.data(), reference, padded, a_high.data(), a_low.data(), both);
-        const DoubleDouble sum = tree_sum(a_high.data(), a_low.data(), padded);
-        const WideSum total{sum, reference, 1.01 * (scaled.error + scaled.magnitude * tree_depth(padded) * add_error)};
-        if (!settle(total, truth.heads[h].dsink, 0)) report.undecided.push_back({Output::dsink, h, 0, 0});
+        sink_gradient(column, error.data(), padded, h, truth, report);
     }
 }
 

@@ -1,30 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <faultline/truth/products.hpp>
 
-#include <cmath>
-
 #include <faultline/base/clones.hpp>
+#include <faultline/truth/wide_elements.hpp>
 
 namespace faultline::detail {
-namespace {
-
-/// One product into the pair (acc, low).
-[[gnu::always_inline]] inline void step(double a, double b, double& acc, double& low) {
-    const double t = std::fma(a, b, acc);
-    const double h = t - acc;
-    low += std::fma(a, b, -h);
-    acc = t;
-}
-
-[[gnu::always_inline]] inline void step(double a_high, double a_low, double b, double& acc, double& low) {
-    const double t = std::fma(a_high, b, acc);
-    const double h = t - acc;
-    low += std::fma(a_low, b, std::fma(a_high, b, -h));
-    acc = t;
-}
-
-}  // namespace
-
 // Four products at a time: the accumulators, in the first-level cache, are then read and written once in sixteen
 // operations. Holding a block of them in registers instead gains nothing measurable and needs intrinsics.
 FAULTLINE_CLONES
@@ -40,16 +20,16 @@ void accumulate(const double* a, std::ptrdiff_t count, const double* b, std::ptr
         for (std::ptrdiff_t j = 0; j < width; ++j) {
             double s = acc[j];
             double l = low[j];
-            step(a0, b0[j], s, l);
-            step(a1, b1[j], s, l);
-            step(a2, b2[j], s, l);
-            step(a3, b3[j], s, l);
+            product_step(a0, b0[j], s, l);
+            product_step(a1, b1[j], s, l);
+            product_step(a2, b2[j], s, l);
+            product_step(a3, b3[j], s, l);
             acc[j] = s;
             low[j] = l;
         }
     }
     for (; k < count; ++k)
-        for (std::ptrdiff_t j = 0; j < width; ++j) step(a[k], b[k * stride + j], acc[j], low[j]);
+        for (std::ptrdiff_t j = 0; j < width; ++j) product_step(a[k], b[k * stride + j], acc[j], low[j]);
 }
 
 FAULTLINE_CLONES
@@ -66,28 +46,25 @@ void accumulate(const double* a_high, const double* a_low, std::ptrdiff_t count,
         for (std::ptrdiff_t j = 0; j < width; ++j) {
             double s = acc[j];
             double l = low[j];
-            step(a0, c0, b0[j], s, l);
-            step(a1, c1, b1[j], s, l);
-            step(a2, c2, b2[j], s, l);
-            step(a3, c3, b3[j], s, l);
+            product_step(a0, c0, b0[j], s, l);
+            product_step(a1, c1, b1[j], s, l);
+            product_step(a2, c2, b2[j], s, l);
+            product_step(a3, c3, b3[j], s, l);
             acc[j] = s;
             low[j] = l;
         }
     }
     for (; k < count; ++k)
-        for (std::ptrdiff_t j = 0; j < width; ++j) step(a_high[k], a_low[k], b[k * stride + j], acc[j], low[j]);
+        for (std::ptrdiff_t j = 0; j < width; ++j) product_step(a_high[k], a_low[k], b[k * stride + j], acc[j], low[j]);
 }
 
 FAULTLINE_CLONES
 void finish(const double* sigma, std::ptrdiff_t width, const double* acc, const double* low_sum, double* high,
             double* low) {
     for (std::ptrdiff_t j = 0; j < width; ++j) {
-        const double a = acc[j] - sigma[j];
-        const double b = low_sum[j];
-        const double s = a + b;
-        const double t = s - a;
-        high[j] = s;
-        low[j] = (a - (s - t)) + (b - t);  // TwoSum (Knuth)
+        const DoubleDouble sum = finished(sigma[j], acc[j], low_sum[j]);
+        high[j] = sum.high;
+        low[j] = sum.low;
     }
 }
 

@@ -10,11 +10,13 @@
 
 #include <cstddef>
 
+#include <faultline/base/host_device.hpp>
+
 namespace faultline::detail {
 
 /// sum of count products, a_high + a_low times b, when |products| sum up to at most 2^(e-2) and |a_low| <= 2^-53 |a_high|:
 /// the error is at most accumulation_error(count) * 2^e. Lemma 1.
-constexpr double accumulation_error(std::ptrdiff_t count) {
+FAULTLINE_HD constexpr double accumulation_error(std::ptrdiff_t count) {
     const auto n = static_cast<double>(count);
     return (0.5 * n * n + 4 * n + 4) * 0x1p-106;
 }

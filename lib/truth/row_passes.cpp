@@ -12,7 +12,6 @@ namespace faultline::detail {
 namespace {
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
-constexpr double round_up = 1 + 0x1p-20;  // covers the roundings and products of errors in a bound's own arithmetic
 
 }  // namespace
 
@@ -125,10 +124,9 @@ double scale_row(const WideRow& p, double reference, std::ptrdiff_t count, doubl
     const double* __restrict low = p.low;
     const double* __restrict exponent = p.exponent;
     for (std::ptrdiff_t j = 0; j < count; ++j) {
-        const double k = exponent[j] - reference;
-        const double factor = power_of_two(k < flush_exponent ? 0 : k);
-        out_high[j] = high[j] * (k < flush_exponent ? 0 : factor);
-        out_low[j] = low[j] * (k < flush_exponent ? 0 : factor);
+        const DoubleDouble scaled = scaled_to({high[j], low[j], exponent[j]}, reference);
+        out_high[j] = scaled.high;
+        out_low[j] = scaled.low;
     }
     double flushed = 0;
     for (std::ptrdiff_t j = 0; j < count; ++j) flushed += (high[j] != 0 && out_high[j] == 0) ? 1 : 0;
@@ -157,9 +155,7 @@ FAULTLINE_CLONES
 static void weigh_exponents(const double* __restrict exponent, const double* __restrict d_high, double d_error,
                             std::ptrdiff_t count, double* __restrict out) {
     for (std::ptrdiff_t j = 0; j < count; ++j) {
-        const double size = std::fabs(d_high[j]) + d_error;
-        const double e = exponent[j] + exponent_of(size);
-        out[j] = size == 0 ? no_exponent : e;
+        out[j] = size_exponent(d_high[j], d_error, exponent[j]);
     }
 }
 
@@ -173,17 +169,11 @@ static void weigh_terms(const WideRow& p, RelativeError p_error, const double* _
     const double* __restrict p_low = p.low;
     const double* __restrict exponent = p.exponent;
     for (std::ptrdiff_t j = 0; j < count; ++j) {
-        const double term = high[j] - reference;
-        const double k = exponent[j] - reference;
-        const double factor = power_of_two(term < flush_exponent ? 0 : k);
-        const double f = term < flush_exponent ? 0 : factor;
-        const DoubleDouble weight{p_high[j] * f, p_low[j] * f};
-        const DoubleDouble u = weight * DoubleDouble{d_high[j], d_low[j]};
-        const double flushed = term < flush_exponent ? flushed_term : 0;
-        high[j] = u.high;
-        low[j] = u.low;
-        error[j] = std::fabs(u.high) * (p_error.alpha + p_error.beta * std::fabs(exponent[j]) + own_error) +
-                   weight.high * d_error + (p_high[j] == 0 ? 0 : flushed);
+        const ScaledTerm u = weighted_term({p_high[j], p_low[j], exponent[j]}, p_error, {d_high[j], d_low[j]}, d_error,
+                                           high[j], reference, own_error);
+        high[j] = u.value.high;
+        low[j] = u.value.low;
+        error[j] = u.error;
     }
 }
 
@@ -202,8 +192,8 @@ WideSum weighted_sum(const WideRow& p, RelativeError p_error, const double* d_hi
 
 FAULTLINE_CLONES
 static void gradient_loop(const WideRow& p, RelativeError p_error, const double* __restrict d_high,
-                          const double* __restrict d_low, double d_error, WideSum rest, DoubleDouble near_rest,
-                          double near_error, std::ptrdiff_t count, const WideRow& ds, double* __restrict error) {
+                          const double* __restrict d_low, double d_error, Rest rest, std::ptrdiff_t count,
+                          const WideRow& ds, double* __restrict error) {
     const double* __restrict p_high = p.high;
     const double* __restrict p_low = p.low;
     const double* __restrict p_exponent = p.exponent;
@@ -211,35 +201,18 @@ static void gradient_loop(const WideRow& p, RelativeError p_error, const double*
     double* __restrict low = ds.low;
     double* __restrict exponent = ds.exponent;
     for (std::ptrdiff_t j = 0; j < count; ++j) {
-        const double d = d_high[j];
-        const bool alone = std::fabs(d) + d_error == 0;  // d_j is exactly 0: then d_j - rest is -rest, on any scale
-        const DoubleDouble subtrahend{alone ? rest.value.high : near_rest.high, alone ? rest.value.low : near_rest.low};
-        const DoubleDouble g = DoubleDouble{d, d_low[j]} - subtrahend;
-        const double g_error =
-            d_error + (alone ? rest.error : near_error) + add_error * (std::fabs(d) + std::fabs(g.high));
-        const DoubleDouble r = DoubleDouble{p_high[j], p_low[j]} * g;
-        const double p_relative = p_error.alpha + p_error.beta * std::fabs(p_exponent[j]) + mul_error;
-        high[j] = r.high;
-        low[j] = r.low;
-        error[j] = p_high[j] * (g_error + std::fabs(g.high) * p_relative) * round_up;
-        exponent[j] = p_exponent[j] + (alone ? rest.exponent : 0);
+        const WideBounded r =
+            gradient_element({p_high[j], p_low[j], p_exponent[j]}, p_error, {d_high[j], d_low[j]}, d_error, rest);
+        high[j] = r.value.high;
+        low[j] = r.value.low;
+        error[j] = r.error;
+        exponent[j] = r.value.exponent;
     }
 }
 
 void softmax_gradient(const WideRow& p, RelativeError p_error, const double* d_high, const double* d_low,
                       double d_error, const WideSum& rest, std::ptrdiff_t count, const WideRow& ds, double* error) {
-    // The sum on the scale of the d_j themselves. Below 2^-900 it is lost on them: they are 2^-550 at least.
-    constexpr double lost = -900;
-    DoubleDouble near_rest;
-    double near_error = 0;
-    if (rest.exponent >= lost) {
-        const double factor = power_of_two(rest.exponent);
-        near_rest = {rest.value.high * factor, rest.value.low * factor};
-        near_error = rest.error * factor;
-    } else if (rest.exponent != none_exponent) {
-        near_error = 0x1p-800;  // mantissa below count * 8 < 2^60
-    }
-    gradient_loop(p, p_error, d_high, d_low, d_error, rest, near_rest, near_error, count, ds, error);
+    gradient_loop(p, p_error, d_high, d_low, d_error, rest_of(rest), count, ds, error);
 }
 
 FAULTLINE_CLONES
@@ -248,9 +221,7 @@ static void own_exponents(const WideRow& a, const double* __restrict error, std:
     const double* __restrict high = a.high;
     const double* __restrict exponent = a.exponent;
     for (std::ptrdiff_t j = 0; j < count; ++j) {
-        const double size = std::fabs(high[j]) + error[j];
-        const double e = exponent[j] + exponent_of(size);
-        out[j] = size == 0 ? no_exponent : e;
+        out[j] = size_exponent(high[j], error[j], exponent[j]);
     }
 }
 
@@ -267,16 +238,11 @@ static void scale_loop(const WideRow& a, const double* __restrict error, double 
     const double* __restrict low = a.low;
     const double* __restrict exponent = a.exponent;
     for (std::ptrdiff_t j = 0; j < count; ++j) {
-        const double size = std::fabs(high[j]) + error[j];
-        const double k = exponent[j] - reference;
-        const bool flush = k + exponent_of(size) < flush_exponent;
-        const double factor = power_of_two(flush ? 0 : k);
-        const double f = flush ? 0 : factor;
-        const double flushed = flush ? flushed_term : 0;
-        out_high[j] = high[j] * f;
-        out_low[j] = low[j] * f;
-        magnitude[j] = std::fabs(high[j]) * f;
-        out_error[j] = error[j] * f + (size == 0 ? 0 : flushed);
+        const ScaledTerm scaled = scaled_to({high[j], low[j], exponent[j]}, error[j], reference);
+        out_high[j] = scaled.value.high;
+        out_low[j] = scaled.value.low;
+        magnitude[j] = scaled.magnitude;
+        out_error[j] = scaled.error;
     }
 }
 
@@ -286,9 +252,7 @@ static void centre_exponents(const WideRow& a, const double* __restrict error, c
     const double* __restrict high = a.high;
     const double* __restrict exponent = a.exponent;
     for (std::ptrdiff_t j = 0; j < count; ++j) {
-        const double size = (std::fabs(high[j]) + error[j]) * std::fabs(column[j] - pivot);
-        const double e = exponent[j] + exponent_of(size);
-        out[j] = size == 0 ? no_exponent : e;
+        out[j] = centred_exponent(high[j], error[j], exponent[j], column[j], pivot);
     }
 }
 
@@ -301,15 +265,11 @@ static void centre_terms(const WideRow& a, const double* __restrict error, const
     const double* __restrict low = a.low;
     const double* __restrict exponent = a.exponent;
     for (std::ptrdiff_t j = 0; j < count; ++j) {
-        const bool flush = terms[j] - reference < flush_exponent;
-        const double factor = power_of_two(flush ? 0 : exponent[j] - reference);
-        const double f = flush ? 0 : factor;
-        const DoubleDouble difference = two_sum(column[j], -pivot);
-        const DoubleDouble u = DoubleDouble{high[j] * f, low[j] * f} * difference;
-        const double flushed = flush & (terms[j] > none_exponent) ? flushed_term : 0;
-        terms[j] = u.high;
-        terms_low[j] = u.low;
-        terms_error[j] = error[j] * f * std::fabs(difference.high) + own_error * std::fabs(u.high) + flushed;
+        const ScaledTerm u =
+            centred_term({high[j], low[j], exponent[j]}, error[j], column[j], pivot, terms[j], reference, own_error);
+        terms[j] = u.value.high;
+        terms_low[j] = u.value.low;
+        terms_error[j] = u.error;
     }
 }
 

@@ -4,31 +4,12 @@
 // element by element and sums are trees over a fixed order, so that all clones give the same bits.
 #pragma once
 
-#include <bit>
 #include <cstddef>
-#include <cstdint>
 
 #include <faultline/truth/double_double.hpp>
+#include <faultline/truth/wide_elements.hpp>
 
 namespace faultline::detail {
-
-/// Terms smaller than 2^-300 of a row's (or column's) largest are left out of its sums and go into the bound.
-inline constexpr double flush_exponent = -300;
-/// An upper bound of what such a term, mantissa below 8, amounts to.
-inline constexpr double flushed_term = 0x1p-297;
-/// Exponents below this say that there is nothing (no_exponent and what little may have been added to it).
-inline constexpr double none_exponent = -0x1p49;
-
-/// 2^k for an integer k in [-1022, 1023]: its exponent field, made by an addition that leaves k + 1023 in the low bits.
-[[gnu::always_inline]] inline double power_of_two(double k) {
-    return std::bit_cast<double>(std::bit_cast<std::uint64_t>(k + (0x1.8p52 + 1023)) << 52);
-}
-
-/// floor(log2 |x|) of a normal x; -1023 of 0.
-[[gnu::always_inline]] inline double exponent_of(double x) {
-    const std::uint64_t field = (std::bit_cast<std::uint64_t>(x) >> 52) & 0x7ff;
-    return std::bit_cast<double>(field | 0x4330000000000000) - (0x1p52 + 1023);
-}
 
 /// high + low times 2^exponent, one per key.
 struct WideRow {
@@ -45,9 +26,6 @@ double largest_exponent(const double* exponent, std::ptrdiff_t count);
 DoubleDouble tree_sum(double* high, double* low, std::ptrdiff_t count);
 /// sum_j a_j for a_j >= 0, rounded up; a is overwritten.
 double upper_sum(double* a, std::ptrdiff_t count);
-constexpr double tree_depth(std::ptrdiff_t count) {
-    return static_cast<double>(std::bit_width(static_cast<std::size_t>(count)) + 1);
-}
 
 /// x_j <- scale (s_j - s_w) + (bias_j - bias_w), -inf from key `seen` on and where bias_j is -inf; bias may be null.
 /// Returns an upper bound of |scale (s_j - s_w)| over the keys with x_j >= exp_lowest.
@@ -62,19 +40,6 @@ double scale_row(const WideRow& p, double reference, std::ptrdiff_t count, doubl
 void multiply(double* high, double* low, DoubleDouble factor, std::ptrdiff_t count);
 /// d_j <- d_j - pivot.
 void subtract(double* high, double* low, DoubleDouble pivot, std::ptrdiff_t count);
-
-/// What is known of p_j: relative error alpha + beta |exponent_j|.
-struct RelativeError {
-    double alpha;
-    double beta;
-};
-
-/// A sum times 2^exponent with an error times 2^exponent. exponent is none_exponent when it is exactly 0.
-struct WideSum {
-    DoubleDouble value;
-    double exponent = 0;
-    double error = 0;
-};
 
 /// sum_j p_j d_j, where d_j is known to within 3.01 u^2 |d_j| + d_error. Three arrays of scratch.
 WideSum weighted_sum(const WideRow& p, RelativeError p_error, const double* d_high, const double* d_low, double d_error,

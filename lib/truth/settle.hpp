@@ -12,9 +12,6 @@
 
 namespace faultline::detail {
 
-/// a + b, where |a.exponent| and |b.exponent| may lie far apart; a.exponent = 0.
-[[nodiscard]] WideSum add(const WideSum& a, const WideSum& b);
-
 /// Element <- x; returns whether the error decides its rounding. The element gets its value and bound in any case.
 bool settle(const WideSum& x, CertifiedMatrix& out, std::size_t at);
 

@@ -6,6 +6,7 @@
 
 #include <faultline/truth/fast_head.hpp>
 #include <faultline/truth/fast_inputs.hpp>
+#include <faultline/truth/fast_values.hpp>
 #include <faultline/truth/problem.hpp>
 #include <faultline/truth/slow_path.hpp>
 
@@ -18,7 +19,7 @@ void admit_negligible_keys(CertifiedMatrix& m) {
         if (b == 0) b = std::numeric_limits<double>::denorm_min();
 }
 
-/// Of a problem without sinks; `has_sink`: its first key stands for them.
+/// The processor's.
 void fast_values(const TruthProblem& problem, bool has_sink, GroupTruth& truth, detail::FastReport& report) {
     const detail::FastInputs inputs(problem);
     std::vector<detail::HeadRows> rows;
@@ -30,14 +31,15 @@ void fast_values(const TruthProblem& problem, bool has_sink, GroupTruth& truth, 
     detail::fast_columns(inputs, rows, truth, report);
 }
 
-void fast_path(const TruthProblem& problem, const TruthOptions& options, GroupTruth& truth) {
+void fast_path(const detail::FastValues& values, const TruthProblem& problem, const TruthOptions& options,
+               GroupTruth& truth) {
     detail::FastReport report;
     if (problem.sink.empty()) {
-        fast_values(problem, false, truth, report);
+        values(problem, false, truth, report);
     } else {
         const detail::SinkAsKey with_key(problem);
         GroupTruth found = detail::shaped_truth(with_key.problem, options.keep_matrices);
-        fast_values(with_key.problem, true, found, report);
+        values(with_key.problem, true, found, report);
         detail::drop_sink_key(found, report);
         found.elements = truth.elements;
         truth = std::move(found);
@@ -58,16 +60,21 @@ void fast_path(const TruthProblem& problem, const TruthOptions& options, GroupTr
 
 }  // namespace
 
-GroupTruth attention_truth(const TruthProblem& problem, const TruthOptions& options) {
+GroupTruth detail::attention_truth_by(const FastValues& values, const TruthProblem& problem,
+                                      const TruthOptions& options) {
     detail::check_problem(problem);
     GroupTruth truth = detail::shaped_truth(problem, options.keep_matrices);
     if (options.fast_path && detail::fast_path_applies(problem)) {
-        fast_path(problem, options, truth);
+        fast_path(values, problem, options, truth);
     } else {
         detail::decide(problem, detail::all_elements(problem), options.max_bits, truth);
         if (options.keep_matrices) detail::fill_matrices(problem, truth);
     }
     return truth;
+}
+
+GroupTruth attention_truth(const TruthProblem& problem, const TruthOptions& options) {
+    return detail::attention_truth_by(fast_values, problem, options);
 }
 
 }  // namespace faultline
