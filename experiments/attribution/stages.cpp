@@ -38,7 +38,7 @@ CorrectedGroup corrected(const Work& work, const Group& group, const GroupBase& 
         return sums;
     }
     const TransformedGroup transformed(group, correction, format_of(work.layer.q.dtype), format_of(work.layer.k.dtype));
-    const GroupTruth truth = attention_truth(transformed.group.problem, certified);
+    const GroupTruth truth = work.backend.truth(transformed.group.problem, certified);
     const RunOutputs run = run_plan(transformed.group, plan, work.faults, nullptr, nullptr, work.backend);
     // dq is then made of the transformed keys, and their mean is what a broken zero-sum law leaks.
     measure(run, truth, mean_key_direction(transformed.group));
@@ -112,15 +112,18 @@ FirstStage::FirstStage(const Work& work, const AttributionOptions& options, Work
       recorders(work.groups.size()),
       exact(work.groups.size()),
       verified(work.groups.size()) {
+    // Where there are fewer groups than threads, the rest of them verify beside each other.
+    const int threads = options.threads > 0 ? options.threads : hardware_threads();
+    const int threads_each = std::max(1, threads / std::max(1, static_cast<int>(work.groups.size())));
     parallel_for(2 * work.groups.size(), options.threads, [&](std::size_t task) {
         count.check();
         const std::size_t g = task / 2;
         const Group& group = work.groups[g];
         if (task % 2 == 0) {
-            bases[g].truth = attention_truth(group.problem, certified);
+            bases[g].truth = work.backend.truth(group.problem, certified);
             if (options.verify_truth > 0)
                 verified[g] = faultline::verify_truth(group.problem, bases[g].truth, options.verify_truth,
-                                                      options.seed + g, 320, options.cancelled);
+                                                      options.seed + g, 320, options.cancelled, threads_each);
             count.check();
             count.step(work.layer.name + ": truth");
         } else {

@@ -79,7 +79,7 @@ void Oracle::prepare_units() {
     parallel_for(units_.size(), options_.threads, [&](std::size_t u) {
         Unit& unit = units_[u];
         const LayerPlan& layer = layers_[unit.layer];
-        unit.truth = attention_truth(unit.group.problem, certified);
+        unit.truth = options_.backend->truth(unit.group.problem, certified);
         unit.plan = attribution::run_plan(unit.group, layer.plan, nullptr, *options_.backend);
         unit.direction = attribution::mean_key_direction(unit.group);
         for (const Output output : layer.outputs) {

@@ -12,9 +12,10 @@ const AttentionBackend& backend_of(const Invocation& call) {
     const device::Info info = device::info();
     const AttentionBackend& backend = device::backend();
     if (call.talks())
-        remark(fmt::format("{}, compute capability {}.{}: plans run there, in at most {:.0f} of its {:.0f} GiB",
-                           info.name, info.major, info.minor, static_cast<double>(device::room()) * 0x1p-30,
-                           static_cast<double>(info.memory) * 0x1p-30));
+        remark(
+            fmt::format("{}, compute capability {}.{}: plans and truth run there, in at most {:.0f} of its {:.0f} GiB",
+                        info.name, info.major, info.minor, static_cast<double>(device::room()) * 0x1p-30,
+                        static_cast<double>(info.memory) * 0x1p-30));
     return backend;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // faultline selftest: whether the emulated kernel in its device form gives the bits of the CPU's, plan by plan, on a family
-// of inputs that reaches every fault; on the host, or on the card at hand.
+// of inputs that reaches every fault, and truth its values and bounds; on the host, or on the card at hand.
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -14,11 +14,13 @@
 #include <faultline/cli/listing.hpp>
 #include <faultline/cli/terminal.hpp>
 #include <faultline/device/device.hpp>
+#include <faultline/device/truth.hpp>
 #include <faultline/emulated/host.hpp>
 #include <faultline/generation/family.hpp>
 #include <faultline/plan/nearest_name.hpp>
 #include <faultline/plan/presets.hpp>
 #include <faultline/tensor/text.hpp>
+#include <faultline/truth_teams/host.hpp>
 
 namespace faultline::cli {
 namespace {
@@ -46,6 +48,19 @@ struct Tally {
         }
         for (std::size_t i = 0; i < a.size(); ++i) differing += std::memcmp(&a[i], &b[i], sizeof(double)) != 0 ? 1 : 0;
     }
+    /// Value, bound and exponent of each element.
+    void add(const CertifiedMatrix& a, const CertifiedMatrix& b) {
+        elements += a.size();
+        for (std::size_t i = 0; i < a.size(); ++i)
+            differing += a.value[i] == b.value[i] && a.bound[i] == b.bound[i] && a.exponent[i] == b.exponent[i] ? 0 : 1;
+    }
+    void add(const GroupTruth& a, const GroupTruth& b) {
+        for (std::size_t h = 0; h < a.heads.size(); ++h)
+            for (const auto member : {&HeadTruth::o, &HeadTruth::dq, &HeadTruth::lse, &HeadTruth::delta})
+                add(a.heads[h].*member, b.heads[h].*member);
+        add(a.dk, b.dk);
+        add(a.dv, b.dv);
+    }
     void add(const Side& a, const Side& b) {
         for (std::size_t g = 0; g < a.forward.size(); ++g) {
             for (std::size_t h = 0; h < a.forward[g].heads.size(); ++h) {
@@ -59,13 +74,17 @@ struct Tally {
     }
 };
 
+double seconds_since(std::chrono::steady_clock::time_point start) {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
 template <class Forward, class Backward>
 Side timed(Forward&& forward, Backward&& backward) {
     const auto start = std::chrono::steady_clock::now();
     Side side;
     side.forward = forward();
     side.backward = backward(side.forward);
-    side.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    side.seconds = seconds_since(start);
     return side;
 }
 
@@ -90,6 +109,43 @@ Side in_device_form(const std::string& device, const std::vector<HeadGroup>& gro
     emulated::HostBackend backend;
     return timed([&] { return emulated::forward(backend, groups, plan); },
                  [&](const auto& forward) { return emulated::backward(backend, groups, forward, plan); });
+}
+
+/// The fast path alone: what it leaves undecided is the processor's on every device.
+constexpr TruthOptions fast{.correctly_rounded = false};
+
+GroupTruth truth_in_device_form(const std::string& device, const TruthProblem& problem) {
+    if (device == "cuda") return device::attention_truth(problem, fast);
+    const auto by_teams = [](const TruthProblem& given, bool first_key_is_sink, GroupTruth& truth,
+                             detail::FastReport& report) {
+        truth_teams::HostBackend backend;
+        truth_teams::fast_values(backend, given, first_key_is_sink, truth, report);
+    };
+    return detail::attention_truth_by(by_teams, problem, fast);
+}
+
+/// What one row of the listing says.
+struct Compared {
+    Tally tally;
+    double cpu_seconds = 0, device_seconds = 0;
+};
+
+/// Truth of every input family.
+Compared compare_truth(const std::string& device, const InputShape& shape, std::uint64_t seed) {
+    Compared found;
+    for (const InputFamily& family : input_families()) {
+        const LayerCapture layer = make_inputs(family, shape, seed);  // which the groups look into
+        for (const attribution::Group& group : attribution::groups_of(layer, {}, seed)) {
+            const auto start = std::chrono::steady_clock::now();
+            const GroupTruth cpu = attention_truth(group.problem, fast);
+            found.cpu_seconds += seconds_since(start);
+            const auto again = std::chrono::steady_clock::now();
+            const GroupTruth other = truth_in_device_form(device, group.problem);
+            found.device_seconds += seconds_since(again);
+            found.tally.add(cpu, other);
+        }
+    }
+    return found;
 }
 
 std::vector<const RoundingPlan*> chosen(const Wanted& wanted, const Settings& settings) {
@@ -128,10 +184,17 @@ Status run(const Invocation& call, const Wanted& wanted) {
                      {"cpu_seconds", "cpu, s", {}},
                      {"device_seconds", fmt::format("{}, s", on), {}}}};
     Tally all;
+    const auto add_row = [&](const std::string& name, const Compared& found) {
+        all.elements += found.tally.elements;
+        all.differing += found.tally.differing;
+        const std::vector<std::string> row{
+            name, fmt::format("{}", found.tally.elements), fmt::format("{}", found.tally.differing),
+            fmt::format("{:.3f}", found.cpu_seconds), fmt::format("{:.3f}", found.device_seconds)};
+        for (std::size_t c = 0; c < row.size(); ++c) listing.columns[c].values.push_back(row[c]);
+    };
     Progress progress(call.talks());
     for (std::size_t p = 0; p < plans.size(); ++p) {
-        Tally tally;
-        double cpu = 0, device = 0;
+        Compared found;
         for (const InputFamily& family : input_families()) {
             if (interrupted()) throw WorkError("interrupted: the plans before were whole, and nothing is written");
             progress.update(p, plans.size(), plans[p]->name);
@@ -143,22 +206,21 @@ Status run(const Invocation& call, const Wanted& wanted) {
             for (const attribution::Group& group : cut) groups.push_back(group.inputs);
             if (emulated::beyond(groups.front())) continue;
             const Side reference = on_cpu(groups, plan), other = in_device_form(on, groups, plan);
-            tally.add(reference, other);
-            cpu += reference.seconds;
-            device += other.seconds;
+            found.tally.add(reference, other);
+            found.cpu_seconds += reference.seconds;
+            found.device_seconds += other.seconds;
         }
-        all.elements += tally.elements;
-        all.differing += tally.differing;
-        const std::vector<std::string> row{plans[p]->name, fmt::format("{}", tally.elements),
-                                           fmt::format("{}", tally.differing), fmt::format("{:.3f}", cpu),
-                                           fmt::format("{:.3f}", device)};
-        for (std::size_t c = 0; c < row.size(); ++c) listing.columns[c].values.push_back(row[c]);
+        add_row(plans[p]->name, found);
+    }
+    if (wanted.plans.empty()) {
+        progress.update(plans.size(), plans.size(), "truth");
+        add_row("truth", compare_truth(on, shape, static_cast<std::uint64_t>(wanted.seed)));
     }
     progress.clear();
     present(listing, call);
     if (call.talks())
-        remark(fmt::format("{} of {} elements of o, lse, dq, dk and dv differ from the CPU's", all.differing,
-                           all.elements));
+        remark(fmt::format("{} of {} elements of o, lse, dq, dk and dv, or of truth, differ from the CPU's",
+                           all.differing, all.elements));
     return all.differing == 0 ? Status::done : Status::failed;
 }
 

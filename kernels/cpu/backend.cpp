@@ -16,6 +16,9 @@ class CpuBackend final : public AttentionBackend {
                                          Instrument* instrument) const override {
         return attention_backward(in, fwd, plan, instrument);
     }
+    [[nodiscard]] GroupTruth truth(const TruthProblem& problem, const TruthOptions& options) const override {
+        return attention_truth(problem, options);
+    }
 };
 
 }  // namespace

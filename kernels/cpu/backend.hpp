@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include <faultline/cpu/attention.hpp>
+#include <faultline/truth/truth.hpp>
 
 namespace faultline {
 
@@ -24,6 +25,8 @@ class AttentionBackend {
                                                Instrument* instrument) const = 0;
     [[nodiscard]] virtual GroupBackward backward(const HeadGroup& in, const GroupForward& fwd, const RoundingPlan& plan,
                                                  Instrument* instrument) const = 0;
+    /// attention_truth. WorkError where the back end fails, RequestError as attention_truth.
+    [[nodiscard]] virtual GroupTruth truth(const TruthProblem& problem, const TruthOptions& options) const = 0;
 };
 
 /// kernels/cpu: always there.

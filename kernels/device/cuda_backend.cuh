@@ -93,7 +93,7 @@ class CudaBackend {
         }
     }
 
-  private:
+  protected:
     static cudaStream_t stream() { return cudaStreamPerThread; }
 
     void* allocated(std::size_t bytes) {
@@ -102,6 +102,8 @@ class CudaBackend {
         parts_.push_back(part);
         return part;
     }
+
+  private:
     void copy(void* to, const void* from, std::size_t bytes) {
         if (bytes > 0) check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream()), "writing operands");
     }

@@ -6,6 +6,7 @@
 
 #include <faultline/device/cuda_backend.cuh>
 #include <faultline/device/room.hpp>
+#include <faultline/device/truth.hpp>
 #include <faultline/emulated/driver.hpp>
 
 namespace faultline::device {
@@ -44,6 +45,9 @@ class Device final : public AttentionBackend {
         expect_none(instrument);
         return std::move(backward(std::span(&in, 1), std::span(&fwd, 1), plan).front());
     }
+    [[nodiscard]] GroupTruth truth(const TruthProblem& problem, const TruthOptions& options) const override {
+        return device::attention_truth(problem, options);
+    }
     [[nodiscard]] std::vector<GroupForward> forward(std::span<const HeadGroup> groups, const RoundingPlan& plan) const {
         const emulated::Need need = emulated::forward_need(groups, plan);
         const Lease lease(room_, bytes_of(need));
@@ -59,6 +63,7 @@ class Device final : public AttentionBackend {
         return emulated::backward(own, groups, forwards, plan);
     }
     [[nodiscard]] std::size_t all() const { return room_.all(); }
+    [[nodiscard]] Room& shared() const { return room_; }
     [[nodiscard]] std::size_t bytes_of(const emulated::Need& need) const {
         const std::size_t bytes = need.whole * sizeof(double) + tile_bytes(need);
         if (bytes > room_.all())
@@ -128,6 +133,8 @@ Info info() {
 const AttentionBackend& backend() { return device(); }
 
 std::size_t room() { return device().all(); }
+
+Room& shared_room() { return device().shared(); }
 
 std::size_t bytes_of_run(const HeadGroup& group, const RoundingPlan& plan) {
     const std::span one(&group, 1);

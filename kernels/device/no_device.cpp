@@ -2,6 +2,7 @@
 // A build without the device back end.
 #include <faultline/base/error.hpp>
 #include <faultline/device/device.hpp>
+#include <faultline/device/truth.hpp>
 
 namespace faultline::device {
 namespace {
@@ -22,5 +23,6 @@ std::vector<GroupBackward> attention_backward(std::span<const HeadGroup>, std::s
                                               const RoundingPlan&) {
     fail();
 }
+GroupTruth attention_truth(const TruthProblem&, const TruthOptions&, std::size_t) { fail(); }
 
 }  // namespace faultline::device

@@ -21,6 +21,9 @@ class Room {
     std::condition_variable given_back_;
 };
 
+/// That of the device in use; made ready at the first call. WorkError as info().
+[[nodiscard]] Room& shared_room();
+
 /// So many bytes of a room, at most all of it, until it is destroyed.
 class Lease {
   public:

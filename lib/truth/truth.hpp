@@ -108,10 +108,11 @@ struct TruthVerification {
 
 /// Recomputes `sample_count` elements of each of o, lse, delta, dq (spread over a few random rows) and of dk, dv (random)
 /// in MPFR with `bits` bits and compares them with their bounds; every element, once, where there are no more than that.
-/// Deterministic in `seed`. dk and dv cost one pass over the whole head in MPFR (about 0.3 s for 256 x 64). `cancelled` is
-/// polled row by row; true ends it with what has been checked.
+/// Deterministic in `seed`. dk and dv cost one pass over the whole head in MPFR (about 0.3 s for 256 x 64), on `threads`
+/// threads (0: one for each hardware thread). `cancelled` is polled row by row, from any of them; true ends it with what has
+/// been checked.
 [[nodiscard]] TruthVerification verify_truth(const TruthProblem& problem, const GroupTruth& truth,
                                              std::size_t sample_count, std::uint64_t seed, int bits = 320,
-                                             const std::function<bool()>& cancelled = {});
+                                             const std::function<bool()>& cancelled = {}, int threads = 1);
 
 }  // namespace faultline

@@ -5,6 +5,7 @@
 #include <limits>
 #include <random>
 
+#include <faultline/base/parallel.hpp>
 #include <faultline/truth/judge.hpp>
 #include <faultline/truth/problem.hpp>
 
@@ -35,15 +36,25 @@ double error_ratio(const Real& exact, const Real& size, const CertifiedMatrix& m
 }
 
 class Verifier {
+    struct Element {
+        std::ptrdiff_t j, c_k, c_v;
+    };
+    struct Sum {
+        Real value, size;
+    };
+    using Sums = std::vector<Sum>;  // dk and dv of each element, then dsink of each head
+
   public:
-    Verifier(const TruthProblem& problem, const GroupTruth& truth, int bits, const std::function<bool()>& cancelled)
+    Verifier(const TruthProblem& problem, const GroupTruth& truth, int bits, int threads,
+             const std::function<bool()>& cancelled)
         : problem_(problem),
           truth_(truth),
           cancelled_(cancelled),
           row_(problem, bits),
           x_(bits),
           size_(64),
-          bits_(bits) {}
+          bits_(bits),
+          threads_(threads) {}
 
     void check(const Real& exact, const Real& size, const CertifiedMatrix& m, std::ptrdiff_t i, std::ptrdiff_t c,
                const std::string& name) {
@@ -83,13 +94,9 @@ class Verifier {
     void check_columns(std::size_t count, std::mt19937_64& random) {
         const auto n_k = static_cast<std::size_t>(problem_.k.rows);
         if ((n_k == 0 && problem_.sink.empty()) || count == 0) return;
-        struct Element {
-            std::ptrdiff_t j, c_k, c_v;
-            Real dk, dv, dk_size, dv_size;
-        };
         std::vector<Element> elements;
         const auto add = [&](std::ptrdiff_t j, std::ptrdiff_t c_k, std::ptrdiff_t c_v) {
-            elements.push_back({j, c_k, c_v, Real(bits_), Real(bits_), Real(64), Real(64)});
+            elements.push_back({j, c_k, c_v});
         };
         const std::ptrdiff_t widest = std::max(problem_.v.cols, problem_.k.cols);
         if (count / static_cast<std::size_t>(widest) >= n_k) {
@@ -104,27 +111,33 @@ class Verifier {
                 add(j, c_k, static_cast<std::ptrdiff_t>(random() % static_cast<std::size_t>(problem_.v.cols)));
             }
         }
-        for (std::size_t h = 0; h < problem_.q.size(); ++h) {
-            Real dsink(bits_), dsink_size(64);
-            for (std::ptrdiff_t i = 0; i < detail::query_rows(problem_); ++i) {
-                if (cancelled()) return;
-                row_.compute(problem_, h, i);
-                if (!problem_.sink.empty()) detail::add_term(row_.ds.back(), row_.ds_size.back(), 1, dsink, dsink_size);
-                for (Element& e : elements) {
-                    const auto j = static_cast<std::size_t>(e.j);
-                    detail::add_term(row_.dz[j], row_.dz_size[j], problem_.q[h](i, e.c_k), e.dk, e.dk_size);
-                    detail::add_term(row_.pd[j], row_.pd[j], problem_.dout[h](i, e.c_v), e.dv, e.dv_size);
-                }
-            }
-            if (!problem_.sink.empty())
-                check(dsink, dsink_size, truth_.heads[h].dsink, 0, 0, "head " + std::to_string(h) + " dsink");
+        if (cancelled()) return;
+        // Each part has every 16th row and sums of its own, added in order: nothing depends on the number of threads.
+        constexpr std::size_t most_parts = 16;
+        const auto rows = static_cast<std::size_t>(detail::query_rows(problem_)) * problem_.q.size();
+        const std::size_t parts = std::clamp<std::size_t>(rows, 1, most_parts);
+        std::vector<Sums> sums(parts);
+        parallel_for(parts, threads_, [&](std::size_t part) {
+            const detail::ExponentRange range;
+            sums[part] = column_sums(elements, part, parts, rows);
+        });
+        if (cancelled()) return;
+        Sums& all = sums.front();
+        for (std::size_t part = 1; part < parts; ++part)
+            for (std::size_t n = 0; n < all.size(); ++n)
+                detail::add_term(sums[part][n].value, sums[part][n].size, 1, all[n].value, all[n].size);
+        for (std::size_t n = 0; n < elements.size(); ++n) {
+            const Element& e = elements[n];
+            Sum& dk = all[2 * n];
+            mpfr_mul(dk.value, dk.value, row_.scale, MPFR_RNDN);
+            mpfr_mul(dk.size, dk.size, row_.scale, MPFR_RNDU);
+            mpfr_abs(dk.size, dk.size, MPFR_RNDU);
+            check(dk.value, dk.size, truth_.dk, e.j, e.c_k, "dk");
+            check(all[2 * n + 1].value, all[2 * n + 1].size, truth_.dv, e.j, e.c_v, "dv");
         }
-        for (Element& e : elements) {
-            mpfr_mul(e.dk, e.dk, row_.scale, MPFR_RNDN);
-            mpfr_mul(e.dk_size, e.dk_size, row_.scale, MPFR_RNDU);
-            mpfr_abs(e.dk_size, e.dk_size, MPFR_RNDU);
-            check(e.dk, e.dk_size, truth_.dk, e.j, e.c_k, "dk");
-            check(e.dv, e.dv_size, truth_.dv, e.j, e.c_v, "dv");
+        for (std::size_t h = 0; h < problem_.sink.size(); ++h) {
+            const Sum& dsink = all[2 * elements.size() + h];
+            check(dsink.value, dsink.size, truth_.heads[h].dsink, 0, 0, "head " + std::to_string(h) + " dsink");
         }
     }
 
@@ -132,6 +145,36 @@ class Verifier {
 
   private:
     [[nodiscard]] bool cancelled() const { return cancelled_ && cancelled_(); }
+
+    /// What rows part, part + parts, … of all heads' rows give. Those that see none of the keys are passed over.
+    [[nodiscard]] Sums column_sums(const std::vector<Element>& elements, std::size_t part, std::size_t parts,
+                                   std::size_t rows) const {
+        Sums sums;
+        for (std::size_t n = 0; n < 2 * elements.size() + problem_.sink.size(); ++n)
+            sums.push_back({Real(bits_), Real(64)});
+        JudgedRow row(problem_, bits_);
+        for (std::size_t number = part; number < rows && !cancelled(); number += parts) {
+            const std::size_t h = number % problem_.q.size();
+            const auto i = static_cast<std::ptrdiff_t>(number / problem_.q.size());
+            const bool seen = !problem_.sink.empty() ||
+                              std::any_of(elements.begin(), elements.end(),
+                                          [&](const Element& e) { return detail::visible(problem_, h, i, e.j); });
+            if (!seen) continue;
+            row.compute(problem_, h, i);
+            for (std::size_t n = 0; n < elements.size(); ++n) {
+                const Element& e = elements[n];
+                const auto j = static_cast<std::size_t>(e.j);
+                Sum& dk = sums[2 * n];
+                Sum& dv = sums[2 * n + 1];
+                detail::add_term(row.dz[j], row.dz_size[j], problem_.q[h](i, e.c_k), dk.value, dk.size);
+                detail::add_term(row.pd[j], row.pd[j], problem_.dout[h](i, e.c_v), dv.value, dv.size);
+            }
+            if (problem_.sink.empty()) continue;
+            Sum& dsink = sums[2 * elements.size() + h];
+            detail::add_term(row.ds.back(), row.ds_size.back(), 1, dsink.value, dsink.size);
+        }
+        return sums;
+    }
 
     /// Computes row `number` of all heads' rows and checks what it has one of.
     void begin_row(std::size_t number) {
@@ -157,6 +200,7 @@ class Verifier {
     JudgedRow row_;
     Real x_, size_;
     int bits_;
+    int threads_;
     std::size_t h_ = 0;  // the row in hand
     std::ptrdiff_t i_ = 0;
     std::string name_;
@@ -166,11 +210,11 @@ class Verifier {
 }  // namespace
 
 TruthVerification verify_truth(const TruthProblem& problem, const GroupTruth& truth, std::size_t sample_count,
-                               std::uint64_t seed, int bits, const std::function<bool()>& cancelled) {
+                               std::uint64_t seed, int bits, const std::function<bool()>& cancelled, int threads) {
     detail::check_problem(problem);
     const detail::ExponentRange range;
     std::mt19937_64 random(seed);  // its sequence is fixed by the C++ standard
-    Verifier verifier(problem, truth, bits, cancelled);
+    Verifier verifier(problem, truth, bits, threads, cancelled);
     verifier.check_rows(sample_count, random);
     verifier.check_columns(sample_count, random);
     return verifier.result();
