@@ -76,6 +76,7 @@ void set_if(const std::optional<double>& given, double& target) {
 }
 
 gpt::ModelConfig model_config(const TrainSettings& own, const Settings& settings, const TrainData& data) {
+    using gpt::NormStatistics;
     using gpt::QkNorm;
     gpt::ModelConfig m;
     m.layers = static_cast<int>(own.layers);
@@ -93,6 +94,11 @@ gpt::ModelConfig model_config(const TrainSettings& own, const Settings& settings
     m.qk_norm = chosen<QkNorm, 3>(
         own.qk_norm, "qk-norm", settings,
         {{{"none", QkNorm::none}, {"parameter-free", QkNorm::parameter_free}, {"learned", QkNorm::learned}}});
+    m.norm_statistics = chosen<NormStatistics, 4>(own.norm_statistics, "norm-statistics", settings,
+                                                  {{{"fp32", NormStatistics::fp32},
+                                                    {"bf16", NormStatistics::bf16},
+                                                    {"bf16-forward", NormStatistics::bf16_forward},
+                                                    {"bf16-backward", NormStatistics::bf16_backward}}});
     if (auto all = attention_plan(own.attention, "attention", settings))
         m.attention.push_back({-1, {}, std::move(all)});
     for (const std::string& text : own.layer_attention) m.attention.push_back(layer_choice(text, settings));
@@ -114,6 +120,8 @@ void TrainSettings::declare(Settings& s) {
     s.integer("vocab", vocab, 0, "N", "Vocabulary; 0: 256 for bytes, the tokenizer's for shards", 1 << 30);
     s.flag("bias", bias, "Linear layers and norms have biases");
     s.text("precision", precision, "bf16|fp32", "bf16: products as bf16 autocast makes them; weights stay fp32");
+    s.text("norm-statistics", norm_statistics, "WHERE",
+           "Mean and 1/sigma of the layer norms in bf16: fp32 (nowhere), bf16, bf16-forward, bf16-backward");
     s.text("attention", attention, "fast|PLAN|FILE.toml", "The attention kernel; a plan's is emulated and slower");
     s.items("layer-attention", layer_attention, "LAYER[/HEADS]=PLAN",
             "Another one in a layer, or in some of its heads");

@@ -15,7 +15,8 @@ namespace faultline::cli {
 struct TrainSettings {
     std::int64_t layers = 2, width = 64, heads = 2, context = 128, vocab = 0;
     bool bias = false, sigma_reparam = false, output_gate = false;
-    std::string precision = "bf16", qk_norm = "none", attention = "fast", optimizer = "adamw", schedule = "constant";
+    std::string precision = "bf16", qk_norm = "none", norm_statistics = "fp32", attention = "fast", optimizer = "adamw",
+                schedule = "constant";
     std::vector<std::string> layer_attention;
     std::optional<double> softcap = 0, z_loss = 0, qk_clip = 0, learning_rate = 0.003, final_learning_rate = 0,
                           beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8, weight_decay = 0, clip = 1;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include <faultline/format/format.hpp>
 #include <faultline/gemm/gemm.hpp>
 #include <faultline/gpt/row_kernels.hpp>
 
@@ -80,7 +81,22 @@ void Chunk<T>::norm(int layer, int part, MatrixView<const T> x, std::ptrdiff_t g
     show(ModelSite::layer_norm_statistics, layer, part, s, {x});
     look(layer, "norm statistics", MatrixView<const T>(s));
     const MatrixView<T> y = out.shape(x.rows, x.cols);
-    norm_apply(x, MatrixView<const T>(s), weights.full.data() + gain, at_offset(weights.full, bias), y);
+    const auto apply = [&] {
+        norm_apply(x, MatrixView<const T>(s), weights.full.data() + gain, at_offset(weights.full, bias), y);
+    };
+    // What the forward has applied stands in s for the backward.
+    const NormStatistics rounded = config_.norm_statistics;
+    if (rounded == NormStatistics::bf16_backward) apply();
+    const MatrixView<T> exact = norm_exact_.shape(rounded == NormStatistics::bf16_forward ? x.rows : 0, 2);
+    std::copy_n(s.data, exact.rows * 2, exact.data);
+    if (rounded != NormStatistics::fp32) {
+        if constexpr (std::is_same_v<T, float>)
+            round_bf16(s);
+        else
+            for (std::ptrdiff_t i = 0; i < s.rows * 2; ++i) s.data[i] = faultline::round(s.data[i], bf16);
+    }
+    if (rounded != NormStatistics::bf16_backward) apply();
+    std::copy_n(exact.data, exact.rows * 2, s.data);
 }
 
 template <class T>

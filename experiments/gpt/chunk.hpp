@@ -101,7 +101,7 @@ class Chunk {
     const StepContext* context_ = nullptr;
     LayerAt at_;
     std::vector<Layer> layers_;
-    Buffer x_, branch_, final_statistics_, final_h_, logits_;
+    Buffer x_, branch_, norm_exact_, final_statistics_, final_h_, logits_;
     Buffer dx_, dbranch_, dh_, da_, din_, dgated_, dgate_;
     std::vector<double> q_rms_, k_rms_;
     FiniteWatch finite_;

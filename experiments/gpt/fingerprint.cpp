@@ -20,6 +20,7 @@ std::vector<std::pair<std::string, std::string>> fingerprint(const TrainConfig& 
     put("vocab", m.vocabulary);
     put("bias", m.bias);
     put("norm-epsilon", m.norm_epsilon);
+    if (m.norm_statistics != NormStatistics::fp32) put("norm-statistics", static_cast<int>(m.norm_statistics));
     put("bf16", m.bf16);
     put("qk-norm", static_cast<int>(m.qk_norm));
     put("softcap", m.softcap);

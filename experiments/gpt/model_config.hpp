@@ -12,6 +12,10 @@ namespace faultline::gpt {
 /// q <- q/rms(q), k <- k/rms(k) per head before the scores; learned: times a gain per head column, starting from 1.
 enum class QkNorm : unsigned char { none, parameter_free, learned };
 
+/// Where mean and 1/sigma of the layer norms are rounded to bf16: nowhere, in both passes alike, or in one of them, so that
+/// the backward is that of another function (tenstorrent/tt-metal#54371).
+enum class NormStatistics : unsigned char { fp32, bf16, bf16_forward, bf16_backward };
+
 /// Which attention some heads run. Null: the fast kernel (fast_attention.hpp); else the emulated one under this plan.
 struct AttentionChoice {
     int layer = -1;          ///< -1: every layer
@@ -28,6 +32,7 @@ struct ModelConfig {
     int vocabulary = 256;
     bool bias = false;  ///< of linear layers and norms
     double norm_epsilon = 1e-5;
+    NormStatistics norm_statistics = NormStatistics::fp32;
 
     /// As bf16 autocast: products with bf16 inputs and outputs, GELU on bf16, everything else fp32, fp32 master weights.
     bool bf16 = true;

@@ -112,14 +112,7 @@ TEST(Row14, TheTrainerHasTheFiveKnobs) {
     EXPECT_THAT(help, ::testing::HasSubstr("PLAN|FILE.toml"));
 }
 
-// tenstorrent/tt-metal#54371: layer norm statistics in fp32 in the forward and bf16 in the backward.
-TEST(Row24, LayerNormStatisticsOfTwoPrecisions) {
-    GTEST_SKIP()
-        << "an experiment of training (forward fp32 with backward bf16 statistics against both bf16): the model's "
-           "layer norm has one precision; its sources are faults at model sites (docs/injectors.md)";
-}
-
-// The class of row 24 that attention has: a forward and a backward that do not compute the same p. K scaled in bf16 in the
+// The class of row 24 (training_cases_test.cpp) that attention has: a forward and a backward that do not compute the same p. K scaled in bf16 in the
 // backward alone (FastVideo#1730) makes the recomputed scores disagree with lse.
 TEST(Row24, AForwardAndABackwardThatDisagreeOnPAreFarOff) {
     for (const std::ptrdiff_t d : {64, 128}) {
