@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The judge: attention's definitions in plain MPFR loops, and the sampled verification of a truth against it.
+// The judge: attention's definitions in plain MPFR loops (dot products that 128-bit integers hold are exact), and the sampled verification of a truth against it.
 #include <faultline/truth/judge.hpp>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include <faultline/truth/problem.hpp>
 
@@ -48,7 +49,19 @@ void store_masked_row(HeadTruth& head, std::ptrdiff_t i) { head.lse.value[head.l
 
 }  // namespace
 
+JudgedRow::Integers::Integers(const TruthProblem& problem)
+    : q(problem.q.begin(), problem.q.end()),
+      dout(problem.dout.begin(), problem.dout.end()),
+      k(problem.k),
+      v(problem.v) {}
+
 JudgedRow::JudgedRow(const TruthProblem& problem, int bits)
+    : JudgedRow(problem, bits, std::make_shared<const Integers>(problem)) {}
+
+JudgedRow::JudgedRow(const TruthProblem& problem, int bits, const JudgedRow& other)
+    : JudgedRow(problem, bits, other.integers) {}
+
+JudgedRow::JudgedRow(const TruthProblem& problem, int bits, std::shared_ptr<const Integers> of_problem)
     : visible(static_cast<std::size_t>(problem.k.rows) + (problem.sink.empty() ? 0 : 1)),
       s(visible.size(), Real(bits)),
       p(s),
@@ -63,7 +76,8 @@ JudgedRow::JudgedRow(const TruthProblem& problem, int bits)
       dz_size(dp_size),
       lse_size(size_bits),
       delta_size(size_bits),
-      scale(bits) {
+      scale(bits),
+      integers(std::move(of_problem)) {
     if (problem.scale.kind == Scale::Kind::exact) {
         mpfr_set_d(scale, problem.scale.value, MPFR_RNDN);
     } else {
@@ -92,11 +106,13 @@ void JudgedRow::compute(const TruthProblem& problem, std::size_t head, std::ptrd
             mpfr_set_d(s[at], problem.sink[head], MPFR_RNDN);
         } else {
             if (kept == nullptr || kept[j] != 0) {
-                dot(problem.dout[head].row(i), problem.v.row(j), problem.v.cols, t, dp[at], dp_size[at]);
+                if (!exact_dot(integers->dout[head], i, integers->v, j, problem.v.cols, dp[at], dp_size[at]))
+                    dot(problem.dout[head].row(i), problem.v.row(j), problem.v.cols, t, dp[at], dp_size[at]);
                 mpfr_div_d(dp[at], dp[at], problem.keep, MPFR_RNDN);
                 mpfr_div_d(dp_size[at], dp_size[at], problem.keep, MPFR_RNDU);
             }
-            dot(problem.q[head].row(i), problem.k.row(j), problem.k.cols, t, s[at], s_size);
+            if (!exact_dot(integers->q[head], i, integers->k, j, problem.k.cols, s[at], s_size))
+                dot(problem.q[head].row(i), problem.k.row(j), problem.k.cols, t, s[at], s_size);
             mpfr_mul(s[at], s[at], scale, MPFR_RNDN);
             if (problem.softcap > 0) {
                 mpfr_div_d(s[at], s[at], problem.softcap, MPFR_RNDN);

@@ -2,8 +2,10 @@
 // One row of attention in plain MPFR: what the judge and the verification are made of.
 #pragma once
 
+#include <memory>
 #include <vector>
 
+#include <faultline/truth/exact_dot.hpp>
 #include <faultline/truth/mpfr_real.hpp>
 #include <faultline/truth/truth.hpp>
 
@@ -13,6 +15,8 @@ namespace faultline::detail {
 /// the keys, as a key whose dp is 0.
 struct JudgedRow {
     explicit JudgedRow(const TruthProblem& problem, int bits);
+    /// The same with the integers of another row of the problem.
+    JudgedRow(const TruthProblem& problem, int bits, const JudgedRow& other);
 
     std::vector<bool> visible;       // [n_k], and the sink
     std::vector<Real> s, p, dp, ds;  // the same
@@ -24,11 +28,22 @@ struct JudgedRow {
     bool empty = true;  // sees no key
     Real scale;         // the factor on q k^T
 
+    /// The inputs as integers, whose dot products are exact; where 128 bits do not hold them, MPFR adds them up.
+    struct Integers {
+        explicit Integers(const TruthProblem& problem);
+        std::vector<IntegerRows> q, dout;
+        IntegerRows k, v;
+    };
+    std::shared_ptr<const Integers> integers;
+
     /// Overwrites all of the above with row i of query head `head`.
     void compute(const TruthProblem& problem, std::size_t head, std::ptrdiff_t i);
     /// sum_j p_j v_jc and scale sum_j dz_j k_jc, with their sizes; with dropout, pd in place of p.
     void output(const TruthProblem& problem, std::ptrdiff_t c, Real& o, Real& size) const;
     void query_gradient(const TruthProblem& problem, std::ptrdiff_t c, Real& dq, Real& size) const;
+
+  private:
+    JudgedRow(const TruthProblem& problem, int bits, std::shared_ptr<const Integers> of_problem);
 };
 
 /// sum <- sum + x factor, size <- size + x_size |factor|.

@@ -152,7 +152,7 @@ class Verifier {
         Sums sums;
         for (std::size_t n = 0; n < 2 * elements.size() + problem_.sink.size(); ++n)
             sums.push_back({Real(bits_), Real(64)});
-        JudgedRow row(problem_, bits_);
+        JudgedRow row(problem_, bits_, row_);
         for (std::size_t number = part; number < rows && !cancelled(); number += parts) {
             const std::size_t h = number % problem_.q.size();
             const auto i = static_cast<std::ptrdiff_t>(number / problem_.q.size());

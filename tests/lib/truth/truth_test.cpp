@@ -339,6 +339,22 @@ TEST(Truth, VerificationOfMoreThanThereIsChecksEachElementOnce) {
     EXPECT_EQ(found.outside, 0U);
 }
 
+TEST(Truth, VerificationDoesNotDependOnThreads) {
+    auto owned = test::random_problem(Shape{.n_q = 21, .n_k = 23, .heads = 2}, 59);
+    owned.problem.sink = {0.5, -1};
+    const GroupTruth truth = attention_truth(owned.problem);
+    const TruthVerification one = verify_truth(owned.problem, truth, 30, 1);
+    EXPECT_EQ(one.outside, 0U);
+    EXPECT_EQ(one.checked, 4U * 30 + 2 * 4 + 2);  // o, dq, dk, dv; lse and delta of four rows; two sinks
+    for (const int threads : {2, 5}) {
+        const TruthVerification several = verify_truth(owned.problem, truth, 30, 1, 320, {}, threads);
+        EXPECT_EQ(several.checked, one.checked);
+        EXPECT_EQ(several.outside, one.outside);
+        EXPECT_EQ(several.worst_ratio, one.worst_ratio);
+        EXPECT_EQ(several.worst, one.worst);
+    }
+}
+
 TEST(Truth, VerificationStopsWhenAsked) {
     const auto owned = test::random_problem(Shape{}, 57);
     const GroupTruth truth = attention_truth(owned.problem);
