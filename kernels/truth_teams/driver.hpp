@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fast path over one key/value head and its query heads on a back end that has teams: the host (one thread a team) or a CUDA
-// device (one block a team). Rows are taken in strips of as many as there is memory for; where one strip is not all, its
-// p and ds are computed again, to the same bits, for each of the two passes that dk and dv need. Results depend neither on the strips nor on the
-// number of threads.
+// The fast path over one key/value head and its query heads on a back end that has teams: the host (one thread a team)
+// or a CUDA device (one block a team). Rows are taken in strips of as many as there is memory for; where one strip is
+// not all, its p and ds are computed again, to the same bits, for each of the two passes that dk and dv need. Results
+// depend neither on the strips nor on the number of threads.
 //
 // A Backend has
-//   T* allocate<T>(n), T* upload(values, n), void download(from, n, to)   memory of the side that computes, until it is gone
-//   std::size_t room()                 bytes that may still be allocated
-//   void run(job, teams, doubles)      job(team, index, memory) for index < teams, each team with so many doubles of memory
-//   int team_size()                    the most threads that a team has
+//   T* allocate<T>(n), T* upload(values, n)   memory of the side that computes, until it is gone
+//   void download(from, n, to)
+//   std::size_t room()                        bytes that may still be allocated
+//   int team_size()                           the most threads that a team has
+//   void run(job, teams, doubles)             job(team, index, memory) for index < teams, with so many doubles each
 #pragma once
 
 #include <algorithm>
@@ -24,47 +25,16 @@
 #include <faultline/truth/problem.hpp>
 #include <faultline/truth_teams/columns.hpp>
 #include <faultline/truth_teams/product_job.hpp>
+#include <faultline/truth_teams/sent_inputs.hpp>
+#include <faultline/truth_teams/sizes.hpp>
 
 namespace faultline::truth_teams {
-
-/// Doubles of a team that works on a row: a number for each thread and three rows.
-constexpr std::ptrdiff_t row_memory(std::ptrdiff_t team_size, std::ptrdiff_t n_k) {
-    return team_size + 3 * padded(n_k);
-}
-
-constexpr std::size_t row_matrices = 11, softcap_matrices = 4;
-
-/// Bytes of one row of a strip.
-inline std::size_t bytes_of_row(std::ptrdiff_t n_k, std::ptrdiff_t d, std::ptrdiff_t d_v, bool has_cap) {
-    const auto width = static_cast<std::size_t>(padded(n_k)),
-               product = static_cast<std::size_t>(padded(std::max(d, d_v)));
-    const std::size_t matrices = row_matrices + (has_cap ? softcap_matrices : 0);
-    const std::size_t chunks = sizeof(double) * width / rows_per_chunk + 1;
-    return sizeof(double) * (matrices * width + 2 * product + 1) + sizeof(RowState) + chunks +
-           static_cast<std::size_t>(d + d_v) * (2 * sizeof(double) + sizeof(std::int64_t) + 1);
-}
-/// What a strip takes beside its rows: alignment of its arrays, and the last chunk.
-inline std::size_t bytes_beside_rows(std::ptrdiff_t n_k) {
-    constexpr std::size_t arrays = 32, granule = 512;
-    return arrays * granule + sizeof(double) * static_cast<std::size_t>(padded(n_k));
-}
-/// What a Driver allocates with all rows in one strip, as an upper bound.
-inline std::size_t bytes_of_all_rows(const detail::FastInputs& in) {
-    constexpr std::size_t arrays = 80, granule = 512;
-    const auto heads = static_cast<std::size_t>(in.q.size()), n_q = static_cast<std::size_t>(in.n_q);
-    const auto n_k = static_cast<std::size_t>(padded(in.n_k)),
-               cols = static_cast<std::size_t>(padded(in.d) + padded(in.d_v));
-    const std::size_t masks = (in.problem.bias.size() + in.problem.dropout.size()) * n_q * n_k;
-    // q and dout with their running maxima, k and v twice with theirs, dk and dv with sums, values, bounds, exponents
-    const std::size_t doubles = masks + cols * (heads * n_q + n_q + 3 * n_k + 6 * n_k) + 4 * heads * n_q + 16 * n_k;
-    return sizeof(double) * doubles + arrays * granule + bytes_beside_rows(in.n_k) +
-           heads * n_q * bytes_of_row(in.n_k, in.d, in.d_v, in.problem.softcap > 0);
-}
 
 template <class Backend>
 class Driver {
   public:
-    Driver(Backend& backend, const detail::FastInputs& inputs) : backend_(backend), given_(inputs), in_(sent(inputs)) {}
+    Driver(Backend& backend, const detail::FastInputs& inputs)
+        : backend_(backend), given_(inputs), in_(sent_inputs(backend, inputs)) {}
 
     void run(bool first_key_is_sink, GroupTruth& truth, detail::FastReport& report) {
         const std::ptrdiff_t rows = in_.heads * in_.n_q;
@@ -113,83 +83,6 @@ class Driver {
     template <class Values>
     auto sent(const Values& values) {
         return backend_.upload(values.data(), values.size());
-    }
-    /// One matrix after the other.
-    template <class Matrices, class Take>
-    const double* sent_all(const Matrices& matrices, const Take& take) {
-        std::vector<double> all;
-        for (const auto& m : matrices) {
-            const auto& values = take(m);
-            all.insert(all.end(), values.begin(), values.end());
-        }
-        return sent(all);
-    }
-    const double* sent_masks(const std::vector<MatrixView<const double>>& masks) {
-        if (masks.empty()) return nullptr;
-        std::vector<double> all;
-        for (const auto& m : masks)
-            for (std::ptrdiff_t i = 0; i < m.rows; ++i) all.insert(all.end(), m.row(i), m.row(i) + m.cols);
-        return sent(all);
-    }
-
-    FlatInputs sent(const detail::FastInputs& x) {
-        const auto values = [](const detail::AlignedMatrix& m) -> const detail::AlignedVector& { return m.values; };
-        // A head's powers are padded: its rows are not.
-        const auto powers = [&](const std::vector<detail::DotSide>& sides) {
-            std::vector<double> all;
-            for (const detail::DotSide& s : sides) all.insert(all.end(), s.power.begin(), s.power.begin() + x.n_q);
-            return sent(all);
-        };
-        const auto widths = [&](const std::vector<detail::DotSide>& sides) {
-            return sent_all(sides, [](const detail::DotSide& s) -> const std::vector<double>& { return s.width; });
-        };
-        FlatInputs in{};
-        in.n_q = x.n_q;
-        in.n_k = x.n_k;
-        in.d = x.d;
-        in.d_v = x.d_v;
-        in.heads = static_cast<std::ptrdiff_t>(x.q.size());
-        in.causal = x.problem.causal;
-        in.q = sent_all(x.q, values);
-        in.dout = sent_all(x.dout, values);
-        in.k = sent(x.k.values);
-        in.v = sent(x.v.values);
-        in.k_transposed = sent(x.k_transposed.values);
-        in.v_transposed = sent(x.v_transposed.values);
-        in.q_power = powers(x.q_dot);
-        in.q_width = widths(x.q_dot);
-        in.dout_power = powers(x.dout_dot);
-        in.dout_width = widths(x.dout_dot);
-        in.k_power = sent(x.k_dot.power);
-        in.v_power = sent(x.v_dot.power);
-        in.k_largest = x.k_dot.largest_power;
-        in.k_widest = x.k_dot.widest;
-        in.v_largest = x.v_dot.largest_power;
-        in.v_widest = x.v_dot.widest;
-        in.log2_d = std::log2(static_cast<double>(x.d));
-        in.log2_d_v = std::log2(static_cast<double>(x.d_v));
-        in.k_columns = sent(x.k_columns.power);
-        in.v_columns = sent(x.v_columns.power);
-        in.q_columns = sent(x.q_columns.power);
-        in.dout_columns = sent(x.dout_columns.power);
-        in.k_running = sent(x.k_columns.running.values);
-        in.v_running = sent(x.v_columns.running.values);
-        in.q_running = sent(x.q_columns.running.values);
-        in.dout_running = sent(x.dout_columns.running.values);
-        in.constant_keys = sent(x.constant_keys);
-        in.bias = sent_masks(x.problem.bias);
-        in.bias_heads = static_cast<std::ptrdiff_t>(x.problem.bias.size());
-        in.kept = sent_masks(x.problem.dropout);
-        in.kept_heads = static_cast<std::ptrdiff_t>(x.problem.dropout.size());
-        in.scale = x.scale;
-        in.scale_error = x.scale_error;
-        in.scale_size = x.scale_size;
-        in.keep = x.problem.keep;
-        in.inverse_keep = x.inverse_keep;
-        in.inverse_keep_error = x.inverse_keep_error;
-        in.softcap = x.softcap;
-        in.exp = backend_.upload(&detail::exp_constants(), 1);
-        return in;
     }
 
     Elements new_elements(std::size_t n) {

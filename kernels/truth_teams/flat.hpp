@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fast path of lib/truth in the form that a device runs: what lies in the memory of the side that computes. A team of
-// threads does a row or a tile, as in kernels/emulated; rows of all query heads of one key/value head are numbered through, so that
-// row r is query r % n_q of head r / n_q. What is done with one element are the headers of lib/truth; what exists twice is the order of the
-// steps, and tests hold the two to the same bits.
+// The fast path of lib/truth in the form that a device runs: what lies in the memory of the side that computes. A team
+// of threads does a row or a tile, as in kernels/emulated; rows of all query heads of one key/value head are numbered
+// through, so that row r is query r % n_q of head r / n_q. What is done with one element are the headers of lib/truth;
+// what exists twice is the order of the steps, and tests hold the two to the same bits.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A team's sums and largest over a row. The trees are those of lib/truth/row_passes.cpp: the same bits. `partial` has one number
-// for each thread.
+// A team's sums and largest over a row. The trees are those of lib/truth/row_passes.cpp: the same bits. `partial` has
+// one number for each thread.
 #pragma once
 
 #include <faultline/emulated/machine.hpp>

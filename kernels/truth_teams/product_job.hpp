@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sums of products of lemma 1 as tiles: each element's steps in the order of lib/truth/products.cpp, the accumulators in
-// registers. A thread has 4 rows by `columns` columns, 32 apart, so that a warp reads whole lines of the right factor.
+// The sums of products of lemma 1 as tiles: each element's steps in the order of lib/truth/products.cpp, the
+// accumulators in registers. A thread has 4 rows by `columns` columns, 32 apart, so that a warp reads whole lines of
+// the right factor.
 #pragma once
 
 #include <cmath>
@@ -55,8 +56,8 @@ struct QuerySteps {
     }
 };
 
-/// out[row, col] <- (out or sigma) + sum over steps of left(row, step) right(step, col); with `finish` less sigma again.
-/// sigma = 6 row_power col_power (1.5 times 2^2).
+/// out[row, col] <- (out or sigma) + sum over steps of left(row, step) right(step, col); with `finish` less sigma
+/// again. sigma = 6 row_power col_power (1.5 times 2^2).
 template <class StepsOf, int columns, bool has_low>
 struct ProductJob {
     StepsOf steps;

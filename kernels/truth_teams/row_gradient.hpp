@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rest of a row's way: gradient(), output() and query_gradient() of lib/truth/fast_head.cpp, cut where a product of the whole
-// strip stands between.
+// The rest of a row's way: gradient(), output() and query_gradient() of lib/truth/fast_head.cpp, cut where a product of
+// the whole strip stands between.
 #pragma once
 
 #include <cmath>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dot products of numbers in low formats as sums of integers, exactly and without any error analysis, for the judge: a row is
-// integers times a unit of its own, their products add up in 128 bits.
+// Dot products of numbers in low formats as sums of integers, exactly and without any error analysis, for the judge: a
+// row is integers times a unit of its own, their products add up in 128 bits.
 #pragma once
 
 #include <cstddef>
@@ -30,8 +30,8 @@ class IntegerRows {
     std::vector<int> units_, bits_;
 };
 
-/// sum <- sum_c a_ic b_jc rounded once, size <- sum_c |a_ic b_jc| rounded up. False where 128 bits might not hold the sums:
-/// then nothing is done. Both have as many columns.
+/// sum <- sum_c a_ic b_jc rounded once, size <- sum_c |a_ic b_jc| rounded up. False where 128 bits might not hold the
+/// sums: then nothing is done. Both have as many columns.
 bool exact_dot(const IntegerRows& a, std::ptrdiff_t i, const IntegerRows& b, std::ptrdiff_t j, std::ptrdiff_t count,
                Real& sum, Real& size);
 

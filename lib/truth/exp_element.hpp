@@ -34,8 +34,8 @@ FAULTLINE_HD_INLINE DoubleDouble add_small(DoubleDouble c, DoubleDouble x) {
     return {s.high, s.low + (c.low + x.low)};
 }
 
-/// exp(max(x, exp_lowest)): high in [0.99, 2.02], exponent an integer. From r^6/6! < 2^-54 on terms are computed in double,
-/// whose relative error is then below u^2 of the sum.
+/// exp(max(x, exp_lowest)): high in [0.99, 2.02], exponent an integer. From r^6/6! < 2^-54 on terms are computed in
+/// double, whose relative error is then below u^2 of the sum.
 FAULTLINE_HD_INLINE WideValue exp_above_lowest(const ExpConstants& k, double x_high, double x_low) {
     constexpr double shift = 0x1.8p52;  // adding it rounds to an integer and leaves that integer in the low bits
     const double xh = x_high < exp_lowest ? exp_lowest : x_high;

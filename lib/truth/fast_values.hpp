@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operation that a back end of truth implements: every value of a problem by the fast path, with its bound. What lies
-// around it (problems that the fast path is not for, sinks, elements to be decided by interval arithmetic) is the same for all.
+// The operation that a back end of truth implements: every value of a problem by the fast path, with its bound. What
+// lies around it (problems that the fast path is not for, sinks, elements to be decided by interval arithmetic) is the
+// same for all.
 #pragma once
 
 #include <functional>

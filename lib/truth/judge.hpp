@@ -11,8 +11,8 @@
 
 namespace faultline::detail {
 
-/// Row i of one query head. Entries of keys that the row does not see are 0 and visible[j] is false. A sink stands behind
-/// the keys, as a key whose dp is 0.
+/// Row i of one query head. Entries of keys that the row does not see are 0 and visible[j] is false. A sink stands
+/// behind the keys, as a key whose dp is 0.
 struct JudgedRow {
     explicit JudgedRow(const TruthProblem& problem, int bits);
     /// The same with the integers of another row of the problem.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The last step of the fast path for one element, on host and device: high + low with an error bound becomes a 53-bit value
-// with a bound and an exponent, when the bound decides which (Ziv's rounding test).
+// The last step of the fast path for one element, on host and device: high + low with an error bound becomes a 53-bit
+// value with a bound and an exponent, when the bound decides which (Ziv's rounding test).
 #pragma once
 
 #include <cmath>
@@ -10,8 +10,9 @@
 
 namespace faultline::detail {
 
-/// RN(high + z) = high for all z in [low - error, low + error]: by monotony the ends suffice. `slack` covers the rounding
-/// of low +- error, at most u (|low| + error). Without an error high is RN(high + low), ties to even as they should be.
+/// RN(high + z) = high for all z in [low - error, low + error]: by monotony the ends suffice. `slack` covers the
+/// rounding of low +- error, at most u (|low| + error). Without an error high is RN(high + low), ties to even as they
+/// should be.
 FAULTLINE_HD_INLINE bool decides(double high, double low, double error) {
     const double slack = error * (1 + 0x1p-40) + std::fabs(low) * 0x1p-52;
     const bool both_ends = (high + (low + slack) == high) & (high + (low - slack) == high) & (high != 0);
@@ -32,8 +33,8 @@ struct Settled {
     std::int64_t exponent;
 };
 
-/// Where the common scale 2^exponent lies near 1 (settle_near_scale) and the element is an ordinary number: as settled(),
-/// by one multiplication with factor = 2^exponent. Else `decided` is false, which says nothing then.
+/// Where the common scale 2^exponent lies near 1 (settle_near_scale) and the element is an ordinary number: as
+/// settled(), by one multiplication with factor = 2^exponent. Else `decided` is false, which says nothing then.
 FAULTLINE_HD_INLINE Settled settled_plainly(double high, double low, double error, double factor) {
     const double v = high * factor;
     const double size = std::fabs(v);

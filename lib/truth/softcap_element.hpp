@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One score under a softcap: c tanh(u) with u = scale q k^T / c, and the slope 1 - tanh^2(u), which has an exponent of its
-// own. With E = e^(-2|u|): tanh|u| = (1 - E)/(1 + E) and the slope is 4E/(1 + E)^2. Bounds: docs/numerics-truth.md, lemma 5.
+// One score under a softcap: c tanh(u) with u = scale q k^T / c, and the slope 1 - tanh^2(u), which has an exponent of
+// its own. With E = e^(-2|u|): tanh|u| = (1 - E)/(1 + E) and the slope is 4E/(1 + E)^2. Bounds: docs/numerics-truth.md,
+// lemma 5.
 #pragma once
 
 #include <faultline/truth/exp_element.hpp>

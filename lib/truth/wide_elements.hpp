@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the fast path does with one key of a row, for the vector loops of the processor (row_passes, elementary, products,
-// softcap_row, fast_columns) and for the threads of a device (kernels/truth_teams) alike. Choices are written as selections, so that the
-// loops vectorise.
+// What the fast path does with one key of a row, for the vector loops of the processor (row_passes, elementary,
+// products, softcap_row, fast_columns) and for the threads of a device (kernels/truth_teams) alike. Choices are written
+// as selections, so that the loops vectorise.
 #pragma once
 
 #include <cmath>
