@@ -155,11 +155,13 @@ void Channel::after_step(gpt::StepReport& report) {
         layer = {};
     }
     watch(report);
-    report.extras.push_back({"removed_energy", std::move(energy)});
-    report.extras.push_back({"removed_fraction", std::move(fraction)});
-    report.extras.push_back({"leading_fraction", std::move(leading)});
-    report.extras.push_back({"missing_fraction", std::move(missing)});
-    report.extras.push_back({"intervention_active", {acted_ ? 1.0 : 0.0}});
+    report.extras.push_back({"removed_energy", std::move(energy), "energy removed from the updates of W_Q and W_K"});
+    report.extras.push_back({"removed_fraction", std::move(fraction), "the same over the energy of these updates"});
+    report.extras.push_back(
+        {"leading_fraction", std::move(leading), "energy of the updates along the leading directions, over theirs"});
+    report.extras.push_back({"missing_fraction", std::move(missing),
+                             "energy that was to be removed elsewhere and was not found, over that of the updates"});
+    report.extras.push_back({"intervention_active", {acted_ ? 1.0 : 0.0}, "1 from the step on after the guard acted"});
     if (faults_ != nullptr) faults_->report(report);
 }
 

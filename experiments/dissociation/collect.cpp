@@ -34,6 +34,17 @@ double mean_of_any(std::span<const double> values) {
     return count > 0 ? sum / count : 0;
 }
 
+/// Of those that are numbers, 0 too; NaN for none.
+double mean_of_numbers(std::span<const double> values) {
+    double sum = 0, count = 0;
+    for (const double x : values) {
+        if (std::isnan(x)) continue;
+        sum += x;
+        count += 1;
+    }
+    return sum / count;  // NaN: 0/0
+}
+
 /// Sets removed_fraction and missing_fraction to their means over the layers where either is not 0, so that they add up
 /// to what was to be removed.
 void set_energies(std::span<const double> removed, std::span<const double> missing, StepSample& s) {
@@ -63,7 +74,7 @@ StepSample sample(std::int64_t step, const Values& values) {
     s.max_logit = largest(values("max_logit"));
     s.injected_rms = mean_of_any(values("injected_rms"));
     s.injected_asked_rms = mean_of_any(values("injected_asked_rms"));
-    s.step_coherence = mean_of_any(values("injected_step_coherence"));
+    s.step_coherence = mean_of_numbers(values("injected_step_coherence"));
     set_energies(values("removed_fraction"), values("missing_fraction"), s);
     s.leading_fraction = mean_of_any(values("leading_fraction"));
     const auto active = values("intervention_active");
@@ -137,7 +148,7 @@ void collect(const std::vector<StepSample>& samples, RunResult& result) {
         removed += s.removed_fraction;
         missing += s.missing_fraction;
         removing += s.removed_fraction + s.missing_fraction > 0 ? 1 : 0;
-        if (s.step_coherence != 0) result.step_coherence = s.step_coherence;
+        if (!std::isnan(s.step_coherence)) result.step_coherence = s.step_coherence;
         if (s.intervention_active && result.triggered_at < 0)
             result.triggered_at = s.step - 1;  // in force from the next
         if (!std::isnan(s.validation_loss)) result.validation_loss = s.validation_loss;

@@ -17,7 +17,8 @@ struct StepSample {
     double loss = 0, validation_loss = std::numeric_limits<double>::quiet_NaN();
     double sigma_q = std::numeric_limits<double>::quiet_NaN(), sigma_k = sigma_q;  ///< NaN: not due
     double max_logit = 0;
-    double injected_rms = 0, injected_asked_rms = 0, step_coherence = 0;  ///< means over heads that had any
+    double injected_rms = 0, injected_asked_rms = 0;                   ///< means over heads that had any
+    double step_coherence = std::numeric_limits<double>::quiet_NaN();  ///< mean over heads that had an error so far
     double removed_fraction = 0, leading_fraction = 0, missing_fraction = 0;
     bool intervention_active = false;
 };

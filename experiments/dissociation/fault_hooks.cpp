@@ -59,7 +59,8 @@ FaultHooks::FaultHooks(std::vector<Fault> faults, int layers, int heads, PlanOf 
       layers_(layers),
       heads_(heads),
       plan_of_(std::move(plan_of)),
-      signs_(static_cast<std::size_t>(layers * heads), 0.0) {
+      steps_(static_cast<std::size_t>(layers * heads), 0.0),
+      signs_(steps_) {
     for (const Fault& fault : faults_) {
         if (std::holds_alternative<Site>(fault.site)) {
             any_attention_ = true;
@@ -122,11 +123,11 @@ FaultHooks::Step FaultHooks::take_step() {
         }
         injector->reset();
     }
-    ++steps_;
     for (std::size_t i = 0; i < signs_.size(); ++i) {
         const double mean = step.realised[i].mean();
+        steps_[i] += step.realised[i].sum_squared > 0;
         signs_[i] += (mean > 0) - (mean < 0);
-        step.step_coherence.push_back(std::abs(signs_[i]) / static_cast<double>(steps_));
+        step.step_coherence.push_back(std::abs(signs_[i]) / steps_[i]);  // NaN: 0/0
     }
     return step;
 }
@@ -140,27 +141,32 @@ void FaultHooks::report(gpt::StepReport& report) {
         mean.push_back(r.relative_mean());
         coherence.push_back(r.sign_coherence());
     }
-    report.extras.push_back({"injected_rms", std::move(rms)});
-    report.extras.push_back({"injected_asked_rms", std::move(asked)});
-    report.extras.push_back({"injected_mean", std::move(mean)});
-    report.extras.push_back({"injected_sign_coherence", std::move(coherence)});
-    report.extras.push_back({"injected_step_coherence", step.step_coherence});
+    report.extras.push_back({"injected_rms", std::move(rms), "rms of the injected error, over the rms of the values"});
+    report.extras.push_back({"injected_asked_rms", std::move(asked), "the same as asked for, before it was rounded"});
+    report.extras.push_back(
+        {"injected_mean", std::move(mean), "mean of the injected error, over the rms of the values"});
+    report.extras.push_back({"injected_sign_coherence", std::move(coherence),
+                             "size of the sum of the injected errors over the sum of their sizes, in the step"});
+    report.extras.push_back({"injected_step_coherence", step.step_coherence,
+                             "size of the mean of the sign of the step's mean error, over the steps with an error so "
+                             "far; NaN before the first"});
 }
 
 std::string FaultHooks::save() const {
-    std::string out(sizeof steps_ + 1 + signs_.size() * sizeof(double), '\0');
-    std::memcpy(out.data(), &steps_, sizeof steps_);
-    out[sizeof steps_] = stopped_ ? 1 : 0;
-    if (!signs_.empty()) std::memcpy(out.data() + sizeof steps_ + 1, signs_.data(), signs_.size() * sizeof(double));
+    std::string out(1, stopped_ ? '\1' : '\0');
+    for (const std::vector<double>* part : {&steps_, &signs_})
+        out.append(reinterpret_cast<const char*>(part->data()), part->size() * sizeof(double));
     return out;
 }
 
 void FaultHooks::load(std::string_view state) {
-    if (state.size() != sizeof steps_ + 1 + signs_.size() * sizeof(double))
+    const std::size_t part = signs_.size() * sizeof(double);
+    if (state.size() != 1 + 2 * part)
         throw WorkError("checkpoint: the state of the faults has another size: expected a checkpoint of this run");
-    std::memcpy(&steps_, state.data(), sizeof steps_);
-    stopped_ = state[sizeof steps_] != 0;
-    if (!signs_.empty()) std::memcpy(signs_.data(), state.data() + sizeof steps_ + 1, signs_.size() * sizeof(double));
+    stopped_ = state[0] != 0;
+    if (part == 0) return;
+    std::memcpy(steps_.data(), state.data() + 1, part);
+    std::memcpy(signs_.data(), state.data() + 1 + part, part);
 }
 
 }  // namespace faultline

@@ -46,7 +46,9 @@ class FaultHooks final : public gpt::AttentionHook, public ModelHook {
     /// belongs to no layer under layer 0), and the running coherence over steps.
     struct Step {
         std::vector<Realised> realised;
-        std::vector<double> step_coherence;  ///< |mean of the sign of the mean error| so far
+        /// |mean of the sign of the mean error| so far, over the steps in which the head got an error: a fault that begins
+        /// late, or ends, is as coherent as it was while it acted. NaN until there is one.
+        std::vector<double> step_coherence;
     };
     [[nodiscard]] Step take_step();
     /// Adds to the report, [layer, head]: injected_rms, injected_asked_rms (both relative to the values' rms),
@@ -68,9 +70,8 @@ class FaultHooks final : public gpt::AttentionHook, public ModelHook {
     std::atomic<bool> stopped_{false};
     std::mutex mutex_;
     std::map<Place, Realised> attention_;
-    // Running sums for the coherence over steps, [layer, head].
-    std::int64_t steps_ = 0;
-    std::vector<double> signs_;
+    // For the coherence over steps, [layer, head]: steps with an error, and the sum of its mean's signs over them.
+    std::vector<double> steps_, signs_;
 };
 
 }  // namespace faultline

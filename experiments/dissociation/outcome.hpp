@@ -32,7 +32,8 @@ struct RunResult {
     double validation_loss = 0;  ///< at the end
     // Means over the steps in which there was something, and over layers (and heads).
     double injected_rms = 0, injected_asked_rms = 0;  ///< relative to the values' rms
-    double step_coherence = 0;    ///< |mean over steps of the sign of a head's mean error|, mean over heads
+    double step_coherence = 0;  ///< |mean, over the steps with an error, of the sign of a head's mean error|, mean over
+                                ///< the heads that had one; 0 where none had
     double removed_fraction = 0;  ///< of the energy of W_Q's and W_K's updates
     double leading_fraction = 0;
     double missing_fraction = 0;     ///< what was to be removed and was not found, over the same steps and layers

@@ -44,7 +44,7 @@ std::string done_text(const Cell& cell) {
         if (run->triggered_at >= 0) at.push_back(static_cast<double>(run->triggered_at));
     std::string out;
     if (removed != 0) out = fmt::format("{:.0f}% of energy", 100 * removed);
-    if (missing > 0.005) out += fmt::format(", {:.0f}% not found", 100 * missing);
+    if (missing > 0.005) out += fmt::format("{}{:.0f}% not found", out.empty() ? "" : ", ", 100 * missing);
     if (cell.intervention.starts_with("guard"))
         out = at.empty() ? "dormant" : fmt::format("at step {:.0f}", spread(at).median);
     return out;

@@ -119,7 +119,8 @@ void write(const RunMatrix& matrix, RecordFile& file, const std::string& folder)
     tables.put("injected_rms", {"rms of the error over that of the values, mean over steps and heads"},
                [](R r) { return r.injected_rms; });
     tables.put("injected_asked_rms", {"the same as asked for"}, [](R r) { return r.injected_asked_rms; });
-    tables.put("step_coherence", {"size of the mean over steps of the sign of a head's mean error"},
+    tables.put("step_coherence",
+               {"size of the mean, over the steps with an error, of the sign of a head's mean error; mean over heads"},
                [](R r) { return r.step_coherence; });
     tables.put("removed_fraction", {"energy removed from the updates of W_Q and W_K, over theirs"},
                [](R r) { return r.removed_fraction; });

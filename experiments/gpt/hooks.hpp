@@ -97,6 +97,8 @@ struct StepReport {
     struct Extra {
         std::string name;            ///< "injected_rms"
         std::vector<double> values;  ///< one, or one per layer, or [layer, head]
+        std::string about = {};      ///< what it is, in words, for the file; the name where empty
+        std::string unit = "1";
     };
     std::vector<Extra> extras;
 };

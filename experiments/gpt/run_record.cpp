@@ -110,7 +110,8 @@ void RunRecord::declare(const StepReport& report) {
         series_.push_back(
             file_.series(column.name, Dtype::f64, axes(column.shape, report), {column.long_name, column.units}));
     for (const StepReport::Extra& extra : report.extras)
-        series_.push_back(file_.series(extra.name, Dtype::f64, axes(shape_of(extra, report), report), {extra.name}));
+        series_.push_back(file_.series(extra.name, Dtype::f64, axes(shape_of(extra, report), report),
+                                       {extra.about.empty() ? extra.name : extra.about, extra.unit}));
     file_.start();
     if (expected_last_ && file_.last_step().value_or(-1) != *expected_last_)
         throw RequestError(

@@ -226,6 +226,34 @@ TEST(FaultHooks, ReportWhatEachHeadGot) {
         EXPECT_NEAR(extra(r, "injected_mean")[2], -extra(r, "injected_mean")[3], 1e-12);
         EXPECT_NEAR(extra(r, "injected_sign_coherence")[2], 1.0, 1e-12);
         EXPECT_EQ(extra(r, "injected_step_coherence")[3], 1.0);
+        EXPECT_TRUE(std::isnan(extra(r, "injected_step_coherence")[0])) << "layer 0 got nothing";
+    }
+}
+
+// A fault that begins late and ends keeps its coherence, over a checkpoint too.
+TEST(FaultHooks, CoherenceIsOverTheStepsWithAnError) {
+    const RoundingPlan plan;
+    const auto make = [&] {
+        return FaultHooks({parse_fault("delta:fixed:0.1:from=3:until=6")}, 1, 1, [&](int, int) { return &plan; });
+    };
+    const auto step_of = [](FaultHooks& faults, std::int64_t step) {
+        std::vector<double> delta{1, 2, 3}, exact = delta;
+        if (const auto instrument = faults.instrument({.step = step}))
+            instrument->at(Site::delta, {}, {delta.data(), 3, 1}, {exact.data(), 3, 1});
+        return faults.take_step().step_coherence[0];
+    };
+    FaultHooks faults = make();
+    for (std::int64_t step = 0; step < 10; ++step) {
+        if (step == 5) {  // resumed
+            FaultHooks resumed = make();
+            resumed.load(faults.save());
+            EXPECT_EQ(step_of(resumed, step), 1.0);
+        }
+        const double coherence = step_of(faults, step);
+        if (step < 3)
+            EXPECT_TRUE(std::isnan(coherence)) << step;
+        else
+            EXPECT_EQ(coherence, 1.0) << step;
     }
 }
 
