@@ -16,6 +16,9 @@ struct InputHash {
     bool operator==(const InputHash&) const = default;
 };
 
+/// The newest layout of any kind of file that this build writes and reads.
+inline constexpr int newest_schema_version = 1;
+
 struct Manifest {
     std::string kind;          ///< "attribution", "run", "dissociation", "capture"
     std::string schema;        ///< "faultline.KIND"

@@ -319,7 +319,21 @@ Manifest RecordReader::manifest() const {
     out.kind = text("kind");
     out.schema = text("schema");
     const std::string version = text("schema_version"), seed = text("seed");
-    std::from_chars(version.data(), version.data() + version.size(), out.schema_version);
+    const auto refuse = [&](const char* field, const std::string& found, const std::string& expected) {
+        throw RequestError(fmt::format("{}: attribute {}: {}: expected {}", state_->name, field,
+                                       found.empty() ? "is missing" : in_quotes(found), expected));
+    };
+    // HDF5 of others has no kind, or is a capture without more.
+    const bool of_others = out.schema.empty() && (out.kind.empty() || out.kind == "capture");
+    if (!of_others && (!out.kind.empty() || out.schema.starts_with("faultline."))) {
+        if (out.schema != "faultline." + out.kind) refuse("schema", out.schema, in_quotes("faultline." + out.kind));
+        const auto [end, error] = std::from_chars(version.data(), version.data() + version.size(), out.schema_version);
+        const bool whole = error == std::errc() && end == version.data() + version.size();
+        if (!whole || out.schema_version < 1 || out.schema_version > newest_schema_version)
+            refuse("schema_version", version,
+                   fmt::format("{}{}", newest_schema_version,
+                               whole && out.schema_version > 1 ? " (a newer faultline wrote it)" : ""));
+    }
     std::from_chars(seed.data(), seed.data() + seed.size(), out.seed);
     out.created_utc = text("created_utc");
     out.command_line = text("command_line");

@@ -22,7 +22,8 @@ class RecordReader {
     ~RecordReader();
 
     [[nodiscard]] const std::string& name() const;  ///< path as given, escaped
-    /// Root attributes; what is absent stays empty.
+    /// Root attributes; what is absent stays empty. RequestError where they claim a file of ours that it cannot be: a kind
+    /// whose schema is another, a schema_version that is newer than this build, or none.
     [[nodiscard]] Manifest manifest() const;
     /// Paths of all datasets ("layer0/outputs/dq"), without those that only name a dimension, in order of creation
     /// (by name in files that do not keep it).

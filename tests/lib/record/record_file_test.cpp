@@ -4,6 +4,9 @@
 #include <cmath>
 #include <limits>
 
+#include <gmock/gmock.h>
+
+#include <faultline/base/error.hpp>
 #include <faultline/record/h5.hpp>
 #include <faultline/record/record_reader.hpp>
 
@@ -50,6 +53,29 @@ TEST(RecordFile, ManifestComesBack) {
     EXPECT_EQ(back.gpu, "none");
     EXPECT_EQ(back.seed, given.seed);
     EXPECT_EQ(back.inputs, given.inputs);
+}
+
+// A file that says it is ours is taken at its word, but not of a layout that is not known.
+TEST(RecordFile, AnotherSchemaIsRefused) {
+    const auto refused = [](auto&& change) {
+        const Folder folder;
+        Manifest given = manifest();
+        change(given);
+        RecordFile::create(folder / "x.h5", given).commit();
+        try {
+            (void)RecordReader(folder / "x.h5").manifest();
+        } catch (const RequestError& error) {
+            return std::string(error.what());
+        }
+        return std::string("taken");
+    };
+    EXPECT_EQ(refused([](Manifest&) {}), "taken");
+    EXPECT_THAT(
+        refused([](Manifest& m) { m.schema_version = 99; }),
+        ::testing::HasSubstr("x.h5: attribute schema_version: \"99\": expected 1 (a newer faultline wrote it)"));
+    EXPECT_THAT(refused([](Manifest& m) { m.schema_version = 0; }), ::testing::HasSubstr("\"0\": expected 1"));
+    EXPECT_THAT(refused([](Manifest& m) { m.schema = "other.program"; }),
+                ::testing::HasSubstr("attribute schema: \"other.program\": expected \"faultline.attribution\""));
 }
 
 TEST(RecordFile, ACommandLineOfAnyBytesIsEscaped) {
