@@ -2,6 +2,7 @@
 #include <faultline/probes/leading.hpp>
 
 #include <algorithm>
+#include <limits>
 
 #include <Eigen/QR>
 #include <Eigen/SVD>
@@ -45,6 +46,15 @@ int LeadingDirections::iterate(Eigen::Index rows, Eigen::Index cols, Eigen::Inde
         ++iterations;
         // Rayleigh-Ritz on the right block: W B = U S R^T, so the directions are U and B R.
         const Eigen::MatrixXd image = apply(block_);
+        if (!image.allFinite()) {  // no directions; the SVD would leave its vectors as memory was
+            constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+            sigma_ = Eigen::VectorXd::Constant(k, nan);
+            left_ = Eigen::MatrixXd::Constant(rows, k, nan);
+            right_ = Eigen::MatrixXd::Constant(cols, k, nan);
+            residual_ = nan;
+            block_.resize(0, 0);
+            return iterations;
+        }
         const Eigen::JacobiSVD<Eigen::MatrixXd> svd(image, Eigen::ComputeThinU | Eigen::ComputeThinV);
         const Eigen::MatrixXd right = block_ * svd.matrixV();
         const Eigen::MatrixXd back = apply_transposed(svd.matrixU());
@@ -55,7 +65,6 @@ int LeadingDirections::iterate(Eigen::Index rows, Eigen::Index cols, Eigen::Inde
         for (Eigen::Index i = 0; i < k && sigma_(0) > 0; ++i)
             residual_ = std::max(residual_, (back.col(i) - sigma_(i) * right.col(i)).norm() / sigma_(0));
         block_ = orthonormal(back);
-        // For finite W; a matrix with a NaN has no directions, and iterating finds none.
         if (!(residual_ > tolerance) || iterations >= max_iterations) return iterations;
     }
 }

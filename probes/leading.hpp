@@ -22,7 +22,11 @@ class LeadingDirections {
     explicit LeadingDirections(int k, int extra = 3) : k_(k), extra_(extra) {}
 
     /// Follows W to its current value: iterates until |W^T u_i - sigma_i v_i| <= tolerance sigma_1 for i < k, or
-    /// max_iterations are done. A cold start takes a fixed pseudo-random block. Returns the iterations.
+    /// max_iterations are done. A cold start takes a fixed pseudo-random block. Returns the iterations. The residual proves
+    /// singular directions, not that they are the leading ones: a direction that becomes large from one update to the next
+    /// and is orthogonal to the whole block is found by what little of it the block holds, which is the rounding of 2^-53 at
+    /// least and grows by (sigma_new/sigma_k)^2 an update; training's own noise of 1e-5 finds it in the same update.
+    /// W with an element that is not finite has none: sigma and directions are NaN.
     int update(const Eigen::MatrixXd& w, double tolerance = 1e-6, int max_iterations = 200);
     /// The same of W = A B^T from the factors A [rows, d] and B [cols, d], without forming the product: W_Q W_K^T of a head.
     int update_product(const Eigen::MatrixXd& a, const Eigen::MatrixXd& b, double tolerance = 1e-6,

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include <Eigen/Eigenvalues>
+#include <Eigen/QR>
 
 namespace faultline {
 namespace {
@@ -32,6 +33,13 @@ std::vector<double> roots(const MatrixXd& gram, int count) {
     return values;
 }
 
+/// R of W = Q R, [min(rows, cols), cols].
+MatrixXd upper_factor(const MatrixXd& w) {
+    const Eigen::HouseholderQR<MatrixXd> qr(w);
+    const Eigen::Index n = std::min(w.rows(), w.cols());
+    return MatrixXd(qr.matrixQR().topRows(n)).triangularView<Eigen::Upper>();
+}
+
 }  // namespace
 
 std::vector<double> singular_values(MatrixView<const float> w, int count) {
@@ -41,13 +49,10 @@ std::vector<double> singular_values(MatrixView<const float> w, int count) {
 
 std::vector<double> product_singular_values(MatrixView<const float> w_q, MatrixView<const float> w_k, int count) {
     const MatrixXd q = doubles(w_q), k = doubles(w_k);
-    const MatrixXd gram_q = q.transpose() * q, gram_k = k.transpose() * k;
-    if (!gram_q.allFinite() || !gram_k.allFinite())
+    if (!q.allFinite() || !k.allFinite())
         return std::vector<double>(static_cast<std::size_t>(count), std::numeric_limits<double>::quiet_NaN());
-    const Eigen::SelfAdjointEigenSolver<MatrixXd> solver(gram_q);
-    const MatrixXd root = solver.eigenvectors() * solver.eigenvalues().cwiseMax(0.0).cwiseSqrt().asDiagonal() *
-                          solver.eigenvectors().transpose();
-    return roots(root * gram_k * root, count);
+    const MatrixXd core = upper_factor(q) * upper_factor(k).transpose();
+    return roots(core * core.transpose(), count);
 }
 
 double effective_rank(std::span<const double> energies) {
@@ -76,7 +81,8 @@ Alignment alignment(MatrixView<const double> dw, MatrixView<const double> u, Mat
     };
     const double total = map(dw).squaredNorm();
     const double nan = std::numeric_limits<double>::quiet_NaN();
-    if (!(total > 0) || !std::isfinite(total)) return {nan, nan, nan, nan};
+    if (!(total > 0) || !std::isfinite(total) || !map(u).allFinite() || !map(v).allFinite())
+        return {nan, nan, nan, nan};
     const MatrixXd rows = map(u).transpose() * map(dw);
     Alignment a;
     a.left = rows.squaredNorm() / total;

@@ -16,7 +16,9 @@ namespace faultline {
 /// where an element is not finite.
 [[nodiscard]] std::vector<double> singular_values(MatrixView<const float> w, int count);
 
-/// Those of W_Q W_K^T, both [width, head_dim], without forming the product: of (W_Q^T W_Q)^(1/2) (W_K^T W_K)^(1/2).
+/// Those of W_Q W_K^T, both [width, head_dim], without forming the product: of R_Q R_K^T, the triangular factors of their QR
+/// decompositions (Q is orthogonal). sigma_i is good to some 2^-50 |W_Q| |W_K| / sigma_1 times (sigma_1 / sigma_i)^2, also
+/// where the two weights have different leading directions and sigma_1 is far below |W_Q| |W_K|.
 [[nodiscard]] std::vector<double> product_singular_values(MatrixView<const float> w_q, MatrixView<const float> w_k,
                                                           int count);
 
@@ -28,7 +30,7 @@ namespace faultline {
 [[nodiscard]] double stable_rank(std::span<const double> energies);
 
 /// What part of an update's energy |dW|_F^2 lies along the leading directions U [rows, k], V [cols, k] of a weight. In
-/// [0, 1]; NaN where dW is 0 or not finite. Isotropic dW has k^2/(rows cols), k/rows, k/cols.
+/// [0, 1]; NaN where dW is 0 or not finite, or U or V is not finite. Isotropic dW has k^2/(rows cols), k/rows, k/cols.
 struct Alignment {
     double two_sided = 0;  ///< |U^T dW V|_F^2: what dW <- dW - U U^T dW V V^T removes
     double left = 0;       ///< |U^T dW|_F^2

@@ -124,7 +124,11 @@ TEST(LeadingDirections, NotFiniteEnds) {
     Eigen::MatrixXd w = gaussian(16, 16, 3);
     w(3, 4) = std::nan("");
     LeadingDirections found(3);
-    EXPECT_LE(found.update(w), 200);
+    EXPECT_EQ(found.update(w), 1);
+    EXPECT_TRUE(found.left().array().isNaN().all() && found.right().array().isNaN().all());
+    EXPECT_TRUE(found.sigma().array().isNaN().all() && std::isnan(found.residual()));
+    found.update(gaussian(16, 16, 3));  // and begins anew
+    EXPECT_TRUE(found.left().allFinite());
 }
 
 TEST(LeadingDirections, ABlockIsTheWholeState) {

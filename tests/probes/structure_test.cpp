@@ -190,6 +190,19 @@ TEST(Spectra, SingularValuesOfKnownMatrices) {
     EXPECT_TRUE(std::isnan(singular_values({bad.data(), 1, 2}, 1)[0]));
 }
 
+// W_Q = 60 (e_0 f_0 + c e_1 f_1), W_K = 60 (c e_0 f_0 + e_1 f_1) in rotated f: the product has 3600 c twice, while each
+// weight's own square root would lose c^2.
+TEST(Spectra, AProductOfWeightsThatLeadElsewhere) {
+    constexpr float c = 0x1p-20F, h = 0.5F;
+    const std::vector<float> q{60 * h, 60 * h, 60 * h, 60 * h, 60 * c * h, -60 * c * h, 60 * c * h, -60 * c * h},
+        k{60 * c * h, 60 * c * h, 60 * c * h, 60 * c * h, 60 * h, -60 * h, 60 * h, -60 * h};
+    const std::vector<double> found = product_singular_values({q.data(), 2, 4}, {k.data(), 2, 4}, 3);
+    const double exact = 3600.0 * c;
+    EXPECT_NEAR(found[0], exact, 1e-9 * exact);  // 2^-50 |W_Q| |W_K| / sigma_1 = 2^-30
+    EXPECT_NEAR(found[1], exact, 1e-9 * exact);
+    EXPECT_EQ(found[2], 0);
+}
+
 TEST(Spectra, AlignmentOfKnownUpdates) {
     const Matrix u = axes_of(4, {0, 1}), v = axes_of(3, {2});
     Matrix dw(4, 3);
