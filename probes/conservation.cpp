@@ -131,7 +131,7 @@ std::vector<double> delta_of_scores(const ScoreGradient& g) {
     return delta;
 }
 
-Conservation conservation(const ScoreGradient& g, double softcap) {
+Conservation conservation(const ScoreGradient& g, double softcap, MatrixView<const double> bias) {
     Conservation c;
     for (std::ptrdiff_t i = 0; i < g.p.rows; ++i) {
         const auto row = static_cast<std::size_t>(i);
@@ -146,13 +146,27 @@ Conservation conservation(const ScoreGradient& g, double softcap) {
             sum += ds;
             magnitude += std::abs(ds);
             // A masked score has no gradient; its s of -inf would make a NaN of it.
-            if (softcap > 0 && ds != 0) before += ds * (1 - (g.s(i, j) / softcap) * (g.s(i, j) / softcap));
+            if (!(softcap > 0) || ds == 0) continue;
+            const double capped = (g.s(i, j) - (bias.data != nullptr ? bias(i, j) : 0.0)) / softcap;
+            before += ds * (1 - capped * capped);
         }
         c.gradient_sum.push_back(sum);
         c.gradient_abs.push_back(magnitude);
         if (softcap > 0) c.before_softcap.push_back(before);
     }
     return c;
+}
+
+double relative_row_sum(double sum, double magnitude) { return magnitude == 0 ? 0.0 : sum / magnitude; }
+
+double relative_row_sum_rms(std::span<const double> relative, std::span<const double> keys) {
+    double squares = 0, rows = 0;
+    for (std::size_t i = 0; i < relative.size(); ++i) {
+        if (keys[i] < 2) continue;
+        squares += relative[i] * relative[i];
+        rows += 1;
+    }
+    return std::sqrt(squares / rows);  // NaN: 0/0
 }
 
 std::vector<double> running_sum(std::span<const double> values) {

@@ -60,7 +60,14 @@ struct Conservation {
     std::vector<double> before_softcap;  ///< [n_q] the sum of the gradient at z: no law, to show the difference; empty
                                          ///< without a softcap
 };
-[[nodiscard]] Conservation conservation(const ScoreGradient& g, double softcap = 0);
+/// `softcap` and `bias` of the inputs: the slope of the cap is that of the capped score, before the bias is added.
+[[nodiscard]] Conservation conservation(const ScoreGradient& g, double softcap = 0, MatrixView<const double> bias = {});
+
+/// How far a row is off the law, over its terms: r_i / sum_j |ds_ij|; 0 where no ds differs from 0, which keeps it.
+[[nodiscard]] double relative_row_sum(double sum, double magnitude);
+/// The rms of it over the rows that see two keys or more: of one key, whose ds is 0 in exact arithmetic, it is |x|/|x| = 1
+/// however small x. A NaN stays; NaN too where there is no such row. `keys`: how many each row sees.
+[[nodiscard]] double relative_row_sum_rms(std::span<const double> relative, std::span<const double> keys);
 
 /// r_1, r_1 + r_2, …: what a run or a sequence has added up. A NaN stays in all sums behind it.
 [[nodiscard]] std::vector<double> running_sum(std::span<const double> values);

@@ -38,7 +38,8 @@ std::optional<double> threshold_of(std::span<const RunSeries> runs, const EarlyW
         const auto level = held_level(runs[r].monitors[monitor].values, falling, rule.persist);
         if (level) extreme = !extreme ? *level : falling ? std::min(*extreme, *level) : std::max(*extreme, *level);
     }
-    if (!extreme) return std::nullopt;
+    // A multiple of 0 is 0: one saturated row in a healthy run would be an alarm. There is no range to go beyond.
+    if (!extreme || (!falling && *extreme == 0)) return std::nullopt;
     return falling ? *extreme / rule.margin : *extreme * rule.margin;
 }
 

@@ -50,7 +50,8 @@ struct WarningRule {
 /// the threshold of the others, since a run cannot raise an alarm against its own range.
 struct MonitorVerdict {
     std::string name;
-    std::optional<double> threshold;                  ///< nothing: no healthy run recorded the monitor
+    std::optional<double> threshold;  ///< nothing: no healthy run recorded the monitor, or it is 0 there
+                                      ///< (a rising one), which has no multiple
     std::vector<std::optional<std::int64_t>> alarms;  ///< [run] step of the alarm
     std::vector<std::optional<std::int64_t>> leads;   ///< [run] steps from alarm to divergence; negative: too late
     std::size_t detected = 0;                         ///< diverged runs with an alarm before divergence

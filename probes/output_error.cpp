@@ -38,14 +38,15 @@ std::vector<FeatureError> ulp_error_by_feature(MatrixView<const double> value, M
     return features;
 }
 
-RunningOutput running_output(std::span<const double> pbar, std::span<const double> v, const Format& format) {
+RunningOutput running_output(std::span<const double> pbar, std::span<const double> v, const Format& weights,
+                             const Format& stored) {
     RunningOutput out;
     double sum = 0;
     for (std::size_t t = 0; t < pbar.size(); ++t) {
-        const double p = round(pbar[t], format);
+        const double p = round(pbar[t], weights);
         if (p != 0) sum += p * v[t];
         out.sum.push_back(sum);
-        out.error.push_back(round(sum, format) - sum);
+        out.error.push_back(round(sum, stored) - sum);
         out.event.push_back(p == 1 ? 1 : 0);
     }
     return out;

@@ -26,11 +26,12 @@ struct FeatureError {
 /// The output of one row and feature while keys are added: sum_{t' <= t} pbar_t' v_t', stored after each key.
 struct RunningOutput {
     std::vector<double> sum;    ///< [n_k] in binary64, in the order of the keys
-    std::vector<double> error;  ///< [n_k] round(sum, format) - sum, what a store there would be off by
-    std::vector<int> event;     ///< [n_k] 1 where pbar rounds to 1 in the format (a repeated maximum where several do)
+    std::vector<double> error;  ///< [n_k] round(sum, stored) - sum, what a store there would be off by
+    std::vector<int> event;     ///< [n_k] 1 where pbar rounds to 1 in `weights` (a repeated maximum where several do)
 };
-/// `pbar` [n_k]: weights before they are normalised, exp(s - max). They are cast to `format` first, as P is.
+/// `pbar` [n_k]: weights before they are normalised, exp(s - max). They are cast to `weights` first, as P is; the sum would
+/// be stored in `stored`.
 [[nodiscard]] RunningOutput running_output(std::span<const double> pbar, std::span<const double> v,
-                                           const Format& format);
+                                           const Format& weights, const Format& stored);
 
 }  // namespace faultline

@@ -82,18 +82,19 @@ double relative_change(const std::vector<double>& plain, const std::vector<doubl
 }  // namespace
 
 ConservationWatch::ConservationWatch(const HeadGroup& in, const RoundingPlan& plan, const GroupForward& forward)
-    : forward_(forward), schedule_(plan.schedule), first_head_(in.first_head) {
-    gradient_site_ = schedule_.ds_scale == DsScale::after_cast ? Site::ds_scaled : Site::ds_cast;
-    gradient_unit_ = schedule_.ds_scale == DsScale::after ? 1 : in.scale;
+    : forward_(forward),
+      schedule_(plan.schedule),
+      gradient_(score_gradient_site(plan.schedule, in.scale, in.softcap > 0)),
+      first_head_(in.first_head) {
     p_site_ = schedule_.ds_p == DsP::cast ? Site::bwd_p_cast : Site::bwd_exp;
     for (const auto& q : in.q) {
         const std::vector<double> zeros(static_cast<std::size_t>(q.rows), 0.0);
-        rows_.push_back({zeros, zeros, zeros, zeros, zeros});
+        rows_.push_back({zeros, zeros, zeros, RowSums(zeros.size())});
     }
 }
 
 bool ConservationWatch::watches(Site site) const {
-    return site == Site::delta || site == p_site_ || site == Site::dp_cast || site == gradient_site_;
+    return site == Site::delta || site == p_site_ || site == Site::dp_cast || site == gradient_.site;
 }
 
 void ConservationWatch::at(Site site, const TileAt& where, MatrixView<double> value, MatrixView<const double>) {
@@ -104,12 +105,8 @@ void ConservationWatch::at(Site site, const TileAt& where, MatrixView<double> va
         for (std::ptrdiff_t i = 0; i < value.rows; ++i) rows.delta[row(i)] = value(i, 0);
         return;
     }
-    if (site == gradient_site_) {
-        for (std::ptrdiff_t i = 0; i < value.rows; ++i)
-            for (std::ptrdiff_t j = 0; j < value.cols; ++j) {
-                rows.gradient_sum[row(i)] += value(i, j) / gradient_unit_;
-                rows.gradient_abs[row(i)] += std::abs(value(i, j)) / gradient_unit_;
-            }
+    if (site == gradient_.site) {
+        rows.gradient.add(where, value, gradient_.unit);
         return;
     }
     // p is shown before dp, except where it is cast after it (ds_p = cast): then dp waits for p. A saved p is never shown.

@@ -7,16 +7,16 @@
 
 #include <faultline/cpu/attention.hpp>
 #include <faultline/cpu/instrument.hpp>
+#include <faultline/cpu/row_sums.hpp>
 
 namespace faultline {
 
 /// Rows of one query head in a plan's backward, [n_q] each.
 struct PlanRows {
-    std::vector<double> delta;         ///< after its site; nat/logit
-    std::vector<double> delta_p_dp;    ///< sum_j p_ij dp_ij of the p and dp that ds is made of
-    std::vector<double> p_sum;         ///< sum_j p_ij of that p; law: 1
-    std::vector<double> gradient_sum;  ///< sum_j ds_ij as the products receive it, before the scale; law: 0; nat/logit
-    std::vector<double> gradient_abs;  ///< sum_j |ds_ij|
+    std::vector<double> delta;       ///< after its site; nat/logit
+    std::vector<double> delta_p_dp;  ///< sum_j p_ij dp_ij of the p and dp that ds is made of
+    std::vector<double> p_sum;       ///< sum_j p_ij of that p; law: 1
+    RowSums gradient;                ///< of ds at its site (row_sums.hpp); law: 0; nat/logit
 };
 
 /// An instrument of the backward that keeps them; it changes nothing. For one run of one group.
@@ -32,8 +32,8 @@ class ConservationWatch final : public Instrument {
   private:
     const GroupForward& forward_;
     Schedule schedule_;
-    Site gradient_site_, p_site_;
-    double gradient_unit_;  ///< ds of the site over ds
+    ScoreGradientSite gradient_;
+    Site p_site_;
     int first_head_;
     Matrix p_;  ///< of the tile at hand
     std::vector<PlanRows> rows_;

@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <faultline/probes/saturation.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numbers>
 
 namespace faultline {
 
-RowSaturation row_saturation(std::span<const double> scores, double tolerance) {
+RowSaturation row_saturation(std::span<const double> scores, double tolerance, std::optional<double> sink) {
     RowSaturation r;
+    r.keys = static_cast<int>(std::count_if(scores.begin(), scores.end(),
+                                            [](double s) { return s != -std::numeric_limits<double>::infinity(); }));
     r.max_logit = -std::numeric_limits<double>::infinity();
     for (const double s : scores)
         if (!(s <= r.max_logit)) r.max_logit = s;
@@ -22,7 +25,7 @@ RowSaturation row_saturation(std::span<const double> scores, double tolerance) {
         const double away = s - r.max_logit;
         const double e = std::exp(away);
         if (std::isnan(e)) {
-            r = {};
+            r.repeated = r.near = r.rounded_to_one = 0;
             r.max_logit = r.p_max = r.entropy = e;
             return r;
         }
@@ -34,21 +37,20 @@ RowSaturation row_saturation(std::span<const double> scores, double tolerance) {
     }
     r.p_max = 1 / sum;
     r.entropy = std::log(sum) - moment / sum;
+    if (!sink) return r;
+    // The keys' part of the weight, 1 / (1 + w) with w the sink's weight over theirs; 1 - p_sink would cancel under a heavy
+    // sink. Of p = share p', -sum p log p = share (H' - log share).
+    const double w = std::exp(*sink - r.max_logit) / sum;
+    const double share = 1 / (1 + w);
+    r.p_max *= share;
+    r.entropy = share > 0 ? share * (r.entropy + std::log1p(w)) : 0;
     return r;
 }
 
-std::vector<RowSaturation> saturation(const ScoreGradient& g, double tolerance) {
+std::vector<RowSaturation> saturation(const ScoreGradient& g, double tolerance, std::optional<double> sink) {
     std::vector<RowSaturation> rows;
-    for (std::ptrdiff_t i = 0; i < g.s.rows; ++i) {
-        const std::span<const double> scores(g.s.view().row(i), static_cast<std::size_t>(g.s.cols));
-        RowSaturation r = row_saturation(scores, tolerance);
-        if (!g.p_sink.empty()) {  // the sink takes its part of the weight
-            const double keys = 1 - g.p_sink[static_cast<std::size_t>(i)];
-            r.p_max *= keys;
-            r.entropy = keys > 0 ? keys * (r.entropy - std::log(keys)) : 0;
-        }
-        rows.push_back(r);
-    }
+    for (std::ptrdiff_t i = 0; i < g.s.rows; ++i)
+        rows.push_back(row_saturation({g.s.view().row(i), static_cast<std::size_t>(g.s.cols)}, tolerance, sink));
     return rows;
 }
 

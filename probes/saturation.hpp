@@ -3,6 +3,7 @@
 // bf16, and two of them make P V a sum of few equal terms whose rounding is biased (arXiv 2510.04212, section 3.3).
 #pragma once
 
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -13,21 +14,30 @@ namespace faultline {
 
 /// A weight above it rounds to 1 in bf16: the neighbour of 1 below is 1 - 2^-8, half way is 1 - 2^-9.
 inline constexpr double rounds_to_one = 1.0 - 0x1p-9;
+/// Logits within which a maximum counts as repeated, where nobody says otherwise (the code of arXiv 2510.04212).
+inline constexpr double repeated_within = 1e-3;
 
 struct RowSaturation {
     double max_logit = 0;    ///< largest visible score, logit; -inf where the row sees no key
     double p_max = 0;        ///< its weight; 0 where the row sees no key
     double entropy = 0;      ///< -sum p log p over the keys, nat
+    int keys = 0;            ///< keys that the row sees: scores other than -inf
     int repeated = 0;        ///< keys whose score equals the maximum exactly, as binary64 has it
     int near = 0;            ///< keys whose score lies within `tolerance` of it
     int rounded_to_one = 0;  ///< keys with exp(s - max) above rounds_to_one: ones in a bf16 P before it is normalised
+    /// Whether there was something to choose from. A row of one key has p = 1 by being one (with a sink, what it leaves):
+    /// fractions and means over rows are over those of two keys and more, in training, probe and attribute alike.
+    [[nodiscard]] bool chooses() const { return keys >= 2; }
     [[nodiscard]] bool saturated() const { return p_max > rounds_to_one; }
 };
-/// Of the scores of one row, -inf where masked. `tolerance` in logits (1e-3 in the code of arXiv 2510.04212). A NaN makes
-/// max_logit, p_max and entropy NaN and counts nothing.
-[[nodiscard]] RowSaturation row_saturation(std::span<const double> scores, double tolerance = 1e-3);
-/// Of every row of a head.
-[[nodiscard]] std::vector<RowSaturation> saturation(const ScoreGradient& g, double tolerance = 1e-3);
+/// Of the scores of one row, -inf where masked. `tolerance` in logits. A NaN makes
+/// max_logit, p_max and entropy NaN and counts nothing but keys. With a sink, a column of that score and value 0, p_max and
+/// entropy are of the weights that it leaves; they keep their digits however heavy it is.
+[[nodiscard]] RowSaturation row_saturation(std::span<const double> scores, double tolerance = repeated_within,
+                                           std::optional<double> sink = {});
+/// Of every row of a head, `sink` that of its inputs.
+[[nodiscard]] std::vector<RowSaturation> saturation(const ScoreGradient& g, double tolerance = repeated_within,
+                                                    std::optional<double> sink = {});
 
 /// |mean key| and rms |key - mean key|, in the keys' unit. k [n_k, d]; NaN where there is no key.
 struct KeyMoments {

@@ -90,18 +90,20 @@ struct RowStatistics {
                                        ///< whole row exactly; 1 = not repeated
     std::vector<double>
         rounded_to_one;  ///< keys whose true p / p_max is above 1 - 2^-9 (rounds to 1 in bf16); 1 = the largest alone
-    std::vector<double> zero_sum;           ///< sum_j ds_ij after its cast, under the plan
+    std::vector<double> zero_sum;           ///< sum_j ds_ij after its cast, under the plan; nat/logit, whatever unit
+                                            ///< the plan's kernel holds ds in
     std::vector<double> zero_sum_relative;  ///< the same over sum_j |ds_ij|; 0 where that is 0; +-1 in a row of one key
     std::vector<double> keys;               ///< number of keys that the row sees
     std::vector<double> delta_error;        ///< delta of the plan minus true delta
     std::vector<double> key_mean_norm;      ///< of each [head]: |mean key| of the keys that it sees, masked ones too
     std::vector<double> key_spread;         ///< [head] rms |key - mean key|
-    double saturated_fraction = 0;          ///< rows with p_max > 1 - 2^-9
+    // Of the rows of two keys and more; 0 where there is none.
+    double saturated_fraction = 0;  ///< p_max > 1 - 2^-9
     double zero_sum_rms = 0;  ///< rms of zero_sum_relative over the rows of two keys and more (of one key, |x| / |x|
         ///< says nothing); NaN where the plan's ds is not finite, as below, or there is no such row
     double zero_sum_coherence = 0;       ///< |sum zero_sum| / sum |zero_sum|, with the sign of the sum
-    double repeated_max_fraction = 0;    ///< rows with repeated_max >= 2
-    double rounded_to_one_fraction = 0;  ///< rows with rounded_to_one >= 2
+    double repeated_max_fraction = 0;    ///< repeated_max >= 2
+    double rounded_to_one_fraction = 0;  ///< rounded_to_one >= 2
 };
 
 struct LayerAttribution {

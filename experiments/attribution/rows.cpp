@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
+#include <optional>
 
 #include <faultline/cpu/tiles.hpp>
 #include <faultline/probes/saturation.hpp>
@@ -30,37 +30,31 @@ void append_rows(const Group& group, const GroupTruth& truth, const std::vector<
                 if (in.softcap > 0) score = in.softcap * std::tanh(score / in.softcap);
                 s[static_cast<std::size_t>(j)] = score + (in.bias.empty() ? 0.0 : in.bias[h](i, j));
             }
-            const RowSaturation row_state = row_saturation({s.data(), static_cast<std::size_t>(visible)});
-            double keys_share = 1;  // of the row's weight, beside the sink: p_max is e^max over the keys' sum
-            if (!in.sink.empty() && row_state.p_max > 0)
-                keys_share = 1 / (1 + std::exp(in.sink[h] - row_state.max_logit) * row_state.p_max);
-            rows.p_max.push_back(row_state.p_max * keys_share);
+            const RowSaturation row_state =
+                row_saturation({s.data(), static_cast<std::size_t>(visible)}, repeated_within,
+                               in.sink.empty() ? std::nullopt : std::optional<double>(in.sink[h]));
+            rows.p_max.push_back(row_state.p_max);
             rows.rounded_to_one.push_back(row_state.rounded_to_one);
             rows.repeated_max.push_back(recorded[h].score_max_keys[static_cast<std::size_t>(i)]);
-            rows.keys.push_back(static_cast<double>(std::count_if(s.begin(), s.begin() + visible, [](double x) {
-                return x > -std::numeric_limits<double>::infinity();
-            })));
+            rows.keys.push_back(row_state.keys);
             if (in.dout.empty()) continue;
             const auto row = static_cast<std::size_t>(i);
             const RecordedRows& r = recorded[h];
-            rows.zero_sum.push_back(r.ds_sum[row]);
-            rows.zero_sum_relative.push_back(r.ds_abs_sum[row] == 0 ? 0.0 : r.ds_sum[row] / r.ds_abs_sum[row]);
+            rows.zero_sum.push_back(r.ds.sum[row]);
+            rows.zero_sum_relative.push_back(relative_row_sum(r.ds.sum[row], r.ds.magnitude[row]));
             rows.delta_error.push_back(r.delta[row] - truth.heads[h].delta(i, 0));
         }
     }
 }
 
 void summarize(RowStatistics& rows) {
-    const auto n = static_cast<double>(rows.p_max.size());
-    double saturated = 0, repeated = 0, to_one = 0, squares = 0, sum = 0, abs_sum = 0;
-    for (const double p : rows.p_max) saturated += p > rounds_to_one;
-    for (const double r : rows.repeated_max) repeated += r >= 2;
-    for (const double r : rows.rounded_to_one) to_one += r >= 2;
-    std::size_t of_two_keys = 0;
-    for (std::size_t i = 0; i < rows.zero_sum_relative.size(); ++i) {
+    double n = 0, saturated = 0, repeated = 0, to_one = 0, sum = 0, abs_sum = 0;
+    for (std::size_t i = 0; i < rows.p_max.size(); ++i) {
         if (rows.keys[i] < 2) continue;
-        squares += rows.zero_sum_relative[i] * rows.zero_sum_relative[i];
-        ++of_two_keys;
+        n += 1;
+        saturated += rows.p_max[i] > rounds_to_one;
+        repeated += rows.repeated_max[i] >= 2;
+        to_one += rows.rounded_to_one[i] >= 2;
     }
     for (const double z : rows.zero_sum) {
         sum += z;
@@ -70,8 +64,8 @@ void summarize(RowStatistics& rows) {
         rows.saturated_fraction = saturated / n;
         rows.repeated_max_fraction = repeated / n;
         rows.rounded_to_one_fraction = to_one / n;
-        rows.zero_sum_rms = std::sqrt(squares / static_cast<double>(of_two_keys));  // NaN: 0/0
     }
+    if (!rows.p_max.empty()) rows.zero_sum_rms = relative_row_sum_rms(rows.zero_sum_relative, rows.keys);
     rows.zero_sum_coherence = abs_sum == 0 ? 0 : sum / abs_sum;  // NaN where ds is not finite
 }
 

@@ -162,10 +162,10 @@ class LayerWriter {
             "keys whose true probability is above 1 - 2^-9 of the row's largest: 1 in bf16 before it is normalised",
             "1");
         put("zero_sum", rows.zero_sum, "sum over keys of the score gradient after its cast; 0 in exact arithmetic",
-            "gradient");
+            "nat/logit");
         put("zero_sum_relative", rows.zero_sum_relative, "the same over the sum of magnitudes; +-1 in a row of one key",
             "1");
-        put("delta_error", rows.delta_error, "delta of the plan minus true delta", "gradient x value");
+        put("delta_error", rows.delta_error, "delta of the plan minus true delta", "nat/logit");
     }
 
     /// Every measure of a set of errors over `axes`.

@@ -100,6 +100,32 @@ void expect_probes(const ProbeSettings& own, Kind kind, const Settings& settings
             fmt::format("{}: trajectory: has one checkpoint: expected two or more", settings.where("probe")));
 }
 
+/// Refuses what the command line gives and a kind of file has no use for: an option that does nothing would be taken to
+/// have done something. A configuration file is for all kinds.
+void expect_options(Kind kind, const ProbeSettings& own, const Settings& settings) {
+    struct Use {
+        std::string_view option, kinds;
+    };
+    constexpr Use uses[] = {{"plan", "capture"},
+                            {"causal", "capture"},
+                            {"scale", "capture"},
+                            {"softcap", "capture"},
+                            {"allow", "capture"},
+                            {"terms", "capture"},
+                            {"row", "capture"},
+                            {"tolerance", "capture"},
+                            {"heads", "capture, run"},
+                            {"window", "capture, run"},
+                            {"directions", "capture, checkpoint"},
+                            {"rise", "run"},
+                            {"margin", "run"}};
+    for (const Use& use : uses)
+        if (settings.given(use.option) && use.kinds.find(name(kind)) == std::string_view::npos)
+            throw RequestError(fmt::format("{}: means nothing for a {} ({}): expected files of kind {}",
+                                           settings.where(use.option), name(kind),
+                                           escaped(own.files.front(), own.files.front().size()), use.kinds));
+}
+
 std::vector<probing::ProbeCapture> captures_of(std::vector<ProbedFile>& files, const ProbeSettings& own,
                                                const Settings& settings) {
     std::vector<probing::ProbeCapture> captures;
@@ -141,6 +167,7 @@ Status run(ProbeSettings& own, const Invocation& call) {
     }
     const Kind kind = files.front().kind;
     expect_probes(own, kind, call.settings);
+    expect_options(kind, own, call.settings);
     ProbeOptions& options = own.options;
     options.probes = own.probes;
     options.terms = static_cast<int>(own.terms);
@@ -194,8 +221,8 @@ Command probe_command() {
             settings.positionals("files", own->files,
                                  "Captures, checkpoints of faultline train, or its runs; all of one kind");
             settings.list("probe", own->probes, "NAME,...", "Only these probes; default all that the files allow");
-            settings.list("layers", own->options.layers, "A,B", "Only these layers; not for runs");
-            settings.list("heads", own->options.heads, "0,1", "Only these query heads of captures");
+            settings.list("layers", own->options.layers, "A,B", "Only these layers");
+            settings.list("heads", own->options.heads, "0,1", "Only these query heads of captures and runs");
             settings.text("plan", own->plan, "NAME|FILE.toml",
                           "The plan whose kernel is watched on captures; default fa2");
             settings.choice("causal", own->causal, "The mask of captures; default: what the capture says");

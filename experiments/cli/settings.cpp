@@ -316,6 +316,12 @@ std::string Settings::setting_that_names(const std::string& file, std::string_vi
     return "";
 }
 
+bool Settings::given(std::string_view key) const {
+    for (const auto& setting : settings_)
+        if (setting->key == key) return setting->origin.starts_with("--");
+    return false;
+}
+
 std::string Settings::where(std::string_view key) const {
     for (const auto& setting : settings_)
         if (setting->key == key) return setting->origin.empty() ? "--" + setting->key : setting->origin;

@@ -65,6 +65,8 @@ class Settings {
     /// The setting, "--plan", whose value is the name of that very file or of a folder that holds it, whatever either is
     /// called (a link, another path); "" for none. The key `except` does not count.
     [[nodiscard]] std::string setting_that_names(const std::string& file, std::string_view except) const;
+    /// Whether the command line or --set gave the key. What a file gives may be meant for another use of the command.
+    [[nodiscard]] bool given(std::string_view key) const;
     /// Where a key's value came from, to begin an error with: "--plan", "--set plan", "run.toml: attribute.plan".
     [[nodiscard]] std::string where(std::string_view key) const;
 

@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include <faultline/cpu/row_sums.hpp>
 #include <faultline/random/random_stream.hpp>
 
 namespace faultline::gpt {
@@ -29,24 +30,24 @@ void assign(const Matrix& from, MatrixView<T> to) {
         for (std::ptrdiff_t j = 0; j < to.cols; ++j) to(i, j) = static_cast<T>(from(i, j));
 }
 
-/// Sums the score gradient of the emulated kernel, after whatever changes it; of capped scores before the slope of the
-/// cap, for that is where the law holds.
+/// Sums the score gradient of the emulated kernel, after whatever changes it, where and in the unit that all read it.
 class ZeroSumWatch final : public Instrument {
   public:
-    ZeroSumWatch(HeadStatistics& statistics, bool capped)
-        : statistics_(statistics), site_(capped ? Site::ds : Site::ds_cast) {}
-    [[nodiscard]] bool watches(Site site) const override { return site == site_; }
-    void at(Site, const TileAt&, MatrixView<double> value, MatrixView<const double>) override {
-        for (std::ptrdiff_t i = 0; i < value.rows; ++i)
-            for (std::ptrdiff_t j = 0; j < value.cols; ++j) {
-                statistics_.zero_sum += value(i, j);
-                statistics_.zero_sum_abs += std::fabs(value(i, j));
-            }
+    ZeroSumWatch(HeadStatistics& statistics, const HeadGroup& group, const RoundingPlan& plan)
+        : statistics_(statistics), gradient_(score_gradient_site(plan.schedule, group.scale, group.softcap > 0)) {}
+    [[nodiscard]] bool watches(Site site) const override { return site == gradient_.site; }
+    void at(Site, const TileAt& where, MatrixView<double> value, MatrixView<const double>) override {
+        TileAt alone = where;
+        alone.query0 = 0;
+        RowSums rows(static_cast<std::size_t>(value.rows));
+        rows.add(alone, value, gradient_.unit);
+        for (const double r : rows.sum) statistics_.zero_sum += r;
+        for (const double a : rows.magnitude) statistics_.zero_sum_abs += a;
     }
 
   private:
     HeadStatistics& statistics_;
-    Site site_;
+    ScoreGradientSite gradient_;
 };
 
 /// Whether the hook watches a site that the fast kernel does not show. Asked once a layer: there are many sites.
@@ -165,12 +166,13 @@ void attention_layer_backward(const ModelConfig& config, const StepContext& cont
             const Matrix mq = doubles(head(q)), mk = doubles(head(k)), mv = doubles(head(v)), md = doubles(head(dout));
             HeadGroup group = pass.group(mq, mk, mv, b);
             group.dout = {md.view()};
-            ZeroSumWatch watch(statistics, group.softcap > 0);
+            const RoundingPlan plan = pass.plan();
+            ZeroSumWatch watch(statistics, group, plan);
             std::vector<Instrument*> parts;
             if (pass.instrument() != nullptr) parts.push_back(pass.instrument());
             parts.push_back(&watch);
             Instruments instruments(parts);
-            const GroupBackward gradient = attention_backward(group, state.emulated[slot], pass.plan(), &instruments);
+            const GroupBackward gradient = attention_backward(group, state.emulated[slot], plan, &instruments);
             assign(gradient.dq[0], head(dq));
             assign(gradient.dk, head(dk));
             assign(gradient.dv, head(dv));

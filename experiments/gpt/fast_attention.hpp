@@ -37,7 +37,7 @@ struct FastOptions {
 /// What a head's forward and backward saw, over one sequence.
 struct HeadStatistics {
     double max_logit = -std::numeric_limits<double>::infinity();  ///< largest score after scale and cap
-    double zero_sum = 0;      ///< sum over rows of sum_j ds_ij, ds after its cast (before the cap's slope)
+    double zero_sum = 0;      ///< sum over rows of sum_j ds_ij, ds after its cast (before the cap's slope), nat/logit
     double zero_sum_abs = 0;  ///< the same of |ds_ij|
     bool detailed = false;    ///< asks for what follows
     double saturated = 0;     ///< rows with p_max > 1 - 2^-9, of those that see two keys or more

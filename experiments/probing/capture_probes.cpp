@@ -7,6 +7,17 @@
 #include <faultline/probing/layer_probes.hpp>
 
 namespace faultline::probing {
+namespace {
+
+/// Whether the bias of a row is 0 or -inf everywhere.
+bool masks_alone(const HeadInputs& in, std::ptrdiff_t row) {
+    if (in.bias.data == nullptr) return true;
+    for (std::ptrdiff_t j = 0; j < in.bias.cols; ++j)
+        if (in.bias(row, j) != 0 && in.bias(row, j) != -INFINITY) return false;
+    return true;
+}
+
+}  // namespace
 
 void LayerProbes::run_plan() {
     Source& source = sources_[1];
@@ -34,8 +45,8 @@ void LayerProbes::run_plan() {
             std::ranges::copy(forward.heads[i].o.values, output_of(source, h, b).begin());
             if (!backward_) continue;
             source.p_sum.set(h, b, rows[i].p_sum);
-            source.gradient_sum.set(h, b, rows[i].gradient_sum);
-            source.gradient_abs.set(h, b, rows[i].gradient_abs);
+            source.gradient_sum.set(h, b, rows[i].gradient.sum);
+            source.gradient_abs.set(h, b, rows[i].gradient.magnitude);
             source.delta_error.set(h, b, rows[i].delta);  // the exact one is taken off in visit()
             source.delta_gap.set(h, b, rows[i].delta_p_dp);
         }
@@ -68,7 +79,7 @@ void LayerProbes::visit(std::size_t h, std::ptrdiff_t b) {
             continue;
         }
         if (source.kernel == nullptr) {
-            fill(source, h, sequence, g, g.delta, g.delta, !g.lse.empty());
+            fill(source, h, sequence, g, g.delta, g.delta, in.bias, !g.lse.empty());
             std::ranges::copy(exact_output(g, in).values, output_of(source, h, sequence).begin());
             continue;
         }
@@ -80,21 +91,28 @@ void LayerProbes::visit(std::size_t h, std::ptrdiff_t b) {
             for (std::ptrdiff_t i = 0; i < column.rows; ++i) lse.push_back(column(i, 0));
         }
         if (backward_) delta = delta_of_output(in.dout, o);
-        fill(source, h, sequence, with_statistics(g, in, lse, delta), delta, g.delta, source.kernel->lse.has_value());
+        fill(source, h, sequence, with_statistics(g, in, lse, delta), delta, g.delta, in.bias,
+             source.kernel->lse.has_value());
     }
     std::size_t at = h * rows_ + sequence * static_cast<std::size_t>(in.q.rows);
-    for (const RowSaturation& row : saturation(g, options_.tolerance)) {
+    std::ptrdiff_t i = 0;
+    for (const RowSaturation& row : saturation(g, options_.tolerance, in.sink)) {
         saturation_[at] = row;
-        winner_fused_[at] = winner_exponent(row.max_logit / in.scale, in.scale, true);
-        winner_unfused_[at] = winner_exponent(row.max_logit / in.scale, in.scale, false);
+        // The largest q.k follows from the largest score where that is scale q.k: without a cap, and under a bias that masks.
+        if (in.softcap == 0 && masks_alone(in, i)) {
+            winner_fused_[at] = winner_exponent(row.max_logit / in.scale, in.scale, true);
+            winner_unfused_[at] = winner_exponent(row.max_logit / in.scale, in.scale, false);
+        }
         ++at;
+        ++i;
     }
     key_spread_[h * static_cast<std::size_t>(layer_.q.batch) + sequence] = key_mean_over_spread(in.k);
 }
 
 void LayerProbes::fill(Source& source, std::size_t h, std::size_t sequence, const ScoreGradient& g,
-                       const std::vector<double>& delta, const std::vector<double>& exact_delta, bool p_is_its_own) {
-    const Conservation c = conservation(g, softcap_of(layer_, options_));
+                       const std::vector<double>& delta, const std::vector<double>& exact_delta,
+                       MatrixView<const double> bias, bool p_is_its_own) {
+    const Conservation c = conservation(g, softcap_of(layer_, options_), bias);
     if (p_is_its_own) source.p_sum.set(h, sequence, c.p_sum);
     if (!backward_) return;
     source.gradient_sum.set(h, sequence, c.gradient_sum);
@@ -131,6 +149,13 @@ Report probe_captures(std::span<const ProbeCapture> captures, const ProbeOptions
         for (const LayerCapture& layer : capture.capture.layers)
             LayerProbes(capture, layer, place_of(capture, layer, captures.size()), options).run(report);
     }
+    const auto runs_plan = [&](const LayerCapture& layer) {
+        return softcap_of(layer, options) == 0 && layer.sink.empty();
+    };
+    if (std::ranges::none_of(captures, [&](const ProbeCapture& capture) {
+            return std::ranges::any_of(capture.capture.layers, runs_plan);
+        }))
+        report.plan.clear();
     if (options.wants("similarity")) add_similarity(captures, options, report);
     for (const std::string& probe : options.probes)
         if (std::ranges::none_of(report.blocks, [&](const Block& block) { return block.probe == probe; }))

@@ -11,10 +11,13 @@
 namespace faultline::probing {
 namespace {
 
+/// A NaN stays.
 double rms(std::span<const double> x) {
-    double squares = 0;
-    for (const double v : x) squares += v * v;
-    return x.empty() ? NAN : std::sqrt(squares / static_cast<double>(x.size()));
+    double largest = 0, squares = 0;
+    for (const double v : x) largest = std::max(largest, std::abs(v));
+    if (largest == 0 || !std::isfinite(largest)) largest = 1;
+    for (const double v : x) squares += v / largest * (v / largest);
+    return x.empty() ? NAN : largest * std::sqrt(squares / static_cast<double>(x.size()));
 }
 double mean(std::span<const double> x) {
     return x.empty() ? NAN : std::accumulate(x.begin(), x.end(), 0.0) / static_cast<double>(x.size());
@@ -25,21 +28,23 @@ double mean(std::span<const double> x) {
 void LayerProbes::conservation_block(Report& report) {
     Block out = block("conservation",
                       "over rows: r = sum of ds (0), p (1), delta = dO.O against exact and against the "
-                      "source's own P.dP; sequences joined");
+                      "source's own P.dP; r over sum of |ds| in rows that see two keys or more; sequences joined");
     for (Source& s : sources_) {
         const std::string& n = s.name;
         out.lines.push_back(line(n + ": sum of p - 1, rms", "1", [&](std::size_t h) {
-            std::vector<double> away(s.p_sum.head(h).begin(), s.p_sum.head(h).end());
-            for (double& p : away) p -= 1;
+            std::vector<double> away;  // of rows that see a key, or a sink: the others' p is 0 by right
+            for (std::size_t i = 0; i < rows_; ++i)
+                if (saturation_[h * rows_ + i].keys > 0 || !layer_.sink.empty()) away.push_back(s.p_sum.head(h)[i] - 1);
             return rms(away);
         }));
         if (!backward_) continue;
         out.lines.push_back(line(n + ": r over sum of |ds|, rms", "1", [&](std::size_t h) {
-            std::vector<double> ratio;
-            for (std::size_t i = 0; i < rows_; ++i)
-                if (s.gradient_abs.head(h)[i] > 0)
-                    ratio.push_back(s.gradient_sum.head(h)[i] / s.gradient_abs.head(h)[i]);
-            return rms(ratio);
+            std::vector<double> relative, keys;
+            for (std::size_t i = 0; i < rows_; ++i) {
+                relative.push_back(relative_row_sum(s.gradient_sum.head(h)[i], s.gradient_abs.head(h)[i]));
+                keys.push_back(saturation_[h * rows_ + i].keys);
+            }
+            return relative_row_sum_rms(relative, keys);
         }));
         out.lines.push_back(line(n + ": running sum of r, at the end", "nat/logit",
                                  [&](std::size_t h) { return running_sum(s.gradient_sum.head(h)).back(); }));
@@ -137,24 +142,33 @@ void LayerProbes::add_coherence(Block& out, const std::string& name, const std::
     put("mean sign", "1", [](const Coherence& c) { return c.mean_sign; });
     put("sum over sum of magnitudes", "1", [](const Coherence& c) { return c.sum_coherence; });
     put("p of it", "1", [](const Coherence& c) { return c.sum_p; });
+    put("signs' correlation with the next", "1", [](const Coherence& c) { return c.sign_lag1; });
+    if (std::ranges::any_of(by_head, [](const Coherence& c) { return c.nonfinite > 0; }))
+        put("left out, not finite", "1", [](const Coherence& c) { return static_cast<double>(c.nonfinite); });
 }
 
-void LayerProbes::put_coherence(Block& out, const std::vector<Axis>& axes, const std::vector<Coherence>& all) {
-    const auto put = [&](const char* name, const char* about, auto&& get) {
+void LayerProbes::put_coherence(Block& out, const std::vector<Axis>& axes, const std::vector<Coherence>& all,
+                                const std::string& unit) {
+    const auto put = [&](const char* name, const char* about, auto&& get, const std::string& its_unit = "1") {
         std::vector<double> values;
-        for (const Coherence& c : all) values.push_back(get(c));
-        out.quantities.push_back({name, {about, "1"}, axes, values});
+        for (const Coherence& c : all) values.push_back(static_cast<double>(get(c)));
+        out.quantities.push_back({name, {about, its_unit}, axes, values});
     };
     put("mean_sign", "mean sign; its magnitude is the sign coherence", [](const Coherence& c) { return c.mean_sign; });
     put("sum_coherence", "sum over sum of magnitudes", [](const Coherence& c) { return c.sum_coherence; });
-    put("rms", "deviation: rms, in the error's unit", [](const Coherence& c) { return c.rms; });
+    put(
+        "rms", "deviation: rms", [](const Coherence& c) { return c.rms; }, unit);
+    put("count", "finite elements", [](const Coherence& c) { return c.count; });
+    put("nonfinite", "elements left out: not finite", [](const Coherence& c) { return c.nonfinite; });
+    put("sign_lag1", "correlation of the signs of neighbours; above 0 the chances are too small",
+        [](const Coherence& c) { return c.sign_lag1; });
     put("sign_p", "two-sided chance under random signs, exact binomial", [](const Coherence& c) { return c.sign_p; });
-    put("sum_p", "two-sided chance of the sum under random signs, normal", [](const Coherence& c) { return c.sum_p; });
+    put("sum_p", "two-sided chance of the sum under random signs: counted up to 16 elements, normal beyond",
+        [](const Coherence& c) { return c.sum_p; });
 }
 
 void LayerProbes::coherence_blocks(Report& report) {
-    Block out =
-        block("coherence", "of the error of delta over rows, sequences joined; p: two-sided, signs at random, normal");
+    Block out = block("coherence", "of the error of delta over rows, sequences joined; p: two-sided, signs at random");
     const std::size_t window = options_.window > 0 ? static_cast<std::size_t>(options_.window) : rows_;
     if (window > rows_)
         throw RequestError(
@@ -169,28 +183,31 @@ void LayerProbes::coherence_blocks(Report& report) {
         if (&s != &sources_.front()) add_coherence(out, s.name, whole);
     }
     label(out, true);
-    put_coherence(out, axes({{"window", static_cast<std::int64_t>(rows_ / window)}}, true), windows);
+    put_coherence(out, axes({{"window", static_cast<std::int64_t>(rows_ / window)}}, true), windows, "nat/logit");
     report.blocks.push_back(std::move(out));
     if (site_errors_.empty()) return;
 
     Block sites = block(
         "site-coherence",
         fmt::format(
-            "plan {}: of a site's local error, tile means over tiles and sequences; sites of one tile tell nothing; "
-            "the {} most significant",
-            options_.plan.name, shown_sites));
+            "plan {}: of a site's local error, tile means over tiles and sequences; the {} most significant of the sites "
+            "with {} tiles and more",
+            options_.plan.name, shown_sites, least_tiles));
     std::vector<std::string> names;
     std::vector<Coherence> all;
     std::vector<std::pair<double, Block>> ranked;
     for (const auto& [site, errors] : site_errors_) {
         std::vector<Coherence> by_head;
         double least = 1;
+        std::size_t most_tiles = 0;
         for (const std::vector<double>& tiles : errors) {
             by_head.push_back(coherence(tiles));
-            least = std::min(least, by_head.back().sum_p);
+            least = std::min(least, by_head.back().sum_p);  // a NaN is not less
+            most_tiles = std::max(most_tiles, by_head.back().count);
         }
         names.emplace_back(name(site));
         all.insert(all.end(), by_head.begin(), by_head.end());
+        if (most_tiles < least_tiles) continue;
         Block part;
         add_coherence(part, std::string(name(site)), by_head);
         ranked.emplace_back(least, std::move(part));
@@ -202,7 +219,7 @@ void LayerProbes::coherence_blocks(Report& report) {
     sites.labels.emplace_back("site", names);
     put_coherence(
         sites, {{"site", static_cast<std::int64_t>(names.size())}, {"head", static_cast<std::int64_t>(heads_.size())}},
-        all);
+        all, "unit of the site");
     report.blocks.push_back(std::move(sites));
 }
 

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include <fmt/format.h>
+
 #include <faultline/attribution/group_run.hpp>
 #include <faultline/base/parallel.hpp>
 #include <faultline/cpu/recorder.hpp>
@@ -99,6 +101,7 @@ class LayerProbes {
                options_.wants("output-error");
     }
     [[nodiscard]] Block block(const std::string& probe, std::string note) const {
+        if (!plan_runs_ && probe != "saturation") note += fmt::format("; {}", plan_left_out);
         return {place_, probe, std::move(note), head_names(heads_), {}, {}, {}};
     }
     [[nodiscard]] std::vector<Axis> axes(std::initializer_list<Axis> more, bool by_source) const {
@@ -148,7 +151,8 @@ class LayerProbes {
     void visit(std::size_t h, std::ptrdiff_t b);
 
     void fill(Source& source, std::size_t h, std::size_t sequence, const ScoreGradient& g,
-              const std::vector<double>& delta, const std::vector<double>& exact_delta, bool p_is_its_own);
+              const std::vector<double>& delta, const std::vector<double>& exact_delta, MatrixView<const double> bias,
+              bool p_is_its_own);
     /// delta becomes its error, and P.dP its distance from delta.
     void take_off(Source& source, std::size_t h, std::size_t sequence, const std::vector<double>& exact_delta);
     static Matrix exact_output(const ScoreGradient& g, const HeadInputs& in);
@@ -166,16 +170,21 @@ class LayerProbes {
 
     void add_coherence(Block& out, const std::string& name, const std::vector<Coherence>& by_head);
 
-    void put_coherence(Block& out, const std::vector<Axis>& axes, const std::vector<Coherence>& all);
+    void put_coherence(Block& out, const std::vector<Axis>& axes, const std::vector<Coherence>& all,
+                       const std::string& unit);
 
     void coherence_blocks(Report& report);
 
     void saturation_block(Report& report);
 
     void output_blocks(Report& report);
-    void running_quantities(Block& out, const std::vector<std::size_t>& feature_of_head, const Format& format);
+    /// The format that a source stores its output in: a plan's rule, an observed kernel's tensor.
+    [[nodiscard]] Format output_format(const Source& source) const;
+    void running_quantities(Block& out, const std::vector<std::size_t>& feature_of_head);
 
     static constexpr std::size_t shown_sites = 5;
+    /// Of a site in the list: with fewer the least chance, all signs alike, is above 3%, and the list would be of ties.
+    static constexpr std::size_t least_tiles = 6;
     const ProbeCapture& capture_;
     const LayerCapture& layer_;
     std::string place_;

@@ -64,6 +64,8 @@ struct ProbeCapture {
 void add_similarity(std::span<const ProbeCapture> captures, const ProbeOptions& options, Report& report);
 /// The softcap of a layer's scores: the options' where they give one, else the capture's.
 [[nodiscard]] double softcap_of(const LayerCapture& layer, const ProbeOptions& options);
+/// What a note says where no plan ran.
+inline constexpr std::string_view plan_left_out = "the plan is left out: a layer with a softcap or a sink";
 /// RequestError for a layer with dropout.
 void expect_no_dropout(const ProbeCapture& capture, const LayerCapture& layer);
 /// Query head `h` of batch element `b`, as the probes take it.

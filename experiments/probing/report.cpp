@@ -61,18 +61,20 @@ ordered_json json_number(double x) {
     return x;
 }
 
-/// Numbers where all labels are (heads, steps), else text.
-void add_coordinate(RecordFile& file, const std::string& path, const std::vector<std::string>& labels) {
+/// Numbers along the dimensions that count something. Names stay text: runs "01" and "1" are two.
+void add_coordinate(RecordFile& file, const std::string& group, const std::string& name,
+                    const std::vector<std::string>& labels) {
+    constexpr std::string_view counted[] = {"head", "key_head", "layer", "step"};
     std::vector<std::int64_t> numbers;
     for (const std::string& label : labels) {
         std::int64_t number = 0;
         const auto [end, error] = std::from_chars(label.data(), label.data() + label.size(), number);
         if (error == std::errc() && end == label.data() + label.size()) numbers.push_back(number);
     }
-    if (numbers.size() == labels.size())
-        file.coordinate(path, numbers);
+    if (numbers.size() == labels.size() && std::ranges::find(counted, name) != std::end(counted))
+        file.coordinate(group + name, numbers);
     else
-        file.coordinate(path, labels);
+        file.coordinate(group + name, labels);
 }
 
 }  // namespace
@@ -115,7 +117,7 @@ void write_h5(const Report& report, const std::string& path, const Manifest& man
     if (!report.plan.empty()) file.attribute("", "plan", report.plan);
     for (const Block& block : report.blocks) {
         const std::string group = fmt::format("{}/{}/", block.place, block.probe);
-        for (const auto& [name, labels] : block.labels) add_coordinate(file, group + name, labels);
+        for (const auto& [name, labels] : block.labels) add_coordinate(file, group, name, labels);
         for (const Quantity& quantity : block.quantities)
             file.write(group + quantity.name, quantity.values, quantity.axes, quantity.about);
         if (!block.quantities.empty() && !block.note.empty())

@@ -5,11 +5,11 @@
 #include <cmath>
 
 #include <fmt/format.h>
+#include <Eigen/SVD>
 
 #include <faultline/attribution/group_run.hpp>
 #include <faultline/base/error.hpp>
 #include <faultline/base/parallel.hpp>
-#include <faultline/probes/leading.hpp>
 #include <faultline/probes/plan_conservation.hpp>
 #include <faultline/probes/similarity.hpp>
 #include <faultline/probing/probing.hpp>
@@ -38,7 +38,12 @@ std::vector<double> layer_input(const ProbeCapture& capture, const LayerCapture&
         throw RequestError(fmt::format("{}: tensor \"{}.x\": shape {}: expected [{}, {}, width]",
                                        capture.tensors.source, layer.name, shape_text(x->shape), layer.q.batch,
                                        layer.q.rows));
-    return x->to_double();
+    std::vector<double> values = x->to_double();
+    for (const double v : values)
+        if (!std::isfinite(v))
+            throw RequestError(fmt::format("{}: tensor \"{}.x\": holds {}: expected finite numbers",
+                                           capture.tensors.source, layer.name, v));
+    return values;
 }
 
 /// delta of the plan's kernel minus exact delta, [batch, head][row]; NaN where the layer has no dO or the plan does not run.
@@ -97,7 +102,9 @@ void append_terms(const ProbeCapture& capture, const LayerCapture& layer, std::s
     }
 }
 
-/// Leading directions of the rows of PK that belong to a capture, as columns.
+/// Leading directions of the rows of PK that belong to a capture, as columns: at most k, and no more than there are. A
+/// singular value below 2^-20 of the first is no direction (k and v of bf16 and their P hold no more); what an iteration
+/// would complete the block with has angles that mean nothing.
 Matrix leading_rows(const Terms& terms, std::size_t file, int k) {
     std::vector<std::ptrdiff_t> rows;
     for (std::size_t t = 0; t < terms.capture.size(); ++t)
@@ -105,11 +112,14 @@ Matrix leading_rows(const Terms& terms, std::size_t file, int k) {
     Eigen::MatrixXd m(static_cast<Eigen::Index>(rows.size()), terms.pk.cols);
     for (std::size_t t = 0; t < rows.size(); ++t)
         for (std::ptrdiff_t c = 0; c < terms.pk.cols; ++c) m(static_cast<Eigen::Index>(t), c) = terms.pk(rows[t], c);
-    LeadingDirections found(k);
-    found.update(m);
-    Matrix out(terms.pk.cols, found.right().cols());
+    if (!m.allFinite()) return {terms.pk.cols, 1, NAN};
+    const Eigen::JacobiSVD<Eigen::MatrixXd> svd(m, Eigen::ComputeThinV);
+    const Eigen::VectorXd& sigma = svd.singularValues();
+    Eigen::Index count = 0;
+    while (count < std::min<Eigen::Index>(k, sigma.size()) && sigma(count) > 0x1p-20 * sigma(0)) ++count;
+    Matrix out(terms.pk.cols, count);
     for (std::ptrdiff_t i = 0; i < out.rows; ++i)
-        for (std::ptrdiff_t j = 0; j < out.cols; ++j) out(i, j) = found.right()(i, j);
+        for (std::ptrdiff_t j = 0; j < out.cols; ++j) out(i, j) = svd.matrixV()(i, j);
     return out;
 }
 
@@ -118,8 +128,14 @@ void add_layer(const std::string& name, std::span<const ProbeCapture> captures, 
     const LayerCapture& first = captures.front().capture[name];
     const std::vector<int> heads = heads_of(first, options);
     std::vector<Terms> terms(heads.size());
+    bool plan_runs = true;
     for (std::size_t f = 0; f < captures.size(); ++f) {
         const LayerCapture& layer = captures[f].capture[name];
+        plan_runs = plan_runs && softcap_of(layer, options) == 0 && layer.sink.empty();
+        if (layer.dout.empty() != first.dout.empty())
+            throw RequestError(fmt::format("{}: {}: has {}: expected a tensor {}.do in all captures or in none",
+                                           captures[f].tensors.source, name, layer.dout.empty() ? "no dO" : "dO",
+                                           name));
         const bool same = layer.heads() == first.heads() && layer.head_dim() == first.head_dim() &&
                           (layer_input(captures[f], layer).empty() == layer_input(captures[0], first).empty());
         if (!same)
@@ -132,15 +148,16 @@ void add_layer(const std::string& name, std::span<const ProbeCapture> captures, 
     }
     const bool has_x = !layer_input(captures[0], first).empty();
     const std::size_t n = terms.front().row.size();
-    Block out{
-        name,
-        "similarity",
-        fmt::format("{} terms (PK)[t]^T {}[t] a head, rows evenly spaced{}; coefficient: error of delta in plan {}", n,
-                    has_x ? "X" : "q", captures.size() > 1 ? ", over all captures" : "", options.plan.name),
-        head_names(heads),
-        {},
-        {},
-        {}};
+    Block out{name,
+              "similarity",
+              fmt::format(
+                  "{} terms (PK)[t]^T {}[t] a head, rows evenly spaced{}; {}", n, has_x ? "X" : "q",
+                  captures.size() > 1 ? ", over all captures" : "",
+                  plan_runs ? "coefficient: error of delta in plan " + options.plan.name : std::string(plan_left_out)),
+              head_names(heads),
+              {},
+              {},
+              {}};
     const char* titles[] = {"mean cosine",
                             "mean |cosine|",
                             "energy in the first",
@@ -229,7 +246,9 @@ void add_layer(const std::string& name, std::span<const ProbeCapture> captures, 
 
 void add_similarity(std::span<const ProbeCapture> captures, const ProbeOptions& options, Report& report) {
     for (const LayerCapture& layer : captures.front().capture.layers) {
-        if (layer.dout.empty()) continue;  // no gradient, no terms
+        const bool no_gradient =
+            std::ranges::all_of(captures, [&](const ProbeCapture& c) { return c.capture[layer.name].dout.empty(); });
+        if (no_gradient) continue;  // no terms
         add_layer(layer.name, captures, options, report);
     }
 }

@@ -39,6 +39,17 @@ int integer(const TensorSet& set, const std::string& key, int least, int most) {
     return value;
 }
 
+double number(const TensorSet& set, const std::string& key, double least, double below) {
+    const std::string text = metadata(set, key);
+    double value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc() || end != text.data() + text.size() || !(value >= least && value < below))
+        throw RequestError(fmt::format("{}: metadata \"{}\": {}: expected a number from {:g}{}", set.source, key,
+                                       in_quotes(text), least,
+                                       std::isinf(below) ? std::string() : fmt::format(" to less than {:g}", below)));
+    return value;
+}
+
 bool truth(const TensorSet& set, const std::string& key) {
     const std::string text = metadata(set, key);
     if (text != "true" && text != "false")
@@ -62,7 +73,7 @@ struct Weights {
     gpt::ModelConfig model;
     gpt::ParameterLayout layout;
     std::vector<float> values,
-        update;  ///< update: the last one's direction, up to a factor; empty where it is not known
+        update;  ///< the last one of a matrix over its rate, with its weight decay; empty where it is not known
 
     static gpt::ModelConfig model_of(const TensorSet& set) {
         if (metadata(set, "schema") != schema)
@@ -93,13 +104,20 @@ struct Weights {
         if (set.find("optimizer.second") == nullptr || metadata(set, "config.optimizer") != "0") return;
         const std::vector<float> first = floats(set, "optimizer.first", layout.size()),
                                  second = floats(set, "optimizer.second", layout.size());
-        const auto number = [&](const std::string& key) { return std::strtod(metadata(set, key).c_str(), nullptr); };
-        const double steps = integer(set, "optimizer_steps", 0, 1 << 30), epsilon = number("config.epsilon");
-        const double unbias_1 = 1 - std::pow(number("config.beta1"), steps),
-                     unbias_2 = 1 - std::pow(number("config.beta2"), steps);
+        const double steps = integer(set, "optimizer_steps", 0, 1 << 30),
+                     epsilon = number(set, "config.epsilon", 0, INFINITY),
+                     decay = number(set, "config.weight-decay", 0, INFINITY);
+        const double unbias_1 = 1 - std::pow(number(set, "config.beta1", 0, 1), steps),
+                     unbias_2 = 1 - std::pow(number(set, "config.beta2", 0, 1), steps);
         if (steps == 0) return;
-        for (std::size_t i = 0; i < first.size(); ++i)
-            update.push_back(static_cast<float>(-(first[i] / unbias_1) / (std::sqrt(second[i] / unbias_2) + epsilon)));
+        // W after the step stands for W before it, from which the step took `decay` W: they differ by the rate.
+        for (std::size_t i = 0; i < first.size(); ++i) {
+            if (second[i] < 0)
+                throw RequestError(fmt::format("{}: tensor \"optimizer.second\": {} at {}: expected means of squares",
+                                               set.source, second[i], i));
+            const double step = (first[i] / unbias_1) / (std::sqrt(second[i] / unbias_2) + epsilon);
+            update.push_back(static_cast<float>(-(step + decay * values[i])));
+        }
     }
     [[nodiscard]] MatrixView<const float> of(const std::string& name, const std::vector<float>& flat) const {
         return layout.at(name).of(std::span<const float>(flat));
@@ -150,7 +168,8 @@ Spectrum spectrum_of(std::vector<double> all, int k) {
 Block directions_block(const Weights& w, const std::string& layer, const std::string& place, const Weights* previous,
                        const ProbeOptions& options) {
     const int k = options.directions, d = w.model.head_dim();
-    const std::string what = previous != nullptr ? "from the first checkpoint" : "AdamW's last, up to its rate";
+    const std::string what =
+        previous != nullptr ? "from the first checkpoint" : "AdamW's last, decay included, over its rate";
     Block out{place + layer, "directions", "", {}, {}, {}, {}};
     const bool has_update = previous != nullptr || !w.update.empty();
     out.note =
@@ -174,6 +193,9 @@ Block directions_block(const Weights& w, const std::string& layer, const std::st
         LeadingDirections leading(k);
         leading.update(to_eigen(m));
         const Matrix u = rows_of(leading.left()), v = rows_of(leading.right());
+        // Of a rank below k the last directions are what the iteration was begun with.
+        const bool has_directions =
+            leading.sigma().size() > 0 && leading.sigma()(leading.sigma().size() - 1) > 0x1p-40 * leading.sigma()(0);
         Alignment a{NAN, NAN, NAN, NAN};
         if (has_update) {
             Matrix update = doubles(previous != nullptr ? m : weight(name, w.update));
@@ -182,7 +204,7 @@ Block directions_block(const Weights& w, const std::string& layer, const std::st
                 for (std::ptrdiff_t i = 0; i < m.rows; ++i)
                     for (std::ptrdiff_t j = 0; j < m.cols; ++j) update(i, j) -= static_cast<double>(was(i, j));
             }
-            a = alignment(update.view(), u.view(), v.view());
+            if (has_directions) a = alignment(update.view(), u.view(), v.view());
         }
         add(name[3] == 'q' ? "W_Q" : "W_K", s, a);
         const std::string side = name[3] == 'q' ? "q" : "k";

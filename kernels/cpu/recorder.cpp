@@ -11,19 +11,14 @@ namespace faultline {
 TileRecorder::TileRecorder(const HeadGroup& group, const RoundingPlan& plan)
     : group_(group),
       heads_(static_cast<int>(group.q.size())),
-      score_gradient_(group.softcap > 0                               ? Site::ds
-                      : plan.schedule.ds_scale == DsScale::after_cast ? Site::ds_scaled
-                                                                      : Site::ds_cast),
-      gradient_scale_(plan.schedule.ds_scale == DsScale::before || score_gradient_ == Site::ds_scaled ? group.scale
-                                                                                                      : 1.0),
+      score_gradient_(score_gradient_site(plan.schedule, group.scale, group.softcap > 0)),
       sink_p_(group.q.size()) {
     // From here on the share that the plan's delta carries (backward.hpp, delta_share).
     if (group_.dropout.empty() || plan.schedule.normalize == Normalize::before_pv) group_.keep = 1;
     const auto rows = static_cast<std::size_t>(group.q.at(0).rows);
-    rows_.assign(
-        group.q.size(),
-        RecordedRows{std::vector<double>(rows, 0.0), std::vector<double>(rows, 0.0), std::vector<double>(rows, 0.0),
-                     std::vector<double>(rows, -std::numeric_limits<double>::infinity()), std::vector<int>(rows, 0)});
+    rows_.assign(group.q.size(), RecordedRows{std::vector<double>(rows, 0.0), RowSums(rows),
+                                              std::vector<double>(rows, -std::numeric_limits<double>::infinity()),
+                                              std::vector<int>(rows, 0)});
 }
 
 bool TileRecorder::watches(Site) const { return true; }
@@ -99,16 +94,9 @@ void TileRecorder::at(Site site, const TileAt& where, MatrixView<double> value, 
             const auto row = static_cast<std::size_t>(where.query0 + i);
             rows.delta[row] = value(i, 0) / group_.keep;
             const std::vector<double>& sink = sink_p_[static_cast<std::size_t>(head)];
-            if (sink.empty()) continue;
-            rows.ds_sum[row] -= sink[row] * value(i, 0) * gradient_scale_;
-            rows.ds_abs_sum[row] += std::abs(sink[row] * value(i, 0) * gradient_scale_);
+            if (!sink.empty()) rows.ds.add_column(row, -sink[row] * value(i, 0));
         }
-    if (site == score_gradient_)
-        for (std::ptrdiff_t i = 0; i < value.rows; ++i)
-            for (std::ptrdiff_t j = 0; j < value.cols; ++j) {
-                rows.ds_sum[static_cast<std::size_t>(where.query0 + i)] += value(i, j);
-                rows.ds_abs_sum[static_cast<std::size_t>(where.query0 + i)] += std::abs(value(i, j));
-            }
+    if (site == score_gradient_.site) rows.ds.add(where, value, score_gradient_.unit);
 }
 
 TileStatistics TileRecorder::statistics(Site site) const {

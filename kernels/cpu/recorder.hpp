@@ -9,6 +9,7 @@
 
 #include <faultline/cpu/attention.hpp>
 #include <faultline/cpu/instrument.hpp>
+#include <faultline/cpu/row_sums.hpp>
 #include <faultline/plan/site.hpp>
 #include <faultline/tensor/matrix.hpp>
 
@@ -38,10 +39,8 @@ struct TileStatistics {
 /// Per query head: what each row of the plan's run had.
 struct RecordedRows {
     std::vector<double> delta;  ///< [n_q], after its site
-    /// [n_q], sum over keys of the score gradient as the products receive it; under a softcap of the capped score's, before
-    /// its cast, which alone sums to 0; with a sink its share, -p_sink delta, is added.
-    std::vector<double> ds_sum;
-    std::vector<double> ds_abs_sum;   ///< [n_q]
+    /// [n_q] of the score gradient at its site (row_sums.hpp), nat/logit; with a sink its share, -p_sink delta, is added.
+    RowSums ds;
     std::vector<double> score_max;    ///< [n_q], largest score of the whole row as the softmax receives it, in the
                                       ///< plan's unit; -inf where the row sees no key
     std::vector<int> score_max_keys;  ///< [n_q], keys whose score is that number exactly
@@ -73,8 +72,7 @@ class TileRecorder final : public Instrument {
 
     HeadGroup group_;  // for its shapes, mask and first head
     int heads_;
-    Site score_gradient_;    // the last site of ds before the products, or that before a softcap's slope
-    double gradient_scale_;  // how often the scale is in it
+    ScoreGradientSite score_gradient_;
     std::vector<std::vector<double>> sink_p_;  // per head, where there is a sink
     std::array<Grid, site_count> grids_;
     std::vector<RecordedRows> rows_;

@@ -177,6 +177,44 @@ TEST(Conservation, MasksAndDegenerateHeads) {
     EXPECT_NEAR(holes.p_sum[3], 1, sum_rounding);
 }
 
+// Of one key r is |x|/|x|; 3 of 4 and 0 of nothing count.
+TEST(Conservation, RelativeSumsAreOfRowsWithTwoKeys) {
+    const std::vector<double> sum{1e-9, 3, 0}, magnitude{1e-9, 4, 0}, keys{1, 2, 3};
+    std::vector<double> relative;
+    for (std::size_t i = 0; i < 3; ++i) relative.push_back(relative_row_sum(sum[i], magnitude[i]));
+    EXPECT_EQ(relative, (std::vector<double>{1, 0.75, 0}));
+    EXPECT_EQ(relative_row_sum_rms(relative, keys), 0.75 / std::sqrt(2.0));
+    EXPECT_TRUE(std::isnan(relative_row_sum_rms({relative.data(), 1}, keys)));
+    relative[2] = nan_value;
+    EXPECT_TRUE(std::isnan(relative_row_sum_rms(relative, keys)));
+}
+
+// The slope of the cap is that of the score before the bias: adding a constant to a row's bias changes nothing.
+TEST(Conservation, TheSlopeOfTheCapKnowsNoBias) {
+    Head head(6, 4, 20);
+    head.in.softcap = 5;
+    const Conservation plain = conservation(score_gradient(head.in), 5);
+    Matrix bias(6, 6, 2);
+    bias(4, 1) = -infinity;
+    head.in.bias = bias.view();
+    const Conservation shifted = conservation(score_gradient(head.in), 5, head.in.bias);
+    for (const std::size_t i : {0U, 1U, 2U, 3U, 5U})
+        EXPECT_NEAR(shifted.before_softcap[i], plain.before_softcap[i], 1e-13);
+    EXPECT_TRUE(std::isfinite(shifted.before_softcap[4]));
+}
+
+// Keys of scores 0 and log 3 beside a sink of 45: p = (1, 3) / (4 + e^45), 1 - p_sink has no digit of them.
+TEST(Saturation, AHeavySinkLeavesTheKeysTheirDigits) {
+    const std::vector<double> scores{0, std::log(3.0)};
+    const RowSaturation r = row_saturation(scores, repeated_within, 45.0);
+    const double sum = 4 + std::exp(45.0), p0 = 1 / sum, p1 = 3 / sum;
+    EXPECT_EQ(r.keys, 2);
+    EXPECT_NEAR(r.p_max, p1, 1e-14 * p1);
+    const double entropy = -p0 * std::log(p0) - p1 * std::log(p1);
+    EXPECT_NEAR(r.entropy, entropy, 1e-14 * entropy);
+    EXPECT_EQ(row_saturation(scores, repeated_within, -infinity).p_max, row_saturation(scores).p_max);
+}
+
 TEST(Saturation, WorkedRows) {
     const std::vector<double> uniform(8, 3.0);
     const RowSaturation flat = row_saturation(uniform);
@@ -196,6 +234,8 @@ TEST(Saturation, WorkedRows) {
     const std::vector<double> one{-4}, sharp{0, -7}, masked{-infinity, -infinity}, bad{1, nan_value};
     EXPECT_EQ(row_saturation(one).p_max, 1);
     EXPECT_EQ(row_saturation(one).entropy, 0);
+    EXPECT_FALSE(row_saturation(one).chooses());
+    EXPECT_TRUE(row_saturation(two).chooses());
     EXPECT_TRUE(row_saturation(sharp).saturated());  // exp(-7) = 9e-4 < 2^-9
     EXPECT_EQ(row_saturation(masked).p_max, 0);
     EXPECT_EQ(row_saturation({}).p_max, 0);
@@ -249,13 +289,13 @@ TEST(OutputError, SignedUlpsByFeature) {
 // The worked example of arXiv 2510.04212, section 3.3: -2.40625 and a small tail, then -2.296875: the tie's tail rounds it away.
 TEST(OutputError, TheTieWithATail) {
     const std::vector<double> pbar{1, 0x1p-10, 0.9999}, v{-2.40625, -0.875, -2.296875};
-    const RunningOutput r = running_output(pbar, v, bf16);
+    const RunningOutput r = running_output(pbar, v, bf16, bf16);
     EXPECT_EQ(r.sum[0], -2.40625);
     EXPECT_EQ(r.error[0], 0);
     EXPECT_EQ(r.sum[2], -2.40625 - 0.875 * 0x1p-10 - 2.296875);
     EXPECT_EQ(r.error[2], -4.71875 - r.sum[2]);
     EXPECT_EQ(r.event, (std::vector<int>{1, 0, 1}));
-    EXPECT_TRUE(running_output({}, {}, bf16).sum.empty());
+    EXPECT_TRUE(running_output({}, {}, bf16, bf16).sum.empty());
 }
 
 // --- on a plan's kernel ----------------------------------------------------------------------------------------------
@@ -279,7 +319,7 @@ TEST(PlanConservation, TheExactPlanKeepsTheLaws) {
     constexpr double binary64 = 1e-12;  // p by exp2 of an argument below 2^6: 2^-52 2^6, and sums of 24
     for (std::size_t i = 0; i < 24; ++i) {
         EXPECT_NEAR(rows.p_sum[i], 1, binary64);
-        EXPECT_NEAR(rows.gradient_sum[i], 0, binary64 * (1 + rows.gradient_abs[i]));
+        EXPECT_NEAR(rows.gradient.sum[i], 0, binary64 * (1 + rows.gradient.magnitude[i]));
         EXPECT_NEAR(rows.delta[i], g.delta[i], binary64);
         EXPECT_NEAR(rows.delta_p_dp[i], g.delta[i], binary64);
     }
@@ -295,7 +335,8 @@ TEST(PlanConservation, ALowPrecisionPlanBreaksThemByItsRounding) {
     const RoundingPlan fa2 = for_head_dim(plan("fa2"), 8);
     const PlanRows rows = plan_conservation(group, fa2).at(0);
     double worst = 0;
-    for (std::size_t i = 1; i < 24; ++i) worst = std::max(worst, std::abs(rows.gradient_sum[i]) / rows.gradient_abs[i]);
+    for (std::size_t i = 1; i < 24; ++i)
+        worst = std::max(worst, std::abs(rows.gradient.sum[i]) / rows.gradient.magnitude[i]);
     EXPECT_GT(worst, 0x1p-12);
     for (std::size_t i = 0; i < 24; ++i) EXPECT_NEAR(rows.p_sum[i], 1, 0x1p-16);  // lse and p are fp32
     // Keys of two tiles and more: the order of the tiles changes with the keys'.
@@ -329,7 +370,7 @@ TEST(PlanConservation, EveryPresetIsReadInTheSameUnit) {
             EXPECT_NEAR(rows.delta[i], g.delta[i], level * (1 + std::abs(g.delta[i]))) << preset.name << " " << i;
             double magnitude = 0;
             for (std::ptrdiff_t j = 0; j < 24; ++j) magnitude += std::abs(g.ds(static_cast<std::ptrdiff_t>(i), j));
-            EXPECT_NEAR(rows.gradient_abs[i], magnitude, level * (magnitude + 1)) << preset.name << " " << i;
+            EXPECT_NEAR(rows.gradient.magnitude[i], magnitude, level * (magnitude + 1)) << preset.name << " " << i;
         }
     }
 }

@@ -25,7 +25,8 @@ TEST(Coherence, PlantedSigns) {
     EXPECT_EQ(c.mean, 13.0 / 8);
     EXPECT_EQ(c.rms, std::sqrt(29.0 / 8));
     EXPECT_NEAR(c.sign_p, 18.0 / 256, 1e-15);  // 2 (1 + 8) / 2^8
-    EXPECT_NEAR(c.sum_p, std::erfc(13 / std::sqrt(58.0)), 1e-15);
+    EXPECT_EQ(c.sum_p, 4.0 / 256);  // |sum| is 13 with the 1 alone of the other sign, 15 with none, else less
+    EXPECT_NEAR(c.sign_lag1, -9.0 / 56, 1e-15);  // deviations 1/4, seven times, and -7/4: (5/16 - 7/8) / (7/2)
 }
 
 TEST(Coherence, BinomialTailsByCounting) {
@@ -43,6 +44,8 @@ TEST(Coherence, BinomialTailsByCounting) {
             EXPECT_NEAR(binomial_two_sided(k, n), as_far / all, 1e-12) << k << " of " << n;
         }
     EXPECT_NEAR(binomial_two_sided(0, 1000), std::exp2(-999), 1e-12 * std::exp2(-999));
+    // 2 P(X <= 49,000) of Binomial(100,000, 1/2), by exact integers (Python's math.comb).
+    EXPECT_NEAR(binomial_two_sided(49000, 100000), 2.58871603834689788e-10, 1e-9 * 2.58871603834689788e-10);
     EXPECT_EQ(binomial_two_sided(500000, 1000000), 1);
 }
 
@@ -67,7 +70,10 @@ TEST(Coherence, Degenerate) {
     const Coherence none = coherence({});
     EXPECT_EQ(none.count, 0u);
     EXPECT_TRUE(std::isnan(none.mean) && std::isnan(none.rms));
-    EXPECT_EQ(none.sign_p, 1);
+    EXPECT_TRUE(std::isnan(none.sign_p) && std::isnan(none.mean_sign) && std::isnan(none.sum_p));
+    const std::vector<double> nothing(3, nan_value);
+    EXPECT_EQ(coherence(nothing).nonfinite, 3u);
+    EXPECT_TRUE(std::isnan(coherence(nothing).sum_coherence) && std::isnan(coherence(nothing).sum_p));
     const std::vector<double> zeros(5, 0.0), constant(20, 3.0), one{-2}, holes{nan_value, 1, HUGE_VAL, 1};
     EXPECT_EQ(coherence(zeros).sum_coherence, 0);
     EXPECT_EQ(coherence(zeros).sum_p, 1);
@@ -78,6 +84,41 @@ TEST(Coherence, Degenerate) {
     EXPECT_EQ(coherence(holes).count, 2u);
     EXPECT_EQ(coherence(holes).nonfinite, 2u);
     EXPECT_EQ(coherence(holes).mean, 1);
+}
+
+// n equal elements: all signs one way, two of 2^n choices.
+TEST(Coherence, SumsOfFewElementsAreCounted) {
+    for (std::size_t n = 1; n <= sum_p_counted; ++n) {
+        const std::vector<double> e(n, 0.1);
+        EXPECT_EQ(coherence(e).sum_p, std::exp2(1 - static_cast<double>(n))) << n;
+    }
+    // Beyond the count the normal approximation: here 17 signs, 4 of them negative.
+    std::vector<double> e(17, 1.0);
+    for (std::size_t i = 0; i < 4; ++i) e[i] = -1;
+    EXPECT_NEAR(coherence(e).sum_p, std::erfc(9 / std::sqrt(2.0 * 17)), 1e-15);
+    e.pop_back();
+    EXPECT_NEAR(coherence(e).sum_p, 2 * (1 + 16 + 120 + 560 + 1820) / 65536.0, 1e-15);  // 4 of 16 or fewer are negative
+}
+
+TEST(Coherence, OfAnySize) {
+    for (const double size : {0x1p-560, 0x1p700, 0x1p1022}) {
+        const std::vector<double> e{size, size, -size, size, 2 * size * (size < 0x1p1000 ? 1 : 0.5)};
+        const Coherence c = coherence(e);
+        EXPECT_TRUE(std::isfinite(c.rms) && c.rms > 0) << size;
+        EXPECT_GT(c.sum_coherence, 0.5);
+        EXPECT_LT(c.sum_p, 1);
+    }
+    const std::vector<double> plain{1, 2, -4};
+    EXPECT_EQ(coherence(plain).rms, std::sqrt(7.0));
+    EXPECT_EQ(coherence(plain).mean, -1.0 / 3);
+}
+
+// Blocks of four equal signs: three of four neighbours agree, correlation 1/2 in the long run.
+TEST(Coherence, NeighboursOfOneSign) {
+    std::vector<double> e;
+    for (int i = 0; i < 400; ++i) e.push_back((i / 4) % 2 == 0 ? 1 : -1);
+    EXPECT_NEAR(coherence(e).sign_lag1, 0.5, 1e-2);
+    EXPECT_TRUE(std::isnan(coherence(std::vector<double>(5, 1.0)).sign_lag1));
 }
 
 TEST(Coherence, WindowsFollowASignThatFlips) {
@@ -174,6 +215,24 @@ TEST(EarlyWarning, FalseAlarmsAreByTheOthersRange) {
     EXPECT_EQ(v.false_alarms, 1u);
     EXPECT_EQ(v.detected, 0u);
     EXPECT_FALSE(v.alarms[2]);
+}
+
+// A monitor that is 0 in the healthy runs has no range: there is no threshold, and one small value is no alarm.
+TEST(EarlyWarning, ZeroHasNoMultiple) {
+    RunSeries healthy{"a", {}, {}, {{"saturated", false, {}}}};
+    for (std::int64_t step = 0; step < 60; ++step) {
+        healthy.steps.push_back(step);
+        healthy.loss.push_back(2);
+        healthy.monitors[0].values.push_back(0);
+    }
+    RunSeries other = healthy;
+    std::fill(other.monitors[0].values.begin() + 20, other.monitors[0].values.begin() + 30, 0.0004);
+    const std::vector<RunSeries> runs{healthy, healthy, other};
+    const MonitorVerdict v = early_warning(runs).monitors.at(0);
+    EXPECT_EQ(v.false_alarms, 0u);
+    EXPECT_EQ(v.judged, 2u) << "the two at 0 are judged by the other's level";
+    EXPECT_EQ(v.threshold, 0.0008);
+    EXPECT_FALSE(early_warning(std::span(runs).first(2)).monitors.at(0).threshold);
 }
 
 TEST(EarlyWarning, Degenerate) {

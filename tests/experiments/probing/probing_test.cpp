@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The probes on files in memory: planted weights, planted terms, and laws that a capture must keep.
 #include <cmath>
+#include <cstring>
 
 #include <gtest/gtest.h>
 
@@ -125,8 +126,9 @@ TEST(Captures, PlantedTermsAreOneDirection) {
     const Block& b = block(report, "layer0", "similarity");
     EXPECT_NEAR(line(b, "mean cosine")[0], 1, 1e-12);
     EXPECT_NEAR(line(b, "effective rank")[0], 1, 1e-9);
-    EXPECT_EQ(quantity(b, "term_capture").size(), 32u);       // 16 of each
-    EXPECT_NEAR(quantity(b, "principal_angle")[3], 0, 1e-7);  // capture b's first angle to a, the same file
+    EXPECT_EQ(quantity(b, "term_capture").size(), 32u);          // 16 of each
+    EXPECT_NEAR(quantity(b, "principal_angle")[3], 0, 1e-7);     // capture b's first angle to a, the same file
+    EXPECT_TRUE(std::isnan(quantity(b, "principal_angle")[4]));  // PK has rank 1: there is no second direction
     EXPECT_EQ(block(report, "a/layer0", "saturation").columns.size(), 1u);
 }
 
@@ -188,6 +190,7 @@ TensorSet checkpoint(float w_q_scale) {
                     {"config.beta1", "0.9"},
                     {"config.beta2", "0.95"},
                     {"config.epsilon", "1e-8"},
+                    {"config.weight-decay", "0"},
                     {"optimizer_steps", "10"}};
     return set;
 }
@@ -232,17 +235,48 @@ TEST(Checkpoints, WhatIsNoneIsRefused) {
     refused([](TensorSet& s) { s.metadata["config.bias"] = "maybe"; });
     refused([](TensorSet& s) { s.tensors.erase("weights"); });
     refused([](TensorSet& s) { s.metadata["schema"] = "faultline.checkpoint/9"; });
+    refused([](TensorSet& s) { s.metadata["config.beta1"] = "x"; });
+    refused([](TensorSet& s) { s.metadata["config.beta2"] = "1"; });
+    refused([](TensorSet& s) { s.metadata["config.epsilon"] = "nan"; });
+    refused([](TensorSet& s) { s.metadata["config.weight-decay"] = "-1"; });
+    refused([](TensorSet& s) {
+        const float negative = -1;
+        std::memcpy(s.tensors.at("optimizer.second").bytes.data(), &negative, sizeof negative);
+    });
     ProbeOptions options;
     options.layers = {"layer7"};
     const std::vector<TensorSet> one{checkpoint(1)};
     EXPECT_THROW((void)probe_checkpoints(one, options), RequestError);
 }
 
+// AdamW takes decay times the weight too: W_Q's own direction, 4, 2 and 1 along the first three, of which two are leading.
+TEST(Checkpoints, TheUpdateHasItsWeightDecay) {
+    std::vector<TensorSet> files{checkpoint(1)};
+    files[0].metadata["config.weight-decay"] = "0.5";
+    ProbeOptions options;
+    options.directions = 2;
+    const Block b = block(probe_checkpoints(files, options), "layer0", "directions");
+    // What the moments give: first over 1 - 0.9^10, over the root of 1 / (1 - 0.95^10).
+    const double scale = std::sqrt(1 - std::pow(0.95, 10)) / (1 - std::pow(0.9, 10));
+    const double along = std::pow(3 * scale + 0.5 * 4, 2) + 1, all = along + std::pow(4 * scale, 2) + 0.25;
+    EXPECT_NEAR(line(b, "update's energy along U and V: two-sided projection removes")[0], along / all, 1e-6);
+}
+
+// NaNs in W_Q: nothing is said of it, and everything of W_K. A weight of zeros has no directions either.
 TEST(Checkpoints, NotANumberIsShownAsNone) {
     std::vector<TensorSet> files{checkpoint(std::numeric_limits<float>::quiet_NaN())};
     const Report report = probe_checkpoints(files, {});
     expect_whole(report);
-    EXPECT_TRUE(std::isnan(line(block(report, "layer0", "directions"), "sigma_1")[0]));
+    for (const char* what : {"sigma_1", "update's energy along U and V: two-sided projection removes",
+                             "update's energy along U or V: one-sided projection removes"}) {
+        EXPECT_TRUE(std::isnan(line(block(report, "layer0", "directions"), what)[0])) << what;
+        EXPECT_TRUE(std::isfinite(line(block(report, "layer0", "directions"), what)[1])) << what;
+    }
+    for (const double x : quantity(block(report, "layer0", "directions"), "left_q")) EXPECT_TRUE(std::isnan(x));
+    for (const double x : quantity(block(report, "layer0", "directions"), "right_q")) EXPECT_TRUE(std::isnan(x));
+    const std::vector<TensorSet> zero{checkpoint(0)};
+    const Block none = block(probe_checkpoints(zero, {}), "layer0", "directions");
+    EXPECT_TRUE(std::isnan(line(none, "update's energy along U or V: one-sided projection removes")[0]));
     EXPECT_NE(table(report).find("-"), std::string::npos);
 }
 

@@ -99,6 +99,71 @@ TEST(ProbeProgram, RunsAreWarnedOf) {
     EXPECT_EQ(results[0]["values"]["running sum, at the end"]["values"], nlohmann::json::parse("[50.0, 0.0]"));
 }
 
+TEST(ProbeProgram, LayersAndHeadsOfARun) {
+    const Folder folder;
+    const std::string path = made_run(folder, "1.h5", false);
+    const Outcome run = run_program({"probe", path, "--heads", "1", "--json", "-o", folder / "p.h5"});
+    EXPECT_EQ(run.status, 0) << run.err;
+    const auto results = nlohmann::json::parse(run.out)["results"];
+    EXPECT_EQ(results[0]["columns"], nlohmann::json::parse("[\"layer 0 head 1\"]"));
+    EXPECT_EQ(results[0]["values"]["running sum, at the end"]["values"], nlohmann::json::parse("[0.0]"));
+    const RecordReader record(folder / "p.h5");
+    EXPECT_EQ(record.read("run/conservation/head").to_double(), std::vector<double>{1});
+    // A run called 1 stays a name.
+    EXPECT_EQ(record.read_strings("runs/early-warning/run"), std::vector<std::string>{"1"});
+}
+
+TEST(ProbeProgram, ASeriesOfAnotherShapeIsRefused) {
+    const Folder folder;
+    const std::string path = folder / "a.h5";
+    RunFile file = RunFile::create(path, make_manifest("run", "test", "", 0));
+    const std::vector<std::int64_t> layers{0};
+    file.coordinate("steps/layer", layers);
+    const std::vector<Axis> none, layer{{"layer", 1}};
+    const auto loss = file.series("loss", Dtype::f64, none);
+    const auto sum = file.series("zero_sum", Dtype::f64, layer);
+    const auto magnitude = file.series("zero_sum_abs", Dtype::f64, layer);
+    file.start();
+    const std::vector<double> one{1};
+    file.set(loss, 2.0);
+    file.set(sum, std::span<const double>(one));
+    file.set(magnitude, std::span<const double>(one));
+    file.end_step(0);
+    file.close();
+    EXPECT_THAT(refusal(folder, {path}),
+                HasSubstr("a.h5: dataset steps/zero_sum: is over (step 1, layer 1): expected (step 1, layer, head)"));
+}
+
+// Steps that are not finite are left out and counted; the sums keep them.
+TEST(ProbeProgram, ARunThatBecameNotANumber) {
+    const Folder folder;
+    const std::string path = folder / "a.h5";
+    RunFile file = RunFile::create(path, make_manifest("run", "test", "", 0));
+    const std::vector<std::int64_t> one{0};
+    file.coordinate("steps/layer", one);
+    file.coordinate("steps/head", one);
+    const std::vector<Axis> none, layer_head{{"layer", 1}, {"head", 1}};
+    const auto loss = file.series("loss", Dtype::f64, none);
+    const auto sum = file.series("zero_sum", Dtype::f64, layer_head);
+    const auto magnitude = file.series("zero_sum_abs", Dtype::f64, layer_head);
+    file.start();
+    for (std::int64_t step = 0; step < 4; ++step) {
+        const std::vector<double> r{step < 2 ? 0.25 : NAN}, all{step < 2 ? 1.0 : NAN};
+        file.set(loss, 2.0);
+        file.set(sum, std::span<const double>(r));
+        file.set(magnitude, std::span<const double>(all));
+        file.end_step(step);
+    }
+    file.close();
+    const Outcome run = run_program({"probe", path, "--json"});
+    EXPECT_EQ(run.status, 0) << run.err;
+    const auto results = nlohmann::json::parse(run.out)["results"];
+    EXPECT_EQ(results[0]["values"]["|sum| over sum of |ds|, mean over steps"]["values"][0], 0.25);
+    EXPECT_EQ(results[0]["values"]["steps left out, not finite"]["values"][0], 2);
+    EXPECT_TRUE(results[0]["values"]["running sum, largest magnitude"]["values"][0].is_null());
+    EXPECT_EQ(results[1]["values"]["left out, not finite"]["values"][0], 2);
+}
+
 TEST(ProbeProgram, Listing) {
     const Outcome run = run_program({"probe", "--list"});
     EXPECT_EQ(run.status, 0) << run.err;
@@ -127,6 +192,16 @@ TEST(ProbeProgram, WrongRequestsAreOneSentence) {
     EXPECT_THAT(refusal(folder, {file, "--terms", "1"}), HasSubstr("terms"));
     EXPECT_THAT(refusal(folder, {file, "--allow", "all"}), HasSubstr("allow"));
     EXPECT_THAT(refusal(folder, {file, "-o", file, "--force"}), HasSubstr("is what files reads"));
+    // What a kind of file has no use for; the file of a configuration may hold it.
+    EXPECT_THAT(refusal(folder, {run, "--plan", "llmc"}),
+                AllOf(HasSubstr("--plan: means nothing for a run"), HasSubstr("expected files of kind capture")));
+    EXPECT_THAT(refusal(folder, {run, "--directions", "9"}), HasSubstr("expected files of kind capture, checkpoint"));
+    EXPECT_THAT(refusal(folder, {file, "--set", "rise=1"}), HasSubstr("--set rise: means nothing for a capture"));
+    folder.write("all.toml", "[probe]\nplan = \"llmc\"\nrise = 0.5\n");
+    EXPECT_EQ(run_program({"probe", run, "--config", folder / "all.toml"}).status, 0);
+    EXPECT_THAT(refusal(folder, {run, "--layers", "layer7"}),
+                HasSubstr("--layers: \"layer7\": expected layer0 to layer0"));
+    EXPECT_THAT(refusal(folder, {run, "--heads", "2"}), HasSubstr("--heads: 2: expected 0 to 1"));
 }
 
 }  // namespace

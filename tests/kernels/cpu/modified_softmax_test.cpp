@@ -180,7 +180,7 @@ TEST(ModifiedSoftmax, ZeroSumWithTheSinksColumn) {
                 }
                 TileRecorder recorder(head.group(), whole);
                 run(head, whole, &recorder);
-                for (const double sum : recorder.rows()[0].ds_sum)
+                for (const double sum : recorder.rows()[0].ds.sum)
                     EXPECT_LE(std::abs(sum), 2 * (48 + 8) * 0x1p-53 * 256);
             }
 }

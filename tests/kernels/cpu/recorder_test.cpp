@@ -85,7 +85,8 @@ TEST(Recorder, HiddenElementsCountAtNoSite) {
     }
 }
 
-// The rows' sums are those of the tile that the products receive: after the second rounding, where there is one.
+// The rows' sums are those of the tile that the products receive, after the second rounding, where there is one; in nat/logit,
+// without the scale that is in it there.
 TEST(Recorder, RowsSumTheLastScoreGradient) {
     const Head head(60, 60, 128, 27);
     const RoundingPlan plan = preset("standard-bf16", 128);
@@ -97,8 +98,8 @@ TEST(Recorder, RowsSumTheLastScoreGradient) {
         if (e.site != Site::ds_scaled) continue;
         for (std::size_t i = 0; i < 60; ++i) {
             double sum = 0;
-            for (std::size_t j = 0; j < 60; ++j) sum += e.value[60 * i + j];
-            EXPECT_EQ(recorder.rows()[0].ds_sum[i], sum);
+            for (std::size_t j = 0; j < 60; ++j) sum += e.value[60 * i + j] / head.scale;
+            EXPECT_EQ(recorder.rows()[0].ds.sum[i], sum);
         }
     }
 }
