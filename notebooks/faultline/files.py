@@ -13,6 +13,9 @@ import numpy as np
 import xarray as xr
 
 
+SCHEMA_VERSION = 1  # the newest layout that is read here (lib/record/manifest.hpp)
+
+
 class NotRecorded(LookupError):
     """The file lacks what was asked for; the message names the command that records it."""
 
@@ -21,31 +24,69 @@ def open(path, *, watch: bool = False) -> xr.DataTree:
     """The whole file as a DataTree: a node for each group, dimensions and coordinates by name, root attributes in
     `.attrs`. Low-precision tensors (stored as codes with an attribute `encoding`) are decoded to float32.
 
-    watch: the file is being written (SWMR); what is read is what was complete when it was opened.
+    watch: the file is being written (SWMR); what is read is what was complete when it was opened. A file whose writer
+    runs, or was killed, is read so whether asked or not. Of a run, every series is as long as its list of completed steps.
 
-    Raises OSError where the file is not HDF5 and ValueError where it is not one of ours.
+    Raises OSError where the file is not HDF5, and ValueError where it is not one of ours, is of a newer layout than is
+    known here, or has a series that does not fit its steps.
     """
     path = os.fspath(path)
+    if os.path.isdir(path):
+        raise IsADirectoryError(f"{path}: is a folder; expected a file that faultline wrote")
     with builtins.open(path, "rb") as file:
         if file.read(8) != b"\x89HDF\r\n\x1a\n":
             raise OSError(f"{path}: not an HDF5 file")
-    handle = h5py.File(path, "r", swmr=watch, libver="latest" if watch else None)
-    if "schema" not in handle.attrs:
-        handle.close()
+    try:
+        handle = h5py.File(path, "r", swmr=watch, libver="latest" if watch else None)
+    except OSError as error:
+        if watch or "open for write" not in str(error):
+            raise
+        handle = h5py.File(path, "r", swmr=True, libver="latest")
+    with handle:
+        kind = _expect_schema(path, handle.attrs)
+        groups = {"/": _dataset(handle["/"])}
+
+        def visit(name, item):
+            if isinstance(item, h5py.Group):
+                groups["/" + name] = _steps(path, item) if kind == "run" and name == "steps" else _dataset(item)
+
+        handle.visititems(visit)
+        return xr.DataTree.from_dict(groups)
+
+
+def _expect_schema(path, attributes) -> str:
+    """The file's kind, where schema and version are ones that are known here."""
+    if "schema" not in attributes:
         raise ValueError(f"{path}: no attribute 'schema' at the root: not a file of faultline's")
-    groups = {"/": _dataset(handle["/"])}
+    schema, kind = (_bytes_to_text(attributes.get(name, "")) for name in ("schema", "kind"))
+    if not kind or schema != f"faultline.{kind}":
+        raise ValueError(f"{path}: attribute schema: {schema!r}: expected 'faultline.KIND', and its kind in the attribute kind")
+    version = attributes.get("schema_version")
+    if not isinstance(version, (int, np.integer)) or not 1 <= version <= SCHEMA_VERSION:
+        newer = " (a newer faultline wrote it)" if isinstance(version, (int, np.integer)) and version > SCHEMA_VERSION else ""
+        found = "is missing" if version is None else _bytes_to_text(version)
+        raise ValueError(f"{path}: attribute schema_version: {found}: expected {SCHEMA_VERSION}{newer}")
+    return kind
 
-    def visit(name, item):
-        if isinstance(item, h5py.Group):
-            groups["/" + name] = _dataset(item)
 
-    handle.visititems(visit)
-    tree = xr.DataTree.from_dict(groups)
-    handle.close()
-    return tree
+def _steps(path, group: h5py.Group) -> xr.Dataset:
+    """The steps of a run: what lies behind the last completed step (a writer that was killed, or is at work, has written
+    some of the next one's numbers) is cut off."""
+    if "step" not in group or group["step"].ndim != 1:
+        raise ValueError(f"{path}: steps/step: is missing, or no list of numbers: expected the steps of a run")
+    count = group["step"].shape[0]
+    for name, item in group.items():
+        if not isinstance(item, h5py.Dataset) or item.shape is None or item.is_scale:
+            continue
+        first = _dimension(item, 0) if item.ndim else "none"
+        if first != "step" or item.shape[0] < count:
+            raise ValueError(f"{path}: steps/{name}: {item.shape[0] if item.ndim else 1} numbers over {first}: "
+                             f"expected {count}, one for each step")
+    return _dataset(group, {"step": count})
 
 
-def _dataset(group: h5py.Group) -> xr.Dataset:
+def _dataset(group: h5py.Group, lengths: dict[str, int] | None = None) -> xr.Dataset:
+    """The arrays of a group, cut to `lengths` along dimensions that it names."""
     variables, coordinates = {}, {}
     for name, item in group.items():
         if not isinstance(item, h5py.Dataset) or item.shape is None:
@@ -53,7 +94,10 @@ def _dataset(group: h5py.Group) -> xr.Dataset:
         if _bytes_to_text(item.attrs.get("NAME", "")).startswith("This is a netCDF dimension but not a netCDF variable"):
             continue  # a dimension without a coordinate
         dims = tuple(_dimension(item, axis) for axis in range(item.ndim))
-        variable = (dims, _values(item), {k: v for k, v in item.attrs.items() if k in ("units", "long_name", "encoding")})
+        values = _values(item)
+        if lengths and values.ndim:
+            values = values[tuple(slice(lengths.get(dim)) for dim in dims)]
+        variable = (dims, values, {k: v for k, v in item.attrs.items() if k in ("units", "long_name", "encoding")})
         (coordinates if item.ndim == 1 and dims[0] == name else variables)[name] = variable
     attributes = {name: value for name, value in group.attrs.items()}
     return xr.Dataset(variables, coordinates, attributes)

@@ -9,11 +9,13 @@ import matplotlib.figure
 import matplotlib.text
 import numpy as np
 import pytest
+import xarray as xr
 
 import faultline
 from faultline.figures import draw, figures
 from faultline.figures.__main__ import main
 from faultline.figures.probes import similarity_numbers
+from faultline.figures.style import colours_of, distinct
 
 
 @pytest.fixture
@@ -61,7 +63,7 @@ def test_every_figure_of_an_attribution_is_drawn(attribution, saved, tmp_path, c
 def test_every_figure_of_runs_is_drawn_and_two_are_compared(runs, saved, tmp_path, capsys):
     assert main([*runs, "-o", str(tmp_path)]) == 0
     said = capsys.readouterr().err
-    assert "injected: the file has no steps/injected_rms" in said and "--inject" in said
+    assert f"{runs[0]}: injected: the file has no steps/injected_rms" in said and "--inject" in said
     assert "guard: no guard switched" in said
     drawn = {kind.name for kind in figures("run")} - {"guard"}
     for kind in drawn:
@@ -75,15 +77,84 @@ def test_a_changed_file_is_a_sentence_and_other_figures_are_drawn(runs, attribut
     with h5py.File(changed, "a") as file:
         for layer in [name for name in file if "counterfactual" in file[name]]:
             del file[f"{layer}/counterfactual/share"]
-    assert main([changed, "-o", str(tmp_path / "out")]) == 0
+    assert main([changed, "-o", str(tmp_path / "out")]) == 1
     said = capsys.readouterr()
-    assert "cannot be drawn (" in said.err and "expected a file as faultline writes it" in said.err
+    assert f"{changed}: site-shares: cannot be drawn (" in said.err and "expected a file as faultline writes it" in said.err
     assert said.out
     shutil.copy(runs[0], changed)
     with h5py.File(changed, "a") as file:
         del file["steps/step"]
     assert main([changed, "-o", str(tmp_path / "out")]) == 2
-    assert "cannot be read (" in capsys.readouterr().err
+    assert "steps/step: is missing" in capsys.readouterr().err
+
+
+def test_files_of_one_name_are_told_apart(runs, tmp_path, capsys):
+    for folder, run in zip(("a", "b"), runs):
+        (tmp_path / folder).mkdir()
+        shutil.copy(run, tmp_path / folder / "run.h5")
+    paths = [str(tmp_path / folder / "run.h5") for folder in "ab"]
+    assert main([*paths, "-o", str(tmp_path / "out"), "--only", "saturation"]) == 0
+    assert capsys.readouterr().out.split() == [str(tmp_path / "out" / run / "saturation.pdf") for run in ("run", "run#2")]
+    assert not [name for _, _, names in os.walk(tmp_path / "out") for name in names if "partial" in name]
+
+
+def test_a_layer_may_have_any_name(attribution, tmp_path, capsys):
+    path = str(tmp_path / "a.h5")
+    shutil.copy(attribution, path)
+    with h5py.File(path, "a") as file:
+        file.move("layer1", "model/layer 1")
+    assert main([path, "-o", str(tmp_path / "out"), "--only", "rows"]) == 0
+    assert os.listdir(tmp_path / "out") and (tmp_path / "out" / "rows-model-layer-1.png").exists()
+
+
+@pytest.mark.parametrize("output", ["file", "file/below", "/proc/nothing"])
+def test_an_output_that_is_no_folder_is_a_sentence(runs, output, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("kept")
+    assert main([runs[0], "-o", output, "--only", "saturation"]) == 2
+    assert capsys.readouterr().err.startswith(f"{output}: cannot be written (")
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+def conservation(sources, errors):
+    """A group as faultline probe writes it: one head, one sequence."""
+    data = np.array(errors, float)[:, None, None, :]
+    return xr.Dataset({"delta_error": (("source", "head", "sequence", "row"), data)}, {"source": sources, "head": [0]})
+
+
+def test_delta_errors_of_captures_are_joined_by_layer_and_by_source():
+    one = xr.DataTree.from_dict({"/": xr.Dataset(attrs={"inputs": ["c"]}), "/enc/l0/conservation": conservation(["exact", "fa2"], [[0, 0], [1, 1]]),
+                                 "/dec/l0/conservation": conservation(["exact", "fa2"], [[0, 0], [2, 2]])})
+    drawn = draw("delta-error", one)
+    assert [d.axes[0].get_lines()[0].get_ydata().tolist() for d in drawn] == [[1, 2], [2, 4]]
+    three = {f"/c{i}/l0/conservation": conservation(["exact", "fa2", "flash"], [[0, 0], [1, 1], [3, 3]]) for i in (0, 2)}
+    three["/c1/l0/conservation"] = conservation(["exact", "fa2", "late"], [[0, 0], [1, np.nan], [5, 5]])
+    order = ["/c0/l0/conservation", "/c1/l0/conservation", "/c2/l0/conservation"]
+    tree = xr.DataTree.from_dict({"/": xr.Dataset(attrs={"inputs": ["c0", "c1", "c2"]}), **{name: three[name] for name in order}})
+    (drawn,) = draw("delta-error", tree)
+    lines = {line.get_label(): line.get_ydata() for line in drawn.axes[0].get_lines()}
+    nan = np.nan
+    np.testing.assert_array_equal(lines["flash"], [3, 6, nan, nan, 9, 12])
+    np.testing.assert_array_equal(lines["late"], [nan, nan, 5, 10, nan, nan])
+    np.testing.assert_array_equal(lines["fa2"], [1, 2, 3, nan, nan, nan])  # a NaN stays in all sums behind it
+    assert "not finite from there on (fa2)" in drawn._suptitle.get_text()
+
+
+def test_many_lines_have_a_colour_each():
+    for count in (1, 7, 8, 12, 48):
+        assert len(set(colours_of(count))) == count
+    assert len(set(distinct(24))) == 24 and not {colour for colour, _ in distinct(24)} & {"#000000"}
+
+
+def test_tiles_are_those_of_the_largest_share():
+    tiles = {f"/l/tiles/s{i}": xr.Dataset({name: (("head", "q", "k"), np.full((1, 2, 2), value)) for name, value in
+                                           (("rms", 10.0**-i), ("value_rms", 1.0), ("signed_mean", 0.0))}) for i in range(6)}
+    effects = xr.Dataset({"share": (("site", "output"), [[0.0], [0.0], [0.1], [-0.4], [0.2], [0.3]])},
+                         {"site": [f"s{i}" for i in range(6)], "output": ["dq"]})
+    tree = xr.DataTree.from_dict({"/": xr.Dataset(), "/l/outputs": xr.Dataset(), "/l/counterfactual": effects, **tiles})
+    (drawn,) = draw("tiles", tree)
+    titles = [axes.get_title() for axes in drawn.axes if axes.get_title()]
+    assert titles == ["s3\n-40% of dq", "s5\n30% of dq", "s4\n20% of dq", "s2\n10% of dq"]
 
 
 def test_what_a_file_lacks_is_said_with_the_command_that_records_it(attribution, tmp_path, capsys):

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import math
+import os
+import shutil
+import subprocess
+import time
 from decimal import Decimal
 
 import h5py
@@ -8,6 +12,7 @@ import numpy as np
 import pytest
 
 import faultline
+from conftest import ROOT
 from faultline.files import Wide
 
 
@@ -70,10 +75,101 @@ def test_what_a_run_records_of_a_step_is_what_the_probe_finds_in_its_capture(rec
             assert abs(float(online["saturated_fraction"]) - saturated) <= undecided + 1e-12
 
 
+@pytest.mark.parametrize("plan", ["fa2", "llmc", "standard-bf16"])  # the scale after ds, before its cast, and after it
+def test_the_sum_of_the_score_gradient_is_one_number_online_and_offline(program, tmp_path, plan):
+    """Of a step's record, of probe and of attribute on that step's capture, under the plan that ran: nat/logit in all."""
+    name = f"{plan}.h5"
+    model = ["--layers", "1", "--width", "16", "--heads", "2", "--context", "32", "--batch", "4", "--seed", "1"]
+    data = ["--data", os.path.join(ROOT, "docs"), "--data-format", "text", "--validate-every", "0"]
+    commands = [["train", "--steps", "3", *model, *data, "--attention", plan, "--capture", "2", "--capture-sequences", "4", "-o", name],
+                ["probe", f"{plan}.step000002.safetensors", "--plan", plan, "--probe", "conservation", "-o", "probe.h5"],
+                ["attribute", f"{plan}.step000002.safetensors", "--plan", plan, "--outputs", "dq", "--sites", "ds_cast",
+                 "--correction", "none", "-o", "attribute.h5"]]
+    for command in commands:
+        subprocess.run([program, *command, "--quiet"], check=True, stdout=subprocess.DEVNULL, cwd=tmp_path)
+    run = faultline.open(tmp_path / name)["steps"].to_dataset().sel(step=2).isel(layer=0)
+    probe = faultline.open(tmp_path / "probe.h5")["layer0/conservation"].to_dataset().sel(source=plan)
+    rows = faultline.open(tmp_path / "attribute.h5")["layer0/rows"].to_dataset()
+    assert rows["zero_sum"].attrs["units"] == probe["gradient_sum"].attrs["units"] == "nat/logit"
+    for head in range(2):
+        terms = float(run["zero_sum_abs"].isel(head=head))
+        assert terms > 1e-3
+        magnitude = probe["gradient_abs"].isel(head=head)
+        # One code, sums in another order: some 2^-40 of the terms.
+        assert float(magnitude.sum()) == pytest.approx(terms, rel=1e-12)
+        total = float(run["zero_sum"].isel(head=head))
+        assert float(probe["gradient_sum"].isel(head=head).sum()) == pytest.approx(total, abs=1e-12 * terms)
+        # attribute's heads are those of every batch element, one after the other
+        mine = rows["zero_sum"].values[head::2]
+        np.testing.assert_allclose(mine.ravel(), probe["gradient_sum"].isel(head=head).values.ravel(), atol=1e-12 * terms)
+        relative = rows["zero_sum_relative"].values[head::2][:, 1:]
+        assert np.sqrt((relative**2).mean()) < 0.1, "the first row, of one key, is no row to judge by"
+
+
+def test_a_run_is_read_to_its_last_completed_step(runs, tmp_path):
+    path = tmp_path / "killed.h5"
+    shutil.copy(runs[0], path)
+    with h5py.File(path, "a") as file:  # killed between two datasets of step 25
+        file["steps/loss"].resize(26, 0)
+    steps = faultline.open(path)["steps"].to_dataset()
+    assert steps.sizes["step"] == 25 and np.isfinite(steps["loss"]).all()
+    with h5py.File(path, "a") as file:
+        file["steps/loss"].resize(20, 0)
+    with pytest.raises(ValueError, match=r"killed.h5: steps/loss: 20 numbers over step: expected 25, one for each step"):
+        faultline.open(path)
+    with h5py.File(path, "a") as file:
+        del file["steps/loss"]
+        file["steps/loss"] = np.zeros(25)
+    with pytest.raises(ValueError, match="steps/loss: 25 numbers over loss_0: expected 25"):
+        faultline.open(path)
+
+
+def test_a_run_whose_writer_was_killed_opens(program, tmp_path):
+    command = [program, "train", "--quiet", "--steps", "1000000", "--layers", "1", "--width", "16", "--heads", "1", "--context", "16"]
+    command += ["--batch", "1", "--data", os.path.join(ROOT, "docs"), "--data-format", "text", "-o", "live.h5"]
+    writer = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=tmp_path)
+    try:
+        count = 0
+        for _ in range(600):
+            time.sleep(0.1)
+            try:
+                count = faultline.open(tmp_path / "live.h5")["steps"].sizes["step"]
+            except (OSError, KeyError, RuntimeError, ValueError):  # not begun, or caught while its structure is made
+                continue
+            if count > 3:
+                break
+        assert count > 3
+    finally:
+        writer.kill()
+        writer.wait()
+    assert faultline.open(tmp_path / "live.h5")["steps"].sizes["step"] >= count
+
+
+@pytest.mark.parametrize(
+    "attributes, sentence",
+    [
+        ({"schema_version": 99}, r"x.h5: attribute schema_version: 99: expected 1 \(a newer faultline wrote it\)"),
+        ({"schema_version": "one"}, "x.h5: attribute schema_version: one: expected 1"),
+        ({"schema_version": None}, "x.h5: attribute schema_version: is missing: expected 1"),
+        ({"schema": "other.program"}, "x.h5: attribute schema: 'other.program': expected 'faultline.KIND'"),
+    ],
+)
+def test_a_layout_that_is_not_known_is_refused(attribution, attributes, sentence, tmp_path):
+    path = tmp_path / "x.h5"
+    shutil.copy(attribution, path)
+    with h5py.File(path, "a") as file:
+        for name, value in attributes.items():
+            del file.attrs[name]
+            if value is not None:
+                file.attrs[name] = value
+    with pytest.raises(ValueError, match=sentence):
+        faultline.open(path)
+
+
 def test_low_precision_codes_are_decoded(tmp_path):
     path = str(tmp_path / "x.h5")
     with h5py.File(path, "w") as file:
-        file.attrs["schema"] = "faultline.capture"
+        file.attrs.update(kind="capture", schema="faultline.capture", schema_version=1)
         for name, encoding, codes in (
             ("b", "bfloat16", np.array([0x3F80, 0xC049, 0x7F80, 0x0001], np.uint16)),
             ("e4", "float8_e4m3fn", np.array([0x38, 0x7E, 0x01, 0x80, 0x7F], np.uint8)),

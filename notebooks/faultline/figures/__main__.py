@@ -2,6 +2,7 @@
 """python -m faultline.figures FILE… -o DIR: every figure that the files hold, as PDF and PNG."""
 
 import argparse
+import errno
 import os
 import sys
 
@@ -28,7 +29,7 @@ def main(arguments=None) -> int:
     if not options.files:
         print("no FILE given; expected a file that faultline wrote", file=sys.stderr)
         return 2
-    trees = []
+    trees, labels = [], set()
     for path in options.files:
         try:
             trees.append(open_file(path))
@@ -41,18 +42,30 @@ def main(arguments=None) -> int:
         except (AttributeError, KeyError, RuntimeError) as error:  # a dimension without its scale, and the like
             print(f"{path}: cannot be read ({error}); expected a file as faultline writes it", file=sys.stderr)
             return 2
-        trees[-1].attrs["label"] = os.path.splitext(os.path.basename(path))[0]
-    drawn = 0
-    for name, written, lacking in write(trees, options.output, options.only):
-        if written:
-            drawn += 1
-            print(written)
-        else:
-            print(f"{name}: {lacking}", file=sys.stderr)
+        # Files of one name in several folders are told apart by their place in the command, as faultline probe does.
+        stem = label = os.path.splitext(os.path.basename(path))[0]
+        place = len(trees)
+        while label in labels:
+            label, place = f"{stem}#{place}", place + 1
+        labels.add(label)
+        trees[-1].attrs["label"], trees[-1].attrs["path"] = label, path
+    drawn = broken = 0
+    try:
+        for figure in write(trees, options.output, options.only):
+            broken += figure.broken
+            if figure.path:
+                drawn += 1
+                print(figure.path)
+            else:
+                print(f"{figure.files}: {figure.figure}: {figure.lacking}", file=sys.stderr)
+    except OSError as error:
+        where = error.filename if error.filename and os.path.abspath(error.filename) != os.path.abspath(options.output) else None
+        print(f"{options.output}: cannot be written ({f'{where}: ' if where else ''}{error.strerror or error}); "
+              "expected a folder with room and rights", file=sys.stderr)
+        return 1 if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO) else 2
     if not drawn:
         print("nothing drawn; --list says which figures are made from which file", file=sys.stderr)
-        return 1
-    return 0
+    return 1 if broken or not drawn else 0
 
 
 if __name__ == "__main__":

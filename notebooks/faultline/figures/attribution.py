@@ -14,7 +14,7 @@ _RECORD = "faultline attribute CAPTURE -o FILE.h5"
 
 def layers(tree):
     """The layers of an attribution file."""
-    found = [(name, node) for name, node in tree.children.items() if "outputs" in node.children]
+    found = [(node.path.strip("/"), node) for node in tree.subtree if "outputs" in node.children]  # a name may hold "/"
     if not found:
         raise NotRecorded(f"the file holds no layer; record it with: {_RECORD}")
     return found
@@ -29,6 +29,7 @@ def _log_wide(node, name):
 
 @figure("site-shares", "attribution", "error of each site alone and repaired, by output")
 def site_shares(tree):
+    any_drawn = False
     for layer, node in layers(tree):
         effects = need(node, "counterfactual", _RECORD)
         for output in effects["output"].values:
@@ -58,28 +59,55 @@ def site_shares(tree):
             percent(shares)
             shares.set_xlabel(f"share of the squared error in {output}\nthat its repair takes away (below 0: adds)")
             drawn.suptitle(f"{layer}: sites of {tree.attrs.get('plan', 'the plan')}", x=0.02, ha="left")
+            any_drawn = True
             yield f"{layer}-{output}", drawn
+    if not any_drawn:
+        raise NotRecorded("no output of any layer has an error that is a number and not 0: there is nothing to share")
+
+
+def _largest_shares(node):
+    """{site: (share, output)}: the largest of each site's shares by size, where the file has any."""
+    if "counterfactual" not in node.children or "share" not in node["counterfactual"]:
+        return {}
+    shares = node["counterfactual"].to_dataset()["share"]
+    found = {}
+    for site in shares["site"].values:
+        of_site = shares.sel(site=site)
+        if bool(of_site.notnull().any()):
+            output = str(of_site["output"].values[int(np.nanargmax(np.abs(of_site.values)))])
+            found[str(site)] = (float(of_site.sel(output=output)), output)
+    return found
+
+
+def _pooled(site):
+    """[query tile, key tile] over the heads: rms error over rms value, and mean error over rms error."""
+    def mean(values):
+        finite = np.isfinite(values)
+        return np.where(finite.any(0), np.where(finite, values, 0).sum(0) / np.maximum(finite.sum(0), 1), np.nan)
+
+    rms, value = (np.sqrt(mean(site[name].values**2)) for name in ("rms", "value_rms"))
+    signed = mean(site["signed_mean"].values)
+    return rms / np.where(value > 0, value, np.nan), signed / np.where(rms > 0, rms, np.nan)
 
 
 @figure("tiles", "attribution", "local error by query tile and key tile, for the sites with the largest share")
 def tiles(tree):
     for layer, node in layers(tree):
         sites = need(node, "tiles", _RECORD).children
+        shares = _largest_shares(node)
         two_way = []
         for name, site in sites.items():
             values = site["rms"].values
             if values.ndim == 3 and values.shape[1] > 1 and values.shape[2] > 1 and np.nanmax(values, initial=0) > 0:
-                relative = np.nanmax(values / np.where(site["value_rms"].values > 0, site["value_rms"].values, np.nan))
-                two_way.append((relative, name))
+                relative = np.nanmax(_pooled(site.to_dataset())[0], initial=0)
+                two_way.append((abs(shares[name][0]) if name in shares else -1, relative, name))
         if not two_way:
             raise NotRecorded(f"{layer} has no site with more than one tile each way; a longer sequence has")
-        chosen = [name for _, name in sorted(two_way, reverse=True)[:4]]
+        chosen = [name for *_, name in sorted(two_way, reverse=True)[:4]]
         drawn, axes = new(PAGE, 3.4, rows=2, columns=len(chosen))
         for column, name in enumerate(chosen):
             site = sites[name].to_dataset()
-            scale = site["value_rms"].where(site["value_rms"] > 0)
-            rms = (site["rms"] / scale).mean("head").values
-            mean = (site["signed_mean"] / site["rms"].where(site["rms"] > 0)).mean("head").values
+            rms, mean = _pooled(site)
             for row, (values, colours, norm) in enumerate(
                 ((np.log10(np.where(rms > 0, rms, np.nan)), POSITIVE, None), (mean, SIGNED, signed_norm(mean)))
             ):
@@ -88,12 +116,13 @@ def tiles(tree):
                 shown = axis.imshow(values, cmap=colours, norm=norm, aspect="auto")
                 drawn.colorbar(shown, ax=axis, shrink=0.9)
                 if row == 0:
-                    axis.set_title(name)
+                    share = f"\n{100 * shares[name][0]:.2g}% of {shares[name][1]}" if name in shares else ""
+                    axis.set_title(name + share)
                 if column == 0:
                     axis.set_ylabel(("log10 rms error / rms value" if row == 0 else "mean / rms of error") + "\nquery tile")
                 if row == 1:
                     axis.set_xlabel("key tile")
-        drawn.suptitle(f"{layer}: local error by tile, mean over {site.sizes['head']} head(s)", x=0.02, ha="left")
+        drawn.suptitle(f"{layer}: local error by tile, all of {site.sizes['head']} head(s)" + ("; below the name: share of the squared error" if shares else ""), x=0.02, ha="left")
         yield layer, drawn
 
 
@@ -118,6 +147,8 @@ def corrections(tree):
                 if source == "floor" or not np.isfinite(value):
                     continue
                 style = {"color": "0.4", "ls": ":"} if source == "level" else {"color": next(colours), "lw": 0.8}
+                if source == "plan":  # a kernel that is the plan's lies on the same line
+                    style.update(ls="--", lw=1.4, zorder=3)
                 axis.axvline(10**value, label=source if source != "level" else "level of the format", **style)
             axis.set_xscale("log")
             axis.set_xlabel(f"relative error of {output}, {layer}")
@@ -184,7 +215,9 @@ def rows(tree):
             heads = table["head"].values if "head" in table.coords else np.arange(table.sizes["head"])
             for name, axis, label in (("zero_sum", zero, "sum of ds over the row"), ("delta_error", delta, "error of delta")):
                 for head, values in zip(heads, table[name].values):
-                    axis.plot(at, np.nancumsum(values), label=f"head {head}")
+                    total = np.cumsum(values)  # a NaN stays: a curve ends where the plan's numbers do
+                    ends = np.flatnonzero(~np.isfinite(total))
+                    axis.plot(at, total, label=f"head {head}" + (f", not finite from row {ends[0]}" if ends.size else ""))
                 axis.axhline(0, color="0.6", lw=0.6)
                 axis.set_xlabel("row")
                 axis.set_ylabel(f"{label},\nrunning sum (nat per logit)")

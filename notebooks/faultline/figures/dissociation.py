@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import matplotlib as mpl
 import numpy as np
 
 from ..files import NotRecorded
 from .registry import figure, need
-from .style import COLOURS, COLUMN, PAGE, POSITIVE, decades, new, row_of_axes, symlog
+from .style import COLOURS, PAGE, POSITIVE, decades, distinct, new, row_of_axes, symlog
 
 _RECORD = "faultline dissociate -o FILE.h5"
 
@@ -16,17 +17,16 @@ def _outcome(tree):
     return need(tree, "outcome", _RECORD).to_dataset()
 
 
-def _verdict(cell) -> str:
-    """What became of a cell's seeds, and of how many where there are several."""
+def _verdict(cell, short=False) -> str:
+    """What became of a cell's seeds, and of how many where there are several; a line each. short: first letters."""
     ran, lost = int(np.nansum(cell["runaway"])), int(np.nansum(cell["loss_failed"]))
     seeds = int(np.isfinite(cell["runaway"]).sum())
     if not seeds:
         return ""
-    if ran:
-        return f"runaway {ran}/{seeds}" if seeds > 1 else "runaway"
-    if lost:
-        return f"loss {lost}/{seeds}" if seeds > 1 else "loss"
-    return "healthy"
+    found = [(what, count) for what, count in (("runaway", ran), ("loss", lost)) if count]
+    if short:
+        return "\n".join(f"{what[0].upper()}{count if seeds > 1 else ''}" for what, count in found) or "H"
+    return "\n".join(f"{what}\n{count}/{seeds}" if seeds > 1 else what for what, count in found) or "healthy"
 
 
 @figure("matrix", "dissociation", "sources against interventions: sigma_max(W_Q) over the control's, and the verdict")
@@ -38,13 +38,17 @@ def matrix(tree):
     # The square of a matrix that is not there for a fault (an intervention run only as a control) stays empty.
     interventions = [i for i in data["intervention"].values if np.isfinite(data["sigma_ratio"].sel(source=sources, intervention=i)).any()]
     ratio = data["sigma_ratio"].sel(source=sources, intervention=interventions).median("seed")
-    drawn, ((axis,),) = new(PAGE, 1.2 + 0.42 * len(sources))
+    drawn, ((axis,),) = new(PAGE, max(2.6, 1.2 + (0.62 if data.sizes["seed"] > 1 else 0.42) * len(sources)))
     shown = axis.imshow(np.log10(ratio.values), cmap=POSITIVE, aspect="auto", vmin=-0.3)
-    drawn.colorbar(shown, ax=axis, label="log10 of $\\sigma_{max}(W_Q)$\nover the control's")
+    drawn.colorbar(shown, ax=axis, label="log10 of $\\sigma_{max}(W_Q)$\nover the control's", fraction=0.05)
     middle = (shown.norm.vmin + shown.norm.vmax) / 2
+    short = len(interventions) > 7  # a word would run into the next cell
+    if short:
+        seeds = data.sizes["seed"]
+        axis.set_title("H healthy, R runaway, L loss" + (f"; the number: of {seeds} seeds" if seeds > 1 else ""), loc="left")
     for row, source in enumerate(sources):
         for column, intervention in enumerate(interventions):
-            text = _verdict(data.sel(source=source, intervention=intervention))
+            text = _verdict(data.sel(source=source, intervention=intervention), short)
             dark = np.log10(ratio.values[row, column]) < middle
             axis.text(column, row, text, ha="center", va="center", color="white" if dark else "black", fontsize=8)
     axis.set_xticks(range(len(interventions)), interventions, rotation=30, ha="right")
@@ -59,14 +63,11 @@ def channel(tree):
     sources = [s for s in dict.fromkeys(data["source"].values) if s != "none"]
     interventions = list(dict.fromkeys(data["intervention"].values))
     shown = sources[:6]
-    columns = min(3, len(shown))
-    rows = -(-len(shown) // columns) if shown else 0
-    if not rows:
+    if not shown:
         raise NotRecorded(f"the file has no run with a fault; record it with: {_RECORD} --source SITE:LAW:MAGNITUDE")
-    drawn, axes = new(PAGE, 0.5 + 1.9 * rows, rows=rows, columns=columns, sharex=True, sharey=True)
-    for axis in axes.ravel()[len(shown):]:
-        axis.set_axis_off()
-    for axis, source in zip(axes.ravel(), shown):
+    looks = dict(zip(map(str, interventions), distinct(len(interventions))))
+    drawn, axes = row_of_axes(len(shown), height=2.1 + 0.06 * len(interventions), most=3, sharex=True)
+    for axis, source in zip(axes, shown):
         for run in range(data.sizes["run"]):
             if data["source"].values[run] not in (source, "none"):
                 continue
@@ -74,18 +75,15 @@ def channel(tree):
             name = str(data["intervention"].values[run])
             if not fault and name != "none":
                 continue
-            colour = COLOURS[interventions.index(name) % len(COLOURS)] if fault else "0.6"
+            colour, line = looks[name] if fault else ("0.6", "-")
             label = (name if fault else "no fault") if data["seed"].values[run] == data["seed"].values.min() else None
-            axis.plot(data["step"], data["sigma_q"].isel(run=run), color=colour, lw=0.9, label=label)
+            axis.plot(data["step"], data["sigma_q"].isel(run=run), color=colour, ls=line, lw=0.9, label=label)
         axis.set_yscale("log")
         axis.set_title(source)
-    for axis in axes[-1]:
         axis.set_xlabel("step")
-    for axis in axes[:, 0]:
+    for axis in axes[::3]:
         axis.set_ylabel("$\\sigma_{max}(W_Q)$")
-    handles, labels = axes.ravel()[0].get_legend_handles_labels()
-    unique = dict(zip(labels, handles))
-    drawn.legend(unique.values(), unique.keys(), loc="outside upper left", ncols=3)
+    drawn.legend(*_unique_handles(axes), loc="outside upper left", ncols=3)
     yield "", drawn
 
 
@@ -95,27 +93,32 @@ def coherence(tree):
     if "none" not in data["intervention"].values:
         raise NotRecorded(f"the file has no run without intervention; record it with: {_RECORD} --intervention none")
     cells = data.sel(intervention="none")
-    drawn, ((axis,),) = new(COLUMN * 1.4, 2.6)
+    faults = [str(s) for s in cells["source"].values if s != "none"]
+    if not faults:
+        raise NotRecorded(f"the file has no source but none; record it with: {_RECORD} --source SITE:LAW:MAGNITUDE")
+    drawn, ((axis,),) = new(PAGE, 2.8)
+    marks = dict(zip(faults, "osD^vP*Xph<>" * (1 + len(faults) // 12)))
     kinds = {"healthy": COLOURS[2], "loss": COLOURS[4], "runaway": COLOURS[1]}
     seen = set()
-    for source in cells["source"].values:
-        if source == "none":
-            continue
+    for source in faults:
         for seed in cells["seed"].values:
             cell = cells.sel(source=source, seed=seed)
             if not np.isfinite(cell["runaway"]):
                 continue
             kind = "runaway" if cell["runaway"] > 0 else "loss" if cell["loss_failed"] > 0 else "healthy"
             axis.plot(
-                cell["injected_rms"], np.abs(cell["step_coherence"]), "o", ms=5, color=kinds[kind], alpha=0.8,
-                label=kind if kind not in seen else None,
+                cell["injected_rms"], np.abs(cell["step_coherence"]), marks[source], ms=5, color=kinds[kind], alpha=0.8,
             )
             seen.add(kind)
     decades(axis)
     axis.set_ylim(-0.03, 1.05)
     axis.set_xlabel("rms of the fault, relative to the value's")
     axis.set_ylabel("sign coherence over the steps")
-    drawn.legend(loc="outside upper left", ncols=3)
+    blank = {"ls": "", "ms": 5}
+    outcomes = [mpl.lines.Line2D([], [], marker="s", color=kinds[k], label=k, **blank) for k in kinds if k in seen]
+    drawn.legend(handles=outcomes, loc="outside upper left", ncols=3)
+    drawn.legend(handles=[mpl.lines.Line2D([], [], marker=marks[s], color="0.4", label=s, **blank) for s in faults],
+                 loc="outside right upper", handletextpad=0.2)
     yield "", drawn
 
 
@@ -143,10 +146,11 @@ def projection(tree):
     drawn, axes = _panels(shown, f"no run of this file projects updates; record it with: {_RECORD} "
                           "--intervention none --intervention project --intervention project:removal=elsewhere")
     for axis, source in zip(axes, shown):
-        for name, colour in [("none", "black"), *zip(removals, COLOURS)]:
-            energy = outcome["removed_fraction"].sel(source=source, intervention=name).mean().item() if name in removals else 0
+        for name, (colour, line) in [("none", ("black", "-")), *zip(removals, distinct(len(removals)))]:
+            energy = outcome["removed_fraction"].sel(source=source, intervention=name).median().item() if name in removals else 0
             for n, run in enumerate(_runs(data, source, name)):
-                axis.plot(data["step"], data["sigma_q"].isel(run=run), color=colour, lw=1.0, label=name if n == 0 else None)
+                axis.plot(data["step"], data["sigma_q"].isel(run=run), color=colour, ls=line, lw=1.0,
+                          label=name if n == 0 else None)
                 if n == 0 and name in removals and np.isfinite(energy):
                     end = data["sigma_q"].isel(run=run).dropna("step")
                     axis.annotate(f"{100 * energy:.0f}%", (float(end["step"][-1]), float(end[-1])), xytext=(2, 0),
@@ -169,15 +173,19 @@ def guard_timeline(tree):
     cells = [(str(s), g) for s in outcome["source"].values for g in guards if (when.sel(source=s, intervention=g) >= 0).any()]
     if not cells:
         raise NotRecorded(f"no guard switched in this file; record one with: {_RECORD} --intervention none --intervention guard:threshold=30")
-    seed = int(outcome["seed"].values[0])
     for source in dict.fromkeys(s for s, _ in cells):
-        drawn, ((logit, sigma, loss),) = new(PAGE, 2.5, columns=3)
         mine = [g for s, g in cells if s == source]
-        for name, colour in [("none", "black"), *zip(mine, COLOURS)]:
+        drawn, ((logit, sigma, loss),) = new(PAGE, 2.5 + 0.16 * max(0, -(-(len(mine) + 2) // 2) - 1), columns=3)
+        # One seed: the first in which one of this source's guards switched.
+        switched = (when.sel(source=source, intervention=mine) >= 0).any("intervention").values
+        seed = int(outcome["seed"].values[int(np.argmax(switched))])
+        looks = dict(zip(mine, distinct(len(mine))))
+        for name, (colour, line) in [("none", ("black", "-")), *looks.items()]:
             runs = [r for r in _runs(data, source, name) if int(data["seed"].values[r]) == seed]
             for run in runs:
                 for axis, quantity in ((logit, "max_logit"), (sigma, "sigma_q"), (loss, "loss")):
-                    axis.plot(data["step"], data[quantity].isel(run=run), color=colour, lw=1.0, label="unguarded" if name == "none" else name)
+                    axis.plot(data["step"], data[quantity].isel(run=run), color=colour, ls=line, lw=1.0,
+                              label="unguarded" if name == "none" else name)
             if name != "none":
                 at = float(when.sel(source=source, intervention=name, seed=seed))
                 for axis in (logit, sigma, loss):
@@ -188,7 +196,7 @@ def guard_timeline(tree):
                 for axis, quantity in ((logit, "max_logit"), (sigma, "sigma_q"), (loss, "loss")):
                     axis.plot(data["step"], data[quantity].isel(run=run), color="0.6", lw=0.9, ls="--", label="no fault")
         # The threshold of the guard (docs/dissociation.md has the defaults), where its monitor is drawn.
-        for name, colour in zip(mine, COLOURS):
+        for name, (colour, _) in looks.items():
             words = dict(word.split("=", 1) for word in name.split(":")[1:])
             axis = {"max_logit": logit, "sigma_q": sigma}.get(words.get("monitor", "max_logit"))
             if axis is not None:
@@ -200,9 +208,10 @@ def guard_timeline(tree):
         loss.set_ylabel("train loss (nat per token)")
         for axis in (logit, sigma, loss):
             axis.set_xlabel("step (dotted: switch, threshold)")
-        drawn.legend(*_unique_handles([logit]), loc="outside upper left", ncols=3)
-        drawn.suptitle(source, x=0.98, ha="right")
-        yield source.replace(":", "-"), drawn
+        drawn.legend(*_unique_handles([logit]), loc="outside upper left", ncols=2 if len(mine) > 1 else 3)
+        seeds = outcome.sizes["seed"]
+        logit.set_title(source + (f", seed {seed}, of {seeds} seeds" if seeds > 1 else ""), loc="left")
+        yield source, drawn
 
 
 def _unique_handles(axes):

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 
 from ..files import NotRecorded
@@ -17,7 +19,7 @@ _CHECKPOINTS = "faultline probe FIRST.checkpoint.safetensors OTHER.checkpoint.sa
 @figure("early-warning", "probe run", "how many steps before divergence each monitor alarms, and its false alarms")
 def early_warning(tree):
     data = blocks(tree, "early-warning", _RUNS)[0][1]
-    diverged = [str(r) for r in data["run"].values if np.isfinite(data["divergence"].sel(run=r))]
+    diverged = [r for r in data["run"].values if np.isfinite(data["divergence"].sel(run=r))]
     if not diverged:
         raise NotRecorded("no run of this file diverged; one that does: faultline train --inject delta:multiplicative:0.3 -o FILE.h5")
     best = data["lead"].sel(run=diverged).max("run").values
@@ -25,14 +27,15 @@ def early_warning(tree):
     names = [str(n) for n in data["monitor"].values[order]]
     drawn, ((axis, alarms),) = new(PAGE, 0.9 + 0.2 * len(names), columns=2, sharey=True, width_ratios=(3, 1))
     at = np.arange(len(names))
+    thresholds = data["threshold"].values[order]
     for i, run in enumerate(diverged):
         lead = data["lead"].sel(run=run).values[order]
         step = int(data["divergence"].sel(run=run))
         axis.hlines(at, 0, np.nan_to_num(lead), color="0.85", lw=1.5, zorder=0)
         axis.plot(lead, at, "osD^vP"[i % 6], ms=5, color=COLOURS[i % len(COLOURS)], label=f"{run} (diverges at step {step})")
-        for y, value in zip(at, lead):
+        for y, value, threshold in zip(at, lead, thresholds):
             if not np.isfinite(value):
-                axis.text(0, y, " no alarm before", va="center", color="0.4")
+                axis.text(0, y, " no alarm before" if np.isfinite(threshold) else " no threshold", va="center", color="0.4")
     axis.axvline(0, color="0.6", lw=0.6)
     axis.set_yticks(at, names)
     axis.set_xlabel("lead: steps from the alarm to divergence")
@@ -45,17 +48,29 @@ def early_warning(tree):
     alarms.set_xlim(0, 1.8 * most)
     alarms.set_xticks(range(0, most + 1, max(1, most // 3)))
     alarms.set_xlabel("false alarms,\nhealthy runs")
+    if not np.isfinite(thresholds).any():
+        drawn.suptitle("no healthy run in this file: nothing sets a threshold", x=0.98, ha="right", y=0.01, va="bottom")
     yield "", drawn
+
+
+def _named(tree, place):
+    """"fault: layer0" for "checkpoint1/layer0", by the file that was the second of the command."""
+    checkpoint, slash, rest = place.partition("/")
+    number = checkpoint.removeprefix("checkpoint")
+    inputs = np.atleast_1d(tree.attrs.get("inputs", []))
+    if not slash or not number.isdigit() or int(number) >= len(inputs):
+        return place
+    return f"{os.path.basename(str(inputs[int(number)])).removesuffix('.safetensors').removesuffix('.checkpoint')}: {rest}"
 
 
 @figure("singular-values", "probe checkpoint", "leading singular values of W_Q, W_K and W_Q W_K^T; the update along them")
 def singular_values(tree):
     found = blocks(tree, "directions", _CHECKPOINTS)
-    places = [place for place, _ in found]
+    places = [_named(tree, place) for place, _ in found]
     matrices = [str(m) for m in found[0][1]["matrix"].values]
     drawn, ((sigma, update),) = new(PAGE, 1.1 + 0.2 * len(places) * min(len(matrices), 4), columns=2, sharey=True, width_ratios=(3, 2))
     labels, y = [], 0
-    for place, data in found:
+    for place, (_, data) in zip(places, found):
         for m, matrix in enumerate(str(n) for n in data["matrix"].values):
             values = data["sigma"].values[m]
             colour = COLOURS[0] if matrix == "W_Q" else COLOURS[2] if matrix == "W_K" else COLOURS[1]
@@ -65,7 +80,7 @@ def singular_values(tree):
                 update.plot([two, one], [y, y], "-", color="0.8", lw=1.5, zorder=0)
                 update.plot(two, y, "o", ms=5, color=COLOURS[0], label="along U and V" if not labels else None)
                 update.plot(one, y, "D", ms=5, mfc="none", color=COLOURS[1], label="along U or V" if not labels else None)
-            labels.append(f"{place.replace('checkpoint', 'checkpoint ')}  {matrix}")
+            labels.append(f"{place}  {matrix}")
             y += 1
     sigma.set_yticks(range(y), labels)
     sigma.set_xscale("log")
@@ -91,7 +106,7 @@ def weight_distances(tree):
         for i, (place, data) in enumerate(found):
             values = data[quantity].values
             axis.plot(np.where(values > 0, values, np.nan), at, "osD^vP"[i % 6], ms=4, color=COLOURS[i % len(COLOURS)],
-                      label=place.partition("/")[0].replace("checkpoint", "checkpoint "))
+                      label=_named(tree, place).partition(": ")[0])
         decades(axis)
         axis.set_xlabel(label)
         axis.grid(axis="y", color="0.92", lw=0.5)

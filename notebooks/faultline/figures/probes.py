@@ -83,12 +83,16 @@ def similarity_numbers(head):
 
 @figure("similarity", KIND, "PK, the layer's input and their outer products as heat-maps, with similarity in numbers")
 def similarity(tree):
+    any_drawn = False
     for place, data in blocks(tree, "similarity"):
         name = "x" if "x" in data else "q"
         # One head a layer: the one whose terms are most alike.
-        alike = np.nanmean(np.abs(data["cosine"].values), axis=(1, 2))
-        if not np.isfinite(alike).any():
+        cosines = np.abs(data["cosine"].values)
+        known = np.isfinite(cosines)
+        if not known.any():
             continue
+        any_drawn = True
+        alike = np.where(known.any((1, 2)), np.where(known, cosines, 0).sum((1, 2)) / np.maximum(known.sum((1, 2)), 1), np.nan)
         at = int(np.nanargmax(alike))
         one = data.isel(head=at)
         a, b, cosine = one["pk"].values, one[name].values, one["cosine"].values
@@ -118,31 +122,45 @@ def similarity(tree):
             text.text(0.18, 0.95 - 0.14 * i, what, transform=text.transAxes, va="top")
         drawn.suptitle(f"{place}, head {one['head'].item()}: terms of the error of $W_Q$'s gradient", x=0.02, ha="left")
         yield _file_name(place, one["head"].item()), drawn
+    if not any_drawn:
+        raise NotRecorded("no term of any head is other than 0 and finite; expected a capture whose keys and dO are")
 
 
 @figure("delta-error", KIND, "running sum of the error of delta over rows, and over captures where there are several")
 def delta_error(tree):
+    # Places are LAYER, or of several captures LABEL/LAYER; a layer's own name may hold "/".
+    several = np.size(tree.attrs.get("inputs", ())) > 1
     layers: dict[str, list] = {}
     for place, data in blocks(tree, "conservation"):
         if "delta_error" in data:
-            layers.setdefault(place.rpartition("/")[2], []).append((place, data))
+            layers.setdefault(place.partition("/")[2] if several else place, []).append((place, data))
     if not layers:
         raise NotRecorded("the capture has no dO, so no delta; faultline train --capture STEP records captures with it")
     for layer, parts in layers.items():
         first = parts[0][1]
-        heads = [str(h) for h in first["head"].values]
+        heads, stopped = [str(h) for h in first["head"].values], set()
         drawn, axes = row_of_axes(len(heads), height=2.3, sharex=True)
-        sources = [s for s in first["source"].values if s != "exact"]
+        sources = list(dict.fromkeys(str(s) for _, d in parts for s in d["source"].values if s != "exact"))
         everything = []
         for i, axis in enumerate(axes):
-            for colour, source in zip(COLOURS, sources):
-                errors = [
-                    d["delta_error"].sel(source=source).isel(head=i).values.ravel()
-                    for _, d in parts if source in d["source"].values
-                ]
-                total = np.nancumsum(np.concatenate(errors))
+            for colour, source in zip(COLOURS * 3, sources):
+                total, so_far, ends = [], 0.0, None
+                for _, d in parts:
+                    rows = d.sizes["row"] * d.sizes["sequence"]
+                    if source not in d["source"].values:  # the curve has a gap over a capture without it
+                        total.append(np.full(rows, np.nan))
+                        continue
+                    sums = so_far + np.cumsum(d["delta_error"].sel(source=source).isel(head=i).values.ravel())
+                    so_far = sums[-1]
+                    if ends is None and not np.isfinite(so_far):  # a NaN stays in all sums behind it
+                        ends = sum(map(len, total)) + int(np.argmax(~np.isfinite(sums)))
+                    total.append(sums)
+                total = np.concatenate(total)
                 everything.append(total)
-                axis.plot(total, color=colour, label=str(source), lw=1.0)
+                axis.plot(total, color=colour, label=source, lw=1.0)
+                if ends is not None:
+                    axis.plot(ends, 0, "x", color=colour, ms=5, clip_on=False)
+                    stopped.add(source)
             edges = np.cumsum([d.sizes["row"] * d.sizes["sequence"] for _, d in parts])[:-1]
             for edge in edges:
                 axis.axvline(edge, color="0.7", lw=0.6, ls=":")
@@ -153,12 +171,15 @@ def delta_error(tree):
             symlog(axis, np.concatenate(everything), linear=0.5)  # sums that cross 0 again and again
         axes[0].set_ylabel("sum of (delta - exact) so far\n(nat per logit)")
         drawn.legend(*axes[0].get_legend_handles_labels(), loc="outside upper right", ncols=4)
-        drawn.suptitle(layer, x=0.02, ha="left")
-        yield layer, drawn
+        note = f"; cross: not finite from there on ({', '.join(sorted(stopped))})" if stopped else ""
+        drawn.suptitle(layer + note, x=0.02, ha="left")
+        yield _file_name(layer), drawn
 
 
 def _worst_head(data) -> int:
-    return int(np.nanargmax(np.nanmax(np.abs(data["mean_ulp"].values), axis=(0, 2))))
+    """The head with the largest mean error of a feature; the first where no error is a number."""
+    sizes = np.abs(data["mean_ulp"].values)
+    return int(np.argmax(np.where(np.isfinite(sizes), sizes, -1).max(axis=(0, 2))))
 
 
 @figure("output-error", KIND, "mean signed error of O by feature in ulps; dO and the error of O of one row")
@@ -193,7 +214,11 @@ def output_error(tree):
         drawn.legend(handles, ["dO times the error above 0: delta too large", "below 0: too small"], ncols=2, loc="outside lower center")
         row = int(one["running_row"])
         source = str(one["source"].values[0])
-        dout.set_title(f"row {row}, {source}: the sum of the products is the error of its delta", loc="left")
+        # They are one number where delta is made of O and dO; a plan may make it of P and dP.
+        text = f"row {row}, {source}: sum of the products {np.sum(product):.4g}"
+        if "row_delta_error" in one:
+            text += f", error of its delta {float(one['row_delta_error']):.4g} nat/logit"
+        dout.set_title(text, loc="left")
         error.set_xlabel("feature")
         drawn.suptitle(f"{place}, head {one['head'].item()}", x=0.02, ha="left")
         yield _file_name(place, one["head"].item()), drawn

@@ -8,7 +8,7 @@ import xarray as xr
 
 from ..files import NotRecorded
 from .registry import figure, need
-from .style import COLOURS, PAGE, new, symlog
+from .style import COLOURS, PAGE, colours_of, key_of, new, row_of_axes, symlog
 
 _RECORD = "faultline train -o FILE.h5"
 
@@ -36,9 +36,15 @@ def name_of(tree):
     return tree.attrs.get("label", "run")
 
 
+def _keys(values, over):
+    return values[over].values if over in values.coords else np.arange(values.sizes[over])
+
+
 def _lines(axis, values, over, label):
-    for i, key in enumerate(values[over].values if over in values.coords else range(values.sizes[over])):
-        axis.plot(values["step"], values.isel({over: i}), label=f"{label} {key}", color=COLOURS[i % len(COLOURS)])
+    """A line for each layer or head; what a logarithmic axis cannot show, 0 and below, is a gap."""
+    keys = _keys(values, over)
+    for i, (key, colour) in enumerate(zip(keys, colours_of(len(keys)))):
+        axis.plot(values["step"], values.isel({over: i}), label=f"{label} {key}", color=colour)
 
 
 @figure("loss", "run", "loss, norm of the gradient, largest logit over the steps; several runs over one another", several=True)
@@ -98,32 +104,33 @@ def spectral_norms(tree):
     for axis, name, title in ((axes[0, 0], "sigma_q", "$W_Q$"), (axes[0, 1], "sigma_k", "$W_K$")):
         values = _due(_series(data, name))
         _lines(axis, values.isel(singular_value=0), "layer", "layer")
-        for layer in range(values.sizes["layer"]):
-            axis.plot(values["step"], values.isel(layer=layer, singular_value=1), ls=":", color=COLOURS[layer % len(COLOURS)])
+        for layer, colour in enumerate(colours_of(values.sizes["layer"])):
+            axis.plot(values["step"], values.isel(layer=layer, singular_value=1), ls=":", color=colour)
         axis.set_ylabel(f"$\\sigma_1$ of {title} (dotted: $\\sigma_2$)")
         axis.set_yscale("log")
         axis.set_xlabel("step")
-    axes[0, 0].legend()
     values = _due(_series(data, "sigma_q")).isel(singular_value=0)
     shown = axes[0, 2].pcolormesh(values["step"], values["layer"], np.log10(values.T), shading="nearest")
     drawn.colorbar(shown, ax=axes[0, 2], label="log10 $\\sigma_1$ of $W_Q$")
-    axes[0, 2].set_yticks(values["layer"])
+    axes[0, 2].locator_params(axis="y", nbins=min(8, values.sizes["layer"]), integer=True)
     axes[0, 2].set_ylabel("layer")
     axes[0, 2].set_xlabel("step")
+    key_of(drawn, axes[0, 0], "layer", _keys(values, "layer"), list(axes[0, :2]))
     yield "", drawn
 
 
 @figure("spectral-norms-by-head", "run", "largest singular value of W_Q W_K^T of every head")
 def by_head(tree):
     values = _due(_series(steps(tree), "sigma_qk")).isel(singular_value=0)
-    drawn, axes = new(PAGE, 2.2, columns=values.sizes["layer"], sharey=True)
-    for layer, axis in enumerate(axes[0]):
+    drawn, axes = row_of_axes(values.sizes["layer"], height=2.2, sharex=True)
+    for layer, axis in enumerate(axes):
         _lines(axis, values.isel(layer=layer), "head", "head")
         axis.set_yscale("log")
         axis.set_xlabel("step")
-        axis.set_title(f"layer {int(values['layer'][layer])}")
-    axes[0, 0].set_ylabel("$\\sigma_1$ of $W_Q W_K^T$")
-    axes[0, 0].legend()
+        axis.set_title(f"layer {int(_keys(values, 'layer')[layer])}")
+    for axis in axes[::4]:
+        axis.set_ylabel("$\\sigma_1$ of $W_Q W_K^T$")
+    key_of(drawn, axes[0], "head", _keys(values, "head"))
     yield "", drawn
 
 
@@ -132,13 +139,16 @@ def zero_sum(tree):
     data = steps(tree)
     total, step, magnitude = (_series(data, n) for n in ("zero_sum_total", "zero_sum", "zero_sum_abs"))
     drawn, ((left, right),) = new(PAGE, 2.4, columns=2)
-    for layer in range(total.sizes["layer"]):
+    few = total.sizes["layer"] * total.sizes["head"] <= 8
+    ratio = (np.abs(step) / magnitude.where(magnitude > 0)).rolling(step=20, min_periods=1).median()
+    for layer, colour in enumerate(colours_of(total.sizes["layer"])):
         for head in range(total.sizes["head"]):
             at = {"layer": layer, "head": head}
-            colour, line = COLOURS[layer % len(COLOURS)], ["-", "--", "-.", ":"][head % 4]
-            left.plot(data["step"], total.isel(at), color=colour, ls=line, label=f"layer {layer}, head {head}")
-            broken = (np.abs(step) / magnitude.where(magnitude > 0)).isel(at)
-            right.plot(data["step"], broken.rolling(step=20, min_periods=1).median(), color=colour, ls=line)
+            line = ["-", "--", "-.", ":"][head % 4] if few else "-"
+            left.plot(data["step"], total.isel(at), color=colour, ls=line, lw=None if few else 0.6,
+                      label=f"layer {layer}, head {head}" if few else f"layer {layer}" if head == 0 else None)
+            broken = ratio.isel(at)
+            right.plot(data["step"], broken.where(broken > 0), color=colour, ls=line, lw=None if few else 0.6)
     symlog(left, total.values)
     left.axhline(0, color="0.6", lw=0.6)
     left.set_ylabel("sum of ds over keys, rows, steps\n(nat per logit)")
@@ -146,8 +156,10 @@ def zero_sum(tree):
     right.set_yscale("log")
     for axis in (left, right):
         axis.set_xlabel("step")
-    if total.sizes["layer"] * total.sizes["head"] <= 8:
+    if few:
         drawn.legend(*left.get_legend_handles_labels(), loc="outside upper left", ncols=4)
+    else:
+        key_of(drawn, left, "layer (a line for each head)", _keys(total, "layer"))
     yield "", drawn
 
 
@@ -159,14 +171,15 @@ def saturation(tree):
         (left, "saturated_fraction", "rows with $p_{max} > 1 - 2^{-9}$"),
         (right, "entropy", "mean entropy of a row (nat)"),
     ):
-        _lines(axis, _due(_series(data, name)).mean("head"), "layer", "layer")
+        values = _due(_series(data, name)).mean("head")
+        _lines(axis, values, "layer", "layer")
         axis.set_ylabel(label)
         axis.set_xlabel("step")
-    left.legend()
+    key_of(drawn, left, "layer", _keys(values, "layer"))
     yield "", drawn
 
 
-@figure("injected", "run", "the fault as it was realised: rms, mean and sign coherence")
+@figure("injected", "run", "the fault as it was realised: rms and mean, and whether its sign is the same step after step")
 def injected(tree):
     data = steps(tree)
     how = f"{_RECORD} --inject SITE:LAW:MAGNITUDE"
@@ -178,16 +191,19 @@ def injected(tree):
     left.plot(data["step"], rms.mean(spread), label="rms realised")
     left.plot(data["step"], np.abs(mean).mean(spread), label="|mean| realised")
     left.set_yscale("log")
-    left.set_ylabel("injected error\n(unit of the magnitude)")
-    drawn.legend(*left.get_legend_handles_labels(), loc="outside upper left", ncols=3)
-    values = (mean / rms.where(rms > 0)).mean([d for d in spread if d != "layer"])
-    if "layer" in values.dims:
-        _lines(right, values.rolling(step=20, min_periods=1).mean(), "layer", "layer")
-        right.legend()
+    left.set_ylabel("injected error,\nover the rms of the values")
+    coherence = _series(data, "injected_step_coherence", how).mean([d for d in spread if d != "layer"])
+    if "layer" in coherence.dims:
+        _lines(right, coherence, "layer", "layer")
     else:
-        right.plot(data["step"], values.rolling(step=20, min_periods=1).mean())
-    right.axhline(0, color="0.6", lw=0.6)
-    right.set_ylabel("mean / rms\n(mean of 20 steps)")
+        right.plot(data["step"], coherence)
+    right.set_ylim(-0.03, 1.05)
+    right.set_ylabel("sign coherence over the steps\nwith an error so far")
+    handles = [*left.get_lines(), *right.get_lines()]
+    if "layer" in coherence.dims and coherence.sizes["layer"] > len(COLOURS):
+        handles = left.get_lines()
+        key_of(drawn, right, "layer", _keys(coherence, "layer"))
+    drawn.legend(handles=handles, loc="outside upper left", ncols=5, columnspacing=1, handlelength=1.2)
     for axis in (left, right):
         axis.set_xlabel("step")
     yield "", drawn
@@ -206,13 +222,13 @@ def guard(tree):
     _lines(sigma, _due(_series(data, "sigma_q")).isel(singular_value=0), "layer", "layer")
     sigma.set_ylabel("$\\sigma_1$ of $W_Q$")
     sigma.set_yscale("log")
-    for layer in range(active.sizes["layer"]):
+    for layer, colour in enumerate(colours_of(active.sizes["layer"])):
         on = active.isel(layer=layer)
         if bool((on > 0).any()):
-            first = int(data["step"][int((on > 0).argmax())])
+            first = int(data["step"].values[int(np.argmax(on.values > 0))])
             for axis in (logit, sigma):
-                axis.axvline(first, color=COLOURS[layer % len(COLOURS)], lw=0.8, ls="--")
+                axis.axvline(first, color=colour, lw=0.8, ls="--")
     for axis in (logit, sigma):
         axis.set_xlabel("step (dashed: the layer's guard switches)")
-    logit.legend()
+    key_of(drawn, logit, "layer", _keys(active, "layer"))
     yield "", drawn

@@ -45,6 +45,34 @@ def style():
         yield
 
 
+def colours_of(count):
+    """A colour for each of `count` lines: the distinct ones where they suffice, else a sequence from dark to light, whose
+    order is that of the lines (layers, heads)."""
+    if count <= len(COLOURS):
+        return COLOURS[:count]
+    return [mpl.colors.to_hex(c) for c in mpl.colormaps[POSITIVE](np.linspace(0, 0.92, count))]
+
+
+def distinct(count):
+    """(colour, line style) of each of `count` things that have no order; black is left for what they are compared with."""
+    return [(COLOURS[i % 6], ("-", "--", "-.", (0, (1, 1)))[i // 6 % 4]) for i in range(count)]
+
+
+def key_of(drawn, axis, label, names, beside=None):
+    """What the lines of `axis` are: a legend above the figure for a few, a colour bar for a sequence, beside all panels or
+    those given."""
+    if len(names) <= len(COLOURS):
+        drawn.legend(*axis.get_legend_handles_labels(), loc="outside upper left", ncols=7, columnspacing=1, handlelength=1.2)
+        return
+    shades = mpl.colors.ListedColormap(colours_of(len(names)))
+    norm = mpl.colors.BoundaryNorm(np.arange(len(names) + 1) - 0.5, len(names))
+    ticks = sorted({0, len(names) // 2, len(names) - 1})
+    bar = drawn.colorbar(mpl.cm.ScalarMappable(norm, shades), ax=beside or [a for a in drawn.axes if a.get_subplotspec() is not None],
+                         label=label, ticks=ticks, fraction=0.03, pad=0.02)
+    bar.ax.set_yticklabels([str(names[t]) for t in ticks])
+    bar.ax.minorticks_off()
+
+
 def new(width=COLUMN, height=2.4, rows=1, columns=1, **options):
     """A figure without a window, and its axes as a 2-d array."""
     from matplotlib.figure import Figure
@@ -60,6 +88,8 @@ def row_of_axes(count, height=2.3, most=4, **options):
     figure, axes = new(PAGE, height * rows, rows=rows, columns=columns, sharey=True, **options)
     for axis in axes.ravel()[count:]:
         axis.set_axis_off()
+    for axis in axes.ravel()[max(0, count - columns) : count]:  # the lowest of its column has the numbers
+        axis.xaxis.set_tick_params(labelbottom=True)
     return figure, list(axes.ravel()[:count])
 
 
@@ -75,8 +105,10 @@ def symlog(axis, values, which="y", linear=0.05):
     most = largest / (10 if linear < 0.5 else 2)
     threshold = max(min(np.quantile(finite, linear), most), largest * 1e-4)
     getattr(axis, f"set_{which}scale")("symlog", linthresh=threshold)
-    base = 10 ** np.floor(np.log10(largest))
-    ticks = [t for t in (-base, 0, base) if signed.min() <= t <= signed.max() or t == 0]
+    # Labels at 0 and at up to three powers of ten a side, the largest among them.
+    top, bottom = int(np.floor(np.log10(largest))), int(np.ceil(np.log10(threshold)))
+    powers = [10.0**k for k in range(top, min(bottom, top) - 1, -max(1, -(-(top - bottom + 1) // 3)))]
+    ticks = [t for t in [-p for p in powers] + [0] + powers[::-1] if signed.min() <= t <= signed.max() or t == 0]
     getattr(axis, f"set_{which}ticks")(ticks)
     if signed.min() >= 0:
         getattr(axis, f"set_{which}lim")(0)
