@@ -4,6 +4,7 @@
 #include <cmath>
 #include <filesystem>
 #include <memory>
+#include <optional>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -17,6 +18,8 @@
 #include <faultline/dissociation/fault_hooks.hpp>
 #include <faultline/gpt/fast_attention.hpp>
 #include <faultline/gpt/run.hpp>
+#include <faultline/gpt/trainer.hpp>
+#include <faultline/gpt_device/device_trainer.hpp>
 #include <faultline/tensor/text.hpp>
 
 namespace faultline::cli {
@@ -28,6 +31,7 @@ struct TrainCommand {
     std::vector<std::string> injections;
     std::vector<int> capture;
     std::int64_t checkpoint_every = 250, capture_sequences = 4;
+    std::optional<bool> deterministic;
 };
 
 /// What the faults did, into the report and the checkpoint.
@@ -66,12 +70,13 @@ double largest(const std::vector<double>& values) {
 }
 
 std::string step_text(const gpt::StepReport& r) {
-    return fmt::format("loss {:.3f}, |grad| {:.2g}, max logit {:.3g}", r.loss, r.grad_norm, largest(r.max_logit));
+    const std::string logit = r.max_logit.empty() ? "" : fmt::format(", max logit {:.3g}", largest(r.max_logit));
+    return fmt::format("loss {:.3f}, |grad| {:.2g}{}", r.loss, r.grad_norm, logit);
 }
 
 nlohmann::json number(double value) { return std::isfinite(value) ? nlohmann::json(value) : nlohmann::json(nullptr); }
 
-std::string summary(const gpt::Trainer& trainer, const gpt::RunOutcome& outcome, std::int64_t steps_done, bool json) {
+std::string summary(const gpt::Training& trainer, const gpt::RunOutcome& outcome, std::int64_t steps_done, bool json) {
     const gpt::StepReport& r = trainer.report();
     const gpt::TrainConfig& c = trainer.config();
     const double tokens = static_cast<double>(steps_done) * c.batch * c.accumulate * c.model.context;
@@ -85,7 +90,7 @@ std::string summary(const gpt::Trainer& trainer, const gpt::RunOutcome& outcome,
         nlohmann::json out{{"schema", "faultline.training/1"},
                            {"end", end},
                            {"steps", trainer.next_step()},
-                           {"parameters", trainer.model().layout().size()},
+                           {"parameters", trainer.parameters()},
                            {"loss", number(any ? r.loss : none)},
                            {"validation_loss", number(any ? r.validation_loss : none)},
                            {"grad_norm", number(any ? r.grad_norm : none)},
@@ -109,11 +114,30 @@ std::string summary(const gpt::Trainer& trainer, const gpt::RunOutcome& outcome,
     text += fmt::format("  loss              {:.4f} nat per token\n", r.loss);
     if (std::isfinite(r.validation_loss)) text += fmt::format("  validation loss   {:.4f}\n", r.validation_loss);
     text += fmt::format("  gradient norm     {:.3g}\n", r.grad_norm);
-    text += fmt::format("  max logit         {:.4g}\n", largest(r.max_logit));
+    if (!r.max_logit.empty()) text += fmt::format("  max logit         {:.4g}\n", largest(r.max_logit));
     if (!std::isnan(largest(r.sigma_q)))
         text +=
             fmt::format("  sigma_max         {:.3g} of W_Q, {:.3g} of W_K\n", largest(r.sigma_q), largest(r.sigma_k));
     return text;
+}
+
+/// A run on the device, and what is to be said of it.
+std::unique_ptr<gpt::Training> on_device(const gpt::TrainConfig& config, const TrainData& data, const TrainCommand& own,
+                                         const Invocation& call, Manifest& manifest) {
+    const auto refuse = [&](const char* key, const char* what) {
+        throw RequestError(fmt::format("{}: a run with --device cuda has no {}: expected none, or --device cpu",
+                                       call.settings.where(key), what));
+    };
+    if (!own.injections.empty()) refuse("inject", "faults");
+    if (!own.capture.empty()) refuse("capture", "captures");
+    auto trainer = std::make_unique<gpt::DeviceTrainer>(
+        config, data.tokens, data.windows, gpt::DeviceOptions{.deterministic = own.deterministic.value_or(true)});
+    manifest.gpu = trainer->device_name();
+    if (call.talks()) {
+        for (const std::string& line : trainer->description()) remark(line);
+        remark("not recorded on the device: max_logit, qk_rms, zero_sum, saturated_fraction, entropy");
+    }
+    return trainer;
 }
 
 Status run(const TrainCommand& own, const Invocation& call) {
@@ -150,7 +174,6 @@ Status run(const TrainCommand& own, const Invocation& call) {
         if (step < 0 || step >= config.steps)
             throw RequestError(fmt::format("{}: step {}: expected steps of the run, 0 to {}", settings.where("capture"),
                                            step, config.steps - 1));
-    gpt::Trainer trainer(config, data.tokens, data.windows, hooked);
 
     gpt::RunFiles files;
     files.resume = !own.resume.empty();
@@ -160,6 +183,13 @@ Status run(const TrainCommand& own, const Invocation& call) {
     files.capture_sequences = static_cast<int>(own.capture_sequences);
     files.manifest = call.manifest("run", config.seed);
     files.manifest.inputs = data.inputs();
+
+    std::unique_ptr<gpt::Training> training;
+    if (call.common.device == "cuda")
+        training = on_device(config, data, own, call, files.manifest);
+    else
+        training = std::make_unique<gpt::Trainer>(config, data.tokens, data.windows, hooked);
+    gpt::Training& trainer = *training;
 
     Progress line(call.talks());
     const gpt::RunOutcome outcome = gpt::run(
@@ -203,6 +233,8 @@ Command train_command() {
                                  1 << 20);
                 settings.integer("checkpoint-every", own->checkpoint_every, 0, "N",
                                  "Steps between checkpoints; 0: at the end and at an interruption");
+                settings.choice("deterministic", own->deterministic,
+                                "On the device: the same bits each time, or (--no-deterministic) the fastest");
                 settings.text("resume", own->resume, "FILE.h5", "Go on with this run from its last checkpoint");
                 return [own](const Invocation& call) { return run(*own, call); };
             }};

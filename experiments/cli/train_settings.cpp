@@ -11,6 +11,7 @@
 #include <faultline/plan/nearest_name.hpp>
 #include <faultline/plan/presets.hpp>
 #include <faultline/tensor/text.hpp>
+#include <faultline/tensor_kernel/backward_kernel.hpp>
 
 namespace faultline::cli {
 namespace {
@@ -28,12 +29,23 @@ T chosen(const std::string& name, const char* key, const Settings& settings,
     throw RequestError(fmt::format("{}: {}: {}", settings.where(key), in_quotes(name), expected_one_of(name, names)));
 }
 
-std::shared_ptr<const RoundingPlan> attention_plan(const std::string& name, const char* key, const Settings& settings) {
+std::shared_ptr<const RoundingPlan> attention_plan(const std::string& name, const char* key, const TrainSettings& own,
+                                                   const Settings& settings) {
     if (name == "fast") return nullptr;
+    if (name == "tensor") {
+        const std::int64_t head_dim = own.heads > 0 ? own.width / own.heads : 0;
+        if (head_dim != 64 && head_dim != 128)
+            throw RequestError(fmt::format("{}: tensor: heads have {} columns: expected 64 or 128, or fast",
+                                           settings.where(key), head_dim));
+        RoundingPlan own_plan = tensor_kernel::backward_plan(static_cast<int>(head_dim));
+        own_plan.name = "tensor";
+        return std::make_shared<const RoundingPlan>(std::move(own_plan));
+    }
     try {
         return std::make_shared<const RoundingPlan>(plan(name));
     } catch (const RequestError& error) {
-        throw RequestError(fmt::format("{}: {}; or fast, the trainer's own kernel", settings.where(key), error.what()));
+        throw RequestError(
+            fmt::format("{}: {}; or fast, the trainer's own kernel; or tensor", settings.where(key), error.what()));
     }
 }
 
@@ -44,7 +56,7 @@ int small_number(std::string_view text) {
 }
 
 /// "1=fa2": layer 1; "1/0,3=fa2": heads 0 and 3 of layer 1.
-gpt::AttentionChoice layer_choice(const std::string& text, const Settings& settings) {
+gpt::AttentionChoice layer_choice(const std::string& text, const TrainSettings& own, const Settings& settings) {
     const auto refuse = [&] {
         throw RequestError(fmt::format("{}: {}: expected LAYER=PLAN or LAYER/HEAD,HEAD=PLAN",
                                        settings.where("layer-attention"), in_quotes(text)));
@@ -67,7 +79,7 @@ gpt::AttentionChoice layer_choice(const std::string& text, const Settings& setti
             place.remove_prefix(comma + 1);
         }
     }
-    choice.plan = attention_plan(text.substr(equals + 1), "layer-attention", settings);
+    choice.plan = attention_plan(text.substr(equals + 1), "layer-attention", own, settings);
     return choice;
 }
 
@@ -99,9 +111,9 @@ gpt::ModelConfig model_config(const TrainSettings& own, const Settings& settings
                                                     {"bf16", NormStatistics::bf16},
                                                     {"bf16-forward", NormStatistics::bf16_forward},
                                                     {"bf16-backward", NormStatistics::bf16_backward}}});
-    if (auto all = attention_plan(own.attention, "attention", settings))
+    if (auto all = attention_plan(own.attention, "attention", own, settings))
         m.attention.push_back({-1, {}, std::move(all)});
-    for (const std::string& text : own.layer_attention) m.attention.push_back(layer_choice(text, settings));
+    for (const std::string& text : own.layer_attention) m.attention.push_back(layer_choice(text, own, settings));
     return m;
 }
 
@@ -122,7 +134,8 @@ void TrainSettings::declare(Settings& s) {
     s.text("precision", precision, "bf16|fp32", "bf16: products as bf16 autocast makes them; weights stay fp32");
     s.text("norm-statistics", norm_statistics, "WHERE",
            "Mean and 1/sigma of the layer norms in bf16: fp32 (nowhere), bf16, bf16-forward, bf16-backward");
-    s.text("attention", attention, "fast|PLAN|FILE.toml", "The attention kernel; a plan's is emulated and slower");
+    s.text("attention", attention, "fast|tensor|PLAN|FILE.toml",
+           "The attention kernel; tensor: the tensor cores' plan; on the CPU a plan's is emulated and slower");
     s.items("layer-attention", layer_attention, "LAYER[/HEADS]=PLAN",
             "Another one in a layer, or in some of its heads");
     s.text("qk-norm", qk_norm, "NORM", "none, parameter-free or learned");

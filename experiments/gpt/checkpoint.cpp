@@ -102,6 +102,10 @@ TensorSet Trainer::state() const {
 
 void Trainer::restore(const TensorSet& set) {
     const auto kind = set.metadata.find("schema");
+    if (kind != set.metadata.end() && kind->second.starts_with("faultline.device-checkpoint/"))
+        throw RequestError(
+            fmt::format("{}: is of a run on the device, whose sums have another order: expected --device cuda with it",
+                        set.source));
     if (kind == set.metadata.end() || kind->second != schema)
         throw RequestError(fmt::format("{}: metadata \"schema\": expected {}", set.source, schema));
     for (const auto& [key, value] : fingerprint(config_)) {

@@ -36,7 +36,7 @@ struct ModelConfig {
 
     /// As bf16 autocast: products with bf16 inputs and outputs, GELU on bf16, everything else fp32, fp32 master weights.
     bool bf16 = true;
-    std::vector<AttentionChoice> attention;  ///< later ones win
+    std::vector<AttentionChoice> attention{};  ///< later ones win
 
     QkNorm qk_norm = QkNorm::none;
     double softcap = 0;          ///< of the scores; 0: none

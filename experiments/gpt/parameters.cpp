@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include <faultline/base/error.hpp>
+#include <faultline/base/parallel.hpp>
 #include <faultline/random/random_stream.hpp>
 
 namespace faultline::gpt {
@@ -116,8 +117,8 @@ const Parameter& ParameterLayout::at(std::string_view name) const {
 }
 
 template <class T>
-void ParameterLayout::initialize(std::uint64_t seed, std::span<T> flat) const {
-    for (std::size_t p = 0; p < all_.size(); ++p) {
+void ParameterLayout::initialize(std::uint64_t seed, std::span<T> flat, int threads) const {
+    parallel_for(all_.size(), threads, [&](std::size_t p) {
         const Parameter& parameter = all_[p];
         const RandomStream stream(seed, p);
         const MatrixView<T> view = parameter.of(flat);
@@ -127,10 +128,10 @@ void ParameterLayout::initialize(std::uint64_t seed, std::span<T> flat) const {
                                                 ? parameter.start
                                                 : parameter.deviation *
                                                       stream.normal(static_cast<std::uint64_t>(i * view.cols + j)));
-    }
+    });
 }
 
-template void ParameterLayout::initialize(std::uint64_t, std::span<float>) const;
-template void ParameterLayout::initialize(std::uint64_t, std::span<double>) const;
+template void ParameterLayout::initialize(std::uint64_t, std::span<float>, int) const;
+template void ParameterLayout::initialize(std::uint64_t, std::span<double>, int) const;
 
 }  // namespace faultline::gpt

@@ -56,7 +56,7 @@ class ParameterLayout {
     /// GPT-2's start: normal of deviation 0.02 for matrices, W_O and the feed-forward's second by 1/sqrt(2 layers) of that,
     /// gains 1, biases 0. Element (i, j) of a parameter is a function of (seed, index of the parameter, i cols + j) alone.
     template <class T>
-    void initialize(std::uint64_t seed, std::span<T> flat) const;
+    void initialize(std::uint64_t seed, std::span<T> flat, int threads = 1) const;
 
   private:
     std::ptrdiff_t add(const std::string& name, int layer, Role role, std::ptrdiff_t rows, std::ptrdiff_t cols,

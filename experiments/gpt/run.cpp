@@ -50,8 +50,8 @@ Tensor tensor_of(const std::string& name, const std::vector<std::int64_t>& shape
     return make_tensor<std::uint16_t>(name, shape, bits, Dtype::bf16);
 }
 
-void write_capture(const std::string& path, const Trainer& trainer, std::int64_t step, int sequences,
-                   const Trainer::Captured& layers) {
+void write_capture(const std::string& path, const Training& trainer, std::int64_t step, int sequences,
+                   const Training::Captured& layers) {
     const ModelConfig& m = trainer.config().model;
     sequences = std::min(sequences, trainer.config().batch);
     const std::vector<std::int64_t> shape{sequences, m.heads, m.context, m.head_dim()};
@@ -77,17 +77,17 @@ void write_capture(const std::string& path, const Trainer& trainer, std::int64_t
     write_safetensors(path, set);
 }
 
-void prepare_captures(Trainer& trainer, const RunFiles& files) {
+void prepare_captures(Training& trainer, const RunFiles& files) {
     if (files.capture.empty()) return;
     if (files.output.empty()) throw RequestError("capture: needs a file to stand beside: expected -o FILE.h5 with it");
     trainer.capture([&files](std::int64_t step) { return files.capture.contains(step); },
-                    [&files, &trainer](std::int64_t step, int micro_step, const Trainer::Captured& layers) {
+                    [&files, &trainer](std::int64_t step, int micro_step, const Training::Captured& layers) {
                         write_capture(capture_path(files.output, step, micro_step), trainer, step,
                                       files.capture_sequences, layers);
                     });
 }
 
-std::optional<RunRecord> open_record(Trainer& trainer, const RunFiles& files) {
+std::optional<RunRecord> open_record(Training& trainer, const RunFiles& files) {
     if (files.output.empty()) {
         if (files.resume) throw RequestError("resume: needs a file to go on with: expected -o FILE.h5 with it");
         return std::nullopt;
@@ -119,7 +119,7 @@ std::string capture_path(const std::string& output, std::int64_t step, int micro
                            : fmt::format("{}.step{:06}-{}.safetensors", stem_of(output), step, micro_step);
 }
 
-RunOutcome run(Trainer& trainer, const RunFiles& files, const std::function<void(const StepReport&)>& progress,
+RunOutcome run(Training& trainer, const RunFiles& files, const std::function<void(const StepReport&)>& progress,
                const std::function<bool()>& cancelled) {
     const auto begin = std::chrono::steady_clock::now();
     prepare_captures(trainer, files);

@@ -7,7 +7,7 @@
 #include <set>
 #include <string>
 
-#include <faultline/gpt/trainer.hpp>
+#include <faultline/gpt/training.hpp>
 #include <faultline/record/manifest.hpp>
 
 namespace faultline::gpt {
@@ -41,7 +41,7 @@ struct RunOutcome {
 /// Runs the trainer from where it stands (or from the checkpoint) to its end. `progress(report)` after each step;
 /// `cancelled()` is asked after each. What a resumed run leaves in the file is what one that was never stopped leaves.
 /// RequestError before the first step, WorkError when the disk refuses.
-RunOutcome run(Trainer& trainer, const RunFiles& files, const std::function<void(const StepReport&)>& progress,
+RunOutcome run(Training& trainer, const RunFiles& files, const std::function<void(const StepReport&)>& progress,
                const std::function<bool()>& cancelled);
 
 }  // namespace faultline::gpt

@@ -107,8 +107,9 @@ void RunRecord::declare(const StepReport& report) {
     file_.coordinate("steps/head", heads, {"head of the layer"});
     file_.coordinate("steps/singular_value", order, {"rank of the singular value, the largest is 1"});
     for (const Column& column : columns())
-        series_.push_back(
-            file_.series(column.name, Dtype::f64, axes(column.shape, report), {column.long_name, column.units}));
+        if (!column.values(report).empty())
+            series_.push_back(
+                file_.series(column.name, Dtype::f64, axes(column.shape, report), {column.long_name, column.units}));
     for (const StepReport::Extra& extra : report.extras)
         series_.push_back(file_.series(extra.name, Dtype::f64, axes(shape_of(extra, report), report),
                                        {extra.about.empty() ? extra.name : extra.about, extra.unit}));
@@ -125,6 +126,7 @@ void RunRecord::write(const StepReport& report) {
     std::size_t at = 0;
     for (const Column& column : columns()) {
         const std::vector<double> values = column.values(report);
+        if (values.empty()) continue;
         file_.set(series_[at++], std::span<const double>(values));
     }
     if (series_.size() != at + report.extras.size())

@@ -18,7 +18,8 @@ class RunRecord {
     /// Goes on behind step `last_step`. RequestError where the file has no such step.
     static RunRecord resume(const std::string& path, std::int64_t last_step);
 
-    /// Appends the step and flushes. The first one declares the series, those of report.extras too. WorkError when the disk
+    /// Appends the step and flushes. The first one declares the series, those of report.extras too;
+    /// a monitor without values in it has none. WorkError when the disk
     /// refuses.
     void write(const StepReport& report);
     /// Where no step was written the file that was to be made is not; one that was resumed stays as it was.

@@ -7,14 +7,10 @@
 
 #include <fmt/format.h>
 
-#include <faultline/base/error.hpp>
-#include <faultline/probes/spectra.hpp>
-
 namespace faultline::gpt {
 namespace {
 
 constexpr double nan_value = std::numeric_limits<double>::quiet_NaN();
-constexpr int spectrum = 3;  // singular values that are recorded
 
 }  // namespace
 
@@ -47,29 +43,6 @@ class Trainer::Control final : public StepControl {
   private:
     Trainer& t_;
 };
-
-void check(const TrainConfig& config) {
-    const auto expect = [](const char* field, auto value, bool good, const char* expected) {
-        if (!good) throw RequestError(fmt::format("{}: {}: expected {}", field, value, expected));
-    };
-    expect("batch", config.batch, config.batch >= 1, "1 or more");
-    expect("accumulate", config.accumulate, config.accumulate >= 1, "1 or more");
-    expect("steps", config.steps, config.steps >= 1, "1 or more");
-    // Written so that NaN is refused.
-    const auto at_least_zero = [&](const char* field, double value) { expect(field, value, value >= 0, "0 or more"); };
-    const auto decay = [&](const char* field, double value) {
-        expect(field, value, value >= 0 && value < 1, "0 or more and below 1");
-    };
-    at_least_zero("lr", config.schedule.learning_rate);
-    at_least_zero("final-lr", config.schedule.final_rate);
-    at_least_zero("weight-decay", config.optimizer.weight_decay);
-    at_least_zero("clip", config.clip);
-    at_least_zero("qk-clip", config.qk_clip);
-    decay("beta1", config.optimizer.beta1);
-    decay("beta2", config.optimizer.beta2);
-    decay("momentum", config.optimizer.momentum);
-    expect("epsilon", config.optimizer.epsilon, config.optimizer.epsilon > 0, "more than 0");
-}
 
 Trainer::Trainer(const TrainConfig& config, const TokenData& data, const WindowOrder& windows, const Hooks& hooks)
     : config_(config),
@@ -107,12 +80,7 @@ StepContext Trainer::context(int micro_step) const {
 }
 
 Batch Trainer::micro_batch(int micro_step, Windows& windows) const {
-    const auto batch = static_cast<std::size_t>(config_.batch);
-    const std::vector<std::int64_t> offsets = windows_.offsets(
-        next_, batch * static_cast<std::size_t>(config_.accumulate), data_.training.size(), config_.model.context);
-    windows =
-        windows_at(data_.training, std::span(offsets).subspan(static_cast<std::size_t>(micro_step) * batch, batch),
-                   config_.model.context);
+    windows = training_windows(config_, data_, windows_, next_, micro_step);
     return {windows.tokens, windows.targets, config_.batch, config_.model.context};
 }
 
@@ -232,8 +200,8 @@ const StepReport& Trainer::step() {
     fill_report(statistics, loss, norm, rate);
     qk_clip();
     model_.prepare();
-    fill_spectra();
     const bool last = next_ + 1 == config_.steps;
+    report_spectra(config_.model, model_.layout(), model_.weights(), last || due(config_.monitor_every), report_);
     const bool validate = config_.validate_every > 0 && ((next_ + 1) % config_.validate_every == 0 || last);
     report_.validation_loss = validate ? validation_loss() : nan_value;
     if (hooks_.step != nullptr) hooks_.step->after_step(report_);
@@ -242,17 +210,14 @@ const StepReport& Trainer::step() {
 }
 
 double Trainer::validation_loss() {
-    const auto length = static_cast<std::size_t>(config_.model.context);
-    const WindowOrder order(config_.seed + 0x76616c);  // other windows than any seed's near it
     double total = 0;
     for (int b = 0; b < config_.validation_batches; ++b) {
-        const std::vector<std::int64_t> offsets =
-            order.offsets(b, static_cast<std::size_t>(config_.batch), data_.validation.size(), config_.model.context);
-        const Windows windows = windows_at(data_.validation, offsets, config_.model.context);
+        const Windows windows = validation_windows(config_, data_, b);
         total += model_.loss({windows.tokens, windows.targets, config_.batch, config_.model.context}, config_.threads,
                              context(0));
     }
-    return total / (static_cast<double>(config_.validation_batches) * config_.batch * static_cast<double>(length));
+    const auto length = static_cast<double>(config_.model.context);
+    return total / (static_cast<double>(config_.validation_batches) * config_.batch * length);
 }
 
 void Trainer::fill_report(const BatchStatistics& s, double loss, double norm, double rate) {
@@ -282,37 +247,6 @@ void Trainer::fill_report(const BatchStatistics& s, double loss, double norm, do
     for (const QkSwitch& layer : qk_switch_)
         r.qk_normed.push_back(layer.on || config_.model.qk_norm != QkNorm::none ? 1 : 0);
     r.extras.clear();
-}
-
-void Trainer::fill_spectra() {
-    StepReport& r = report_;
-    const auto layers = static_cast<std::size_t>(r.layers), heads = static_cast<std::size_t>(r.heads);
-    r.sigma_q.assign(layers, nan_value);
-    r.sigma_k = r.sigma_q;
-    r.singular_q.assign(layers * spectrum, nan_value);
-    r.singular_k = r.singular_q;
-    r.singular_qk.assign(layers * heads * spectrum, nan_value);
-    if (!due(config_.monitor_every) && next_ + 1 != config_.steps) return;
-    const std::span<const float> weights = model_.weights();
-    const int d = config_.model.head_dim();
-    for (int l = 0; l < r.layers; ++l) {
-        const auto view = [&](const char* part) {
-            return model_.layout().at(fmt::format("layer{}.{}", l, part)).of(weights);
-        };
-        const MatrixView<const float> w_q = view("w_q"), w_k = view("w_k");
-        const auto at = static_cast<std::ptrdiff_t>(l) * spectrum;
-        std::ranges::copy(singular_values(w_q, spectrum), r.singular_q.begin() + at);
-        std::ranges::copy(singular_values(w_k, spectrum), r.singular_k.begin() + at);
-        r.sigma_q[static_cast<std::size_t>(l)] = r.singular_q[static_cast<std::size_t>(at)];
-        r.sigma_k[static_cast<std::size_t>(l)] = r.singular_k[static_cast<std::size_t>(at)];
-        for (int h = 0; h < r.heads; ++h) {
-            const auto columns = [&](MatrixView<const float> w) {
-                return MatrixView<const float>(w.data + h * d, w.rows, d, w.stride);
-            };
-            std::ranges::copy(product_singular_values(columns(w_q), columns(w_k), spectrum),
-                              r.singular_qk.begin() + (l * r.heads + h) * spectrum);
-        }
-    }
 }
 
 }  // namespace faultline::gpt

@@ -324,9 +324,9 @@ TEST(BadRequest, NamesTheSettingAndWhereItCameFrom) {
     EXPECT_EQ(no_device.status, 1);
     EXPECT_THAT(no_device.err, HasSubstr("faultline attribute: device cuda: "));
     EXPECT_THAT(no_device.err, HasSubstr(": expected "));
-    const Outcome only_cpu = run_program({"train", "--device", "cuda"});
+    const Outcome only_cpu = run_program({"generate", "--device", "cuda"});
     EXPECT_EQ(only_cpu.status, 2);
-    EXPECT_THAT(only_cpu.err, HasSubstr("--device: train runs on the CPU alone: expected cpu"));
+    EXPECT_THAT(only_cpu.err, HasSubstr("--device: generate runs on the CPU alone: expected cpu"));
     EXPECT_THAT(refusal(folder, file, {"--device", "tpu"}), HasSubstr("--device: \"tpu\": expected one of cpu, cuda"));
     EXPECT_THAT(refusal(folder, file, {"--plna", "fa2"}),
                 HasSubstr("\"--plna\": unknown option: expected one that --help lists (did you mean \"--plan\"?)"));

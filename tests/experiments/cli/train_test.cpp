@@ -324,5 +324,13 @@ TEST_F(Train, AResumedRunHasItsOwnFaultsAndData) {
     EXPECT_EQ(train("8", {"--inject", "delta:multiplicative:0.3", "--resume", run}).status, 0);
 }
 
+TEST_F(Train, RunsThePlanOfTheTensorCoresKernelOnTheCpu) {
+    const Outcome refused = run_program(arguments("1", {"--attention", "tensor"}));
+    EXPECT_EQ(refused.status, 2);
+    EXPECT_THAT(refused.err, HasSubstr("--attention: tensor: heads have 8 columns: expected 64 or 128, or fast"));
+    const Outcome done = run_program(arguments("1", {"--attention", "tensor", "--width", "64", "--heads", "1"}));
+    EXPECT_EQ(done.status, 0) << done.err;
+}
+
 }  // namespace
 }  // namespace faultline::test

@@ -374,5 +374,20 @@ TEST(Trainer, RefusesWhatMakesNoModel) {
     EXPECT_THAT(refusal([](TrainConfig& c) { c.model.attention = {{7, {}, nullptr}}; }), HasSubstr("layer 7"));
 }
 
+TEST(Trainer, RefusesACheckpointOfTheDevice) {
+    const TrainConfig c = quick();
+    const WindowOrder order(c.seed);
+    Trainer trainer(c, text(), order);
+    TensorSet state = trainer.state();
+    state.metadata["schema"] = "faultline.device-checkpoint/1";
+    try {
+        trainer.restore(state);
+        FAIL();
+    } catch (const RequestError& e) {
+        EXPECT_THAT(e.what(),
+                    HasSubstr("is of a run on the device, whose sums have another order: expected --device cuda"));
+    }
+}
+
 }  // namespace
 }  // namespace faultline::gpt

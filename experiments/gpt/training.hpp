@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// A run step by step, whatever computes it: the CPU (Trainer) or the device (gpt_device).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <faultline/gpt/data.hpp>
+#include <faultline/gpt/hooks.hpp>
+#include <faultline/gpt/model.hpp>
+#include <faultline/gpt/optimizer.hpp>
+
+namespace faultline::gpt {
+
+struct TrainConfig {
+    ModelConfig model;
+    OptimizerConfig optimizer;
+    ScheduleConfig schedule;
+    std::int64_t steps = 750;
+    int batch = 16;              ///< sequences of a micro-batch
+    int accumulate = 1;          ///< micro-batches of a step
+    double clip = 1;             ///< of the gradient's norm; 0: none
+    double qk_clip = 0;          ///< tau of QK-clip (arXiv 2507.20534): 0: none
+    std::uint64_t seed = 0;      ///< of weights and windows
+    int monitor_every = 10;      ///< steps between spectra, entropies and saturated fractions; 0: never
+    int validate_every = 250;    ///< steps between validations; 0: never. The last step is always validated
+    int validation_batches = 8;  ///< of `batch` windows, the same ones each time
+    int threads = 1;
+    /// (key, value) of what else a later step depends on, and a run may not go on without: the data by hash, the faults.
+    std::vector<std::pair<std::string, std::string>> also;
+
+    [[nodiscard]] double tokens_of_step() const {
+        return static_cast<double>(batch) * accumulate * static_cast<double>(model.context);
+    }
+};
+
+/// RequestError, one sentence that begins with the field, where the numbers make no training: what a model needs is
+/// check(ModelConfig)'s.
+void check(const TrainConfig& config);
+
+/// Windows of a micro-batch of a step; of validation batch b, the same ones in every validation.
+[[nodiscard]] Windows training_windows(const TrainConfig& config, const TokenData& data, const WindowOrder& order,
+                                       std::int64_t step, int micro_step);
+[[nodiscard]] Windows validation_windows(const TrainConfig& config, const TokenData& data, int b);
+
+/// Spectra of W_Q and W_K into the report; NaN where they are not due.
+void report_spectra(const ModelConfig& model, const ParameterLayout& layout, std::span<const float> weights, bool due,
+                    StepReport& report);
+
+/// The value that first stopped being a number, and in which step.
+struct NonFinite {
+    std::int64_t step = 0;
+    std::string site;  ///< "layer1.ffn output", "update of layer0.w_q"
+    std::ptrdiff_t row = 0, column = 0;
+};
+
+class Training {
+  public:
+    virtual ~Training() = default;
+
+    [[nodiscard]] virtual const TrainConfig& config() const = 0;
+    [[nodiscard]] virtual std::ptrdiff_t parameters() const = 0;
+    /// The step that comes next, from 0.
+    [[nodiscard]] virtual std::int64_t next_step() const = 0;
+    [[nodiscard]] virtual bool finished() const = 0;
+    /// One step. Where loss, gradient or update is not finite, nothing is applied, failure() says where it came up, and
+    /// the state is that of before the step.
+    virtual const StepReport& step() = 0;
+    [[nodiscard]] virtual const std::optional<NonFinite>& failure() const = 0;
+    /// Of the last step.
+    [[nodiscard]] virtual const StepReport& report() const = 0;
+
+    /// Operands of attention of the steps for which `wanted` is true are given to `take` after the step.
+    using Captured = std::vector<Gpt<float>::Operands>;
+    virtual void capture(std::function<bool(std::int64_t)> wanted,
+                         std::function<void(std::int64_t, int micro_step, const Captured&)> take) = 0;
+
+    /// The state in a file, which appears whole or not at all. WorkError.
+    virtual void save(const std::string& path) const = 0;
+    /// RequestError where it is not the state of a run of this configuration.
+    virtual void restore(const std::string& path) = 0;
+};
+
+}  // namespace faultline::gpt

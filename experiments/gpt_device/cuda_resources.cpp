@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/gpt_device/cuda_resources.hpp>
+
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+
+#include <faultline/base/error.hpp>
+
+namespace faultline::gpt::on_device {
+namespace {
+
+void check(cudaError_t error, const char* what) {
+    if (error != cudaSuccess) throw WorkError(fmt::format("device cuda: {}: {}", what, cudaGetErrorString(error)));
+}
+
+}  // namespace
+
+Device::Device() {
+    int count = 0, device = 0;
+    check(cudaGetDeviceCount(&count), "looking for a device");
+    if (count == 0) throw WorkError("device cuda: there is no device: expected one that CUDA_VISIBLE_DEVICES leaves");
+    check(cudaGetDevice(&device), "choosing a device");
+    cudaDeviceProp properties{};
+    check(cudaGetDeviceProperties(&properties, device), "asking the device");
+    name_ = properties.name;
+    if (properties.major != 9)
+        throw WorkError(fmt::format("device cuda: {} has compute capability {}.{}: training expects 9.0", name_,
+                                    properties.major, properties.minor));
+}
+
+OwnedStream::OwnedStream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream"); }
+OwnedStream::~OwnedStream() { (void)cudaStreamDestroy(stream_); }
+
+Memory::Memory(std::size_t bytes, const std::string& what) {
+    std::size_t free = 0, all = 0;
+    check(cudaMemGetInfo(&free, &all), "asking for the free memory");
+    if (bytes > free)
+        throw WorkError(fmt::format("device cuda: the run needs {}: expected at most the {:.2f} GiB that are free",
+                                    what, static_cast<double>(free) * 0x1p-30));
+    check(cudaMalloc(reinterpret_cast<void**>(&data_), bytes), "asking for memory");
+}
+Memory::~Memory() { (void)cudaFree(data_); }
+
+PinnedMemory::PinnedMemory(std::size_t bytes) {
+    check(cudaMallocHost(reinterpret_cast<void**>(&data_), bytes), "asking for host memory");
+}
+PinnedMemory::~PinnedMemory() {
+    if (data_ != nullptr) (void)cudaFreeHost(data_);
+}
+
+Graph::Graph(Stream stream, const std::function<void()>& launches) {
+    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "recording a graph");
+    cudaGraph_t graph = nullptr;
+    try {
+        launches();
+    } catch (...) {
+        (void)cudaStreamEndCapture(stream, &graph);
+        throw;
+    }
+    check(cudaStreamEndCapture(stream, &graph), "recording a graph");
+    const cudaError_t made = cudaGraphInstantiate(&executable_, graph, 0);
+    (void)cudaGraphDestroy(graph);
+    check(made, "making a graph");
+}
+Graph::~Graph() {
+    if (executable_ != nullptr) (void)cudaGraphExecDestroy(executable_);
+}
+void Graph::launch(Stream stream) const { check(cudaGraphLaunch(executable_, stream), "launching a graph"); }
+
+void upload(void* to, const void* from, std::size_t bytes, Stream stream) {
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream), "copying to the device");
+}
+void clear(void* to, std::size_t bytes, Stream stream) {
+    check(cudaMemsetAsync(to, 0, bytes, stream), "clearing memory");
+}
+void download_later(void* to, const void* from, std::size_t bytes, Stream stream) {
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream), "copying from the device");
+}
+void download(void* to, const void* from, std::size_t bytes, Stream stream) {
+    download_later(to, from, bytes, stream);
+    wait(stream);
+}
+void wait(Stream stream) { check(cudaStreamSynchronize(stream), "running on the device"); }
+
+}  // namespace faultline::gpt::on_device

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// Device, stream, memory and graph as owners. Everything throws WorkError, one sentence, where CUDA fails. Private to this folder.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <string>
+#include <utility>
+
+#include <faultline/gpt_device/kernels.hpp>
+
+struct CUgraphExec_st;
+
+namespace faultline::gpt::on_device {
+
+/// The device in use. WorkError where there is none of compute capability 9.0, which the kernels are compiled for.
+class Device {
+  public:
+    Device();
+    [[nodiscard]] const std::string& name() const { return name_; }
+
+  private:
+    std::string name_;
+};
+
+class OwnedStream {
+  public:
+    OwnedStream();
+    ~OwnedStream();
+    OwnedStream(const OwnedStream&) = delete;
+    OwnedStream& operator=(const OwnedStream&) = delete;
+    operator Stream() const { return stream_; }  // NOLINT(google-explicit-constructor)
+
+  private:
+    Stream stream_ = nullptr;
+};
+
+class Memory {
+  public:
+    /// WorkError that says what it is for, where less is free.
+    Memory(std::size_t bytes, const std::string& what);
+    ~Memory();
+    Memory(const Memory&) = delete;
+    Memory& operator=(const Memory&) = delete;
+    [[nodiscard]] char* data() const { return data_; }
+
+  private:
+    char* data_ = nullptr;
+};
+
+/// Host memory that copies can go from and to while the host works.
+class PinnedMemory {
+  public:
+    explicit PinnedMemory(std::size_t bytes);
+    ~PinnedMemory();
+    PinnedMemory(PinnedMemory&& other) noexcept : data_(std::exchange(other.data_, nullptr)) {}
+    PinnedMemory& operator=(PinnedMemory&&) = delete;
+    [[nodiscard]] char* data() const { return data_; }
+
+  private:
+    char* data_ = nullptr;
+};
+
+/// Launches recorded once and launched together.
+class Graph {
+  public:
+    Graph() = default;
+    Graph(Stream stream, const std::function<void()>& launches);
+    ~Graph();
+    Graph(const Graph&) = delete;
+    Graph& operator=(Graph&& other) noexcept {
+        std::swap(executable_, other.executable_);
+        return *this;
+    }
+    void launch(Stream stream) const;
+
+  private:
+    CUgraphExec_st* executable_ = nullptr;
+};
+
+void upload(void* to, const void* from, std::size_t bytes, Stream stream);
+void clear(void* to, std::size_t bytes, Stream stream);
+/// Waits for everything on the stream and for the copy.
+void download(void* to, const void* from, std::size_t bytes, Stream stream);
+void download_later(void* to, const void* from, std::size_t bytes, Stream stream);
+void wait(Stream stream);
+
+}  // namespace faultline::gpt::on_device

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Trainer on a CUDA device: the same model, data order, optimizer and casts. What it does not have it refuses in a sentence:
+// hooks (faults, interventions), captures, QK norm, norm statistics in bf16, softcap, reparametrisation, output gate, QK-clip,
+// Muon and SGD; monitors of the attention's inside (max_logit, zero_sum, saturated_fraction, entropy) and qk_rms are not in
+// its reports.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <faultline/gpt/training.hpp>
+
+namespace faultline::gpt {
+
+struct DeviceOptions {
+    /// The same machine gives the same bits each time: products by cuBLASLt's first choice instead of the fastest of its
+    /// candidates, dQ of the tensor cores' kernel summed in order.
+    bool deterministic = true;
+};
+
+class DeviceTrainer final : public Training {
+  public:
+    /// `data` and `windows` must outlive it. RequestError where configuration or data are no good, or the device has no such
+    /// thing; WorkError where there is no device, no room on it, or it fails, also in every other function.
+    DeviceTrainer(const TrainConfig& config, const TokenData& data, const WindowOrder& windows,
+                  const DeviceOptions& options = {});
+    ~DeviceTrainer() override;
+    DeviceTrainer(const DeviceTrainer&) = delete;
+    DeviceTrainer& operator=(const DeviceTrainer&) = delete;
+
+    /// Which device, which attention kernel, what the memory is for: a line each.
+    [[nodiscard]] std::vector<std::string> description() const;
+    /// Name of the card.
+    [[nodiscard]] std::string device_name() const;
+
+    [[nodiscard]] const TrainConfig& config() const override;
+    [[nodiscard]] std::ptrdiff_t parameters() const override;
+    [[nodiscard]] std::int64_t next_step() const override;
+    [[nodiscard]] bool finished() const override;
+    const StepReport& step() override;
+    [[nodiscard]] const std::optional<NonFinite>& failure() const override;
+    [[nodiscard]] const StepReport& report() const override;
+    /// RequestError: there are none.
+    void capture(std::function<bool(std::int64_t)> wanted,
+                 std::function<void(std::int64_t, int micro_step, const Captured&)> take) override;
+    void save(const std::string& path) const override;
+    void restore(const std::string& path) override;
+
+    [[nodiscard]] double validation_loss();
+    /// The flat weights, as ParameterLayout has them.
+    [[nodiscard]] std::vector<float> weights() const;
+    void set_weights(std::span<const float> weights);
+    /// Of the last step, before the clip.
+    [[nodiscard]] std::vector<float> gradient() const;
+
+  private:
+    struct State;
+    std::unique_ptr<State> state_;
+};
+
+/// Whether this build has it.
+[[nodiscard]] bool device_trainer_is_built();
+
+/// Why the device does not run this configuration, one sentence; empty: it does.
+[[nodiscard]] std::string refusal(const TrainConfig& config);
+
+}  // namespace faultline::gpt

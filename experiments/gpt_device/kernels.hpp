@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// The parts of a transformer that are no products, on the device: what row_kernels.hpp, attention_rows.hpp and optimizer.hpp of
+// experiments/gpt are on the CPU, with the same formulas and casts, fused where one reads what the other wrote. Pointers are
+// device memory; functions launch on the stream and do not wait. Rows are tokens, contiguous unless a stride is named.
+// Every sum has a fixed order, which depends on the shape alone: two runs give the same bits.
+//
+// E is the type of a product's operands: float, or Bf16, where a value is rounded to nearest even as it is written.
+// WorkError where a launch fails.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+struct CUstream_st;
+
+namespace faultline::gpt::on_device {
+
+using Stream = CUstream_st*;
+
+/// A bf16 in memory, for code that the host's compiler reads.
+struct Bf16 {
+    std::uint16_t bits;
+};
+
+/// Numbers of a step that are not known when its graph is made.
+struct StepScalars {
+    float rate = 0, correction1 = 1, correction2 = 1, clip = 0;  ///< clip 0: none
+    int micro_step = 0;
+};
+
+/// Partial sums over tokens, which a second kernel adds up in order.
+inline constexpr int row_partials = 528, sum_slabs = 256;
+
+/// x[i] = wte[tokens[i]] + wpe[i mod length], all fp32; width a multiple of 8.
+void embed(const std::int32_t* tokens, const float* wte, const float* wpe, int rows, int length, int width, float* x,
+           Stream stream);
+
+/// out = x + branch (branch null: x itself is used and out may be null), then h = norm(out) gain + bias; statistics [rows, 2] =
+/// mean and 1/sqrt(variance + epsilon) as norm_statistics and norm_apply. bias may be null. width: at most 2048.
+template <class E>
+void add_and_norm(const float* x, const E* branch, float* out, float* statistics, const float* gain, const float* bias,
+                  float epsilon, int rows, int width, E* h, Stream stream);
+/// out = x + branch.
+template <class E>
+void add(const float* x, const E* branch, float* out, int rows, int width, Stream stream);
+
+/// dx (+)= what flows through the norm from dh; dx is assigned where `first`. dout, if not null, becomes dx as an operand.
+/// gradient [width or 2 width] = of gain and, where there is a bias, of it behind. partials: row_partials * 2 width floats.
+template <class E>
+void norm_backward(const E* dh, const float* x, const float* statistics, const float* gain, bool has_bias, bool first,
+                   int rows, int width, float* dx, E* dout, float* gradient, float* partials, Stream stream);
+
+/// a = gelu(u); and da becomes da gelu'(u). count is a multiple of 8.
+template <class E>
+void gelu(const E* u, std::size_t count, E* a, Stream stream);
+template <class E>
+void gelu_backward(const E* u, std::size_t count, E* da, Stream stream);
+
+/// gradient[cols] = sum of the rows of dy; cols a multiple of 8; partials: sum_slabs cols floats.
+template <class E>
+void sum_rows(const E* dy, int rows, int cols, float* gradient, float* partials, Stream stream);
+
+/// losses[i] = cross-entropy of a row of logits in nats; with weight != 0 the logits become the gradient of
+/// weight (sum of losses + z_loss sum of log-sum-exp^2).
+template <class E>
+void cross_entropy(E* logits, const std::int32_t* targets, int rows, int vocabulary, float weight, float z_loss,
+                   double* losses, Stream stream);
+/// *sum (+)= the losses, assigned where scalars->micro_step is 0; scalars null: assigned.
+void sum_losses(const double* losses, int rows, const StepScalars* scalars, double* sum, Stream stream);
+
+/// wte_gradient (in: what the head's product gave; in bf16 precision rounded here) += dx of each token; wpe_gradient = sum
+/// over sequences. order: token indices sorted by id, ascending within an id; id v has [starts[v], starts[v + 1]).
+void embedding_backward(const float* dx, const std::int32_t* order, const std::int32_t* starts, bool round_head,
+                        int rows, int length, int width, int vocabulary, float* wte_gradient, float* wpe_gradient,
+                        Stream stream);
+
+/// Kinds of parameters, one byte for 8 elements.
+inline constexpr std::uint8_t decays = 1, comes_rounded = 2;
+
+/// total (+)= micro, rounded to bf16 where `round` and the parameter's kind is comes_rounded; assigned in micro-step 0.
+void accumulate_gradient(const float* micro, const std::uint8_t* kinds, bool round, std::size_t count,
+                         const StepScalars* scalars, float* total, Stream stream);
+
+/// What a step left behind, for the host.
+struct StepResult {
+    double loss = 0;     ///< sum of the losses
+    double squares = 0;  ///< of the gradient
+    float factor = 1;    ///< of the clip
+    int finite = 1;      ///< loss and gradient are: the update was applied
+    int update_finite = 1;
+};
+/// Norm of the gradient (rounded as above), the clip's factor, and whether all is finite. sums: 2048 doubles.
+void finish_gradient(const float* gradient, const std::uint8_t* kinds, bool round, std::size_t count,
+                     const double* loss, const StepScalars* scalars, double* sums, StepResult* result, Stream stream);
+
+struct AdamwSettings {
+    float beta1, beta2, epsilon, weight_decay;
+};
+/// Optimizer::adamw over the flat arrays, the update added at once; nothing where result->finite is 0. operands, if not null,
+/// get the new weights as bf16. count is a multiple of 8.
+void adamw(const float* gradient, const std::uint8_t* kinds, bool round, std::size_t count,
+           const AdamwSettings& settings, const StepScalars* scalars, StepResult* result, float* weights, float* first,
+           float* second, Bf16* operands, Stream stream);
+
+/// operands = weights as bf16.
+void round_weights(const float* weights, std::size_t count, Bf16* operands, Stream stream);
+
+/// Index of the first value that is not finite, or -1, in *at.
+template <class E>
+void find_non_finite(const E* values, std::size_t count, long long* at, Stream stream);
+
+/// Attention as fast_attention.hpp does it: whole rows in fp32, exact row maximum, p recomputed from lse, casts as there.
+struct AttentionShape {
+    int batch, length, heads, head_dim;  ///< head_dim a multiple of 8, at most 128
+    float scale;
+};
+/// qkv [tokens, 3 width]; o [tokens, width]; lse [batch, heads, length].
+template <class E>
+void fast_forward(const E* qkv, const AttentionShape& shape, E* o, float* lse, Stream stream);
+/// dqkv as qkv; delta: batch heads length floats of scratch.
+template <class E>
+void fast_backward(const E* qkv, const E* o, const float* lse, const E* dout, const AttentionShape& shape, float* delta,
+                   E* dqkv, Stream stream);
+
+}  // namespace faultline::gpt::on_device

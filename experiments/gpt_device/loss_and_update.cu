@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+// The two ends of a step: cross-entropy with its gradient, and from gradients to the next weights.
+#include <algorithm>
+
+#include <cfloat>
+
+#include <faultline/gpt_device/elements.cuh>
+
+namespace faultline::gpt::on_device {
+namespace {
+
+// Two blocks are all that a multiprocessor holds, so that the rows in work stay in the second-level cache (264 rows of
+// 50,304 bf16: 27 MB of 50).
+constexpr int entropy_threads = 1024;
+
+/// Max and sum of exp(x - max) of two parts joined. A part without elements has max -inf and sum 0.
+struct Exponentials {
+    float max, sum;
+};
+__device__ Exponentials joined(Exponentials a, Exponentials b) {
+    const float max = fmaxf(a.max, b.max);
+    if (max == -INFINITY) return {max, 0};
+    return {max, a.sum * expf(a.max - max) + b.sum * expf(b.max - max)};
+}
+
+/// A block has a row: once over it for max and sum, once more, from the second-level cache, for the gradient. A logit that
+/// is not finite gives NaN, as in cross_entropy of row_kernels.hpp.
+template <class E>
+__global__ void __launch_bounds__(entropy_threads)
+    cross_entropy_rows(E* logits, const std::int32_t* targets, int vocabulary, float weight, float z_loss,
+                       double* losses) {
+    __shared__ Exponentials parts[entropy_threads / 32];
+    __shared__ float at_target;
+    E* row = logits + static_cast<std::size_t>(blockIdx.x) * vocabulary;
+    const int target = targets[blockIdx.x];
+    Exponentials mine{-INFINITY, 0};
+    bool finite = true;
+    for (int j = threadIdx.x * 8; j < vocabulary; j += entropy_threads * 8) {
+        const Octet v = load8(row + j);
+        float max = mine.max;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            finite &= fabsf(v.x[i]) <= FLT_MAX;
+            max = fmaxf(max, v.x[i]);
+        }
+        mine.sum *= mine.max == -INFINITY ? 0.0f : expf(mine.max - max);
+        mine.max = max;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) mine.sum += exp_for<E>(v.x[i] - max);
+    }
+    if (threadIdx.x == 0) at_target = value_of(row[target]);
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        const Exponentials other{__shfl_xor_sync(0xffffffffu, mine.max, step),
+                                 __shfl_xor_sync(0xffffffffu, mine.sum, step)};
+        // The lower lane first, so that both get the same bits.
+        mine = threadIdx.x & step ? joined(other, mine) : joined(mine, other);
+    }
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = mine;
+    finite = __syncthreads_and(finite);
+    mine = parts[0];
+    for (int w = 1; w < entropy_threads / 32; ++w) mine = joined(mine, parts[w]);
+    const float lse = finite ? mine.max + logf(mine.sum) : NAN;
+    if (threadIdx.x == 0) losses[blockIdx.x] = static_cast<double>(lse) - static_cast<double>(at_target);
+    if (weight == 0) return;
+    const float factor =
+        static_cast<float>(static_cast<double>(weight) * (1 + 2.0 * static_cast<double>(z_loss) * lse)) / mine.sum;
+    for (int j = threadIdx.x * 8; j < vocabulary; j += entropy_threads * 8) {
+        Octet v = load8(row + j);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            v.x[i] = exp_for<E>(v.x[i] - mine.max) * factor;
+            if (j + i == target) v.x[i] -= weight;
+        }
+        store8(row + j, v);
+    }
+}
+
+/// Sum of a block's values in a fixed order; the result in thread 0.
+__device__ double block_sum(double x) {
+    __shared__ double sums[32];
+    x = warp_sum(x);
+    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = x;
+    __syncthreads();
+    if (threadIdx.x < 32) x = warp_sum(threadIdx.x < blockDim.x / 32 ? sums[threadIdx.x] : 0.0);
+    __syncthreads();
+    return x;
+}
+
+__global__ void __launch_bounds__(1024)
+    sum_losses_rows(const double* losses, int rows, const StepScalars* scalars, double* sum) {
+    double mine = 0;
+    for (int i = threadIdx.x; i < rows; i += 1024) mine += losses[i];
+    mine = block_sum(mine);
+    if (threadIdx.x == 0) *sum = scalars == nullptr || scalars->micro_step == 0 ? mine : *sum + mine;
+}
+
+/// A block has 256 columns of one id, its warps every eighth of the id's tokens (ids few), or an id for each warp (many).
+template <int warps_of_id>
+__global__ void __launch_bounds__(256)
+    embedding_rows(const float* dx, const std::int32_t* order, const std::int32_t* starts, bool round_head, int width,
+                   int vocabulary, float* gradient) {
+    __shared__ float sums[8][256];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, column = blockIdx.y * 256 + lane * 8;
+    const int id = warps_of_id == 8 ? blockIdx.x : blockIdx.x * 8 + warp;
+    const bool inside = column < width && id < vocabulary;
+    Octet sum{};
+    if (inside)
+#pragma unroll 4
+        for (int t = starts[id] + (warps_of_id == 8 ? warp : 0); t < starts[id + 1]; t += warps_of_id) {
+            const Octet v = load8(dx + static_cast<std::size_t>(order[t]) * width + column);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) sum.x[i] += v.x[i];
+        }
+    if constexpr (warps_of_id == 8) {
+        store8(&sums[warp][lane * 8], sum);
+        __syncthreads();
+        if (warp != 0) return;
+        sum = {};
+        for (int w = 0; w < 8; ++w) {
+            const Octet v = load8(&sums[w][lane * 8]);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) sum.x[i] += v.x[i];
+        }
+    }
+    if (!inside) return;
+    float* at = gradient + static_cast<std::size_t>(id) * width + column;
+    Octet head = load8(at);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) head.x[i] = sum.x[i] + (round_head ? rounded_bf16(head.x[i]) : head.x[i]);
+    store8(at, head);
+}
+
+__global__ void position_rows(const float* dx, int rows, int length, int width, float* gradient) {
+    const std::size_t at = (std::size_t{blockIdx.x} * blockDim.x + threadIdx.x) * 8;
+    const std::size_t sequence = static_cast<std::size_t>(length) * width;
+    if (at >= sequence) return;
+    Octet sum{};
+    for (int b = 0; b < rows / length; ++b) {
+        const Octet v = load8(dx + b * sequence + at);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) sum.x[i] += v.x[i];
+    }
+    store8(gradient + at, sum);
+}
+
+__device__ void round_if(Octet& v, bool round, std::uint8_t kind) {
+    if (!round || !(kind & comes_rounded)) return;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v.x[i] = rounded_bf16(v.x[i]);
+}
+
+__global__ void accumulate_octets(const float* micro, const std::uint8_t* kinds, bool round, std::size_t octets,
+                                  const StepScalars* scalars, float* total) {
+    const std::size_t o = std::size_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    if (o >= octets) return;
+    Octet v = load8(micro + 8 * o);
+    round_if(v, round, kinds[o]);
+    if (scalars->micro_step > 0) {
+        const Octet before = load8(total + 8 * o);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) v.x[i] = before.x[i] + v.x[i];
+    }
+    store8(total + 8 * o, v);
+}
+
+constexpr int norm_blocks = 1056;
+
+__global__ void __launch_bounds__(256)
+    squares_of(const float* gradient, const std::uint8_t* kinds, bool round, std::size_t octets, double* sums) {
+    double sum = 0;
+    for (std::size_t o = std::size_t{blockIdx.x} * 256 + threadIdx.x; o < octets; o += std::size_t{norm_blocks} * 256) {
+        Octet v = load8(gradient + 8 * o);
+        round_if(v, round, kinds[o]);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) sum += static_cast<double>(v.x[i]) * static_cast<double>(v.x[i]);
+    }
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) sums[blockIdx.x] = sum;
+}
+
+__global__ void __launch_bounds__(1024)
+    finish_squares(const double* sums, const double* loss, const StepScalars* scalars, StepResult* result) {
+    double sum = 0;
+    for (int i = threadIdx.x; i < norm_blocks; i += 1024) sum += sums[i];
+    sum = block_sum(sum);
+    if (threadIdx.x != 0) return;
+    const double norm = sqrt(sum), limit = scalars->clip;
+    result->loss = *loss;
+    result->squares = sum;
+    result->finite = isfinite(*loss) && isfinite(norm);
+    result->update_finite = 1;
+    // PyTorch's clip_grad_norm_, as Trainer::clip.
+    result->factor = limit > 0 && !(norm <= limit) ? static_cast<float>(limit / (norm + 1e-6)) : 1.0f;
+}
+
+__global__ void __launch_bounds__(256)
+    adamw_octets(const float* gradient, const std::uint8_t* kinds, bool round, std::size_t octets, AdamwSettings s,
+                 const StepScalars* scalars, StepResult* result, float* weights, float* first, float* second,
+                 Bf16* operands) {
+    const std::size_t o = std::size_t{blockIdx.x} * 256 + threadIdx.x;
+    if (o >= octets || !result->finite) return;
+    const std::uint8_t kind = kinds[o];
+    const float factor = result->factor, rate = scalars->rate, correction1 = scalars->correction1,
+                correction2 = scalars->correction2, decay = kind & decays ? s.weight_decay : 0.0f;
+    Octet g = load8(gradient + 8 * o), m = load8(first + 8 * o), v = load8(second + 8 * o), w = load8(weights + 8 * o);
+    round_if(g, round, kind);
+    bool finite = true;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const float d = factor == 1.0f ? g.x[i] : g.x[i] * factor;
+        m.x[i] = s.beta1 * m.x[i] + (1.0f - s.beta1) * d;
+        v.x[i] = s.beta2 * v.x[i] + (1.0f - s.beta2) * (d * d);
+        const float step = (m.x[i] * correction1) / (sqrtf(v.x[i] * correction2) + s.epsilon);
+        const float update = -rate * (step + decay * w.x[i]);
+        finite &= fabsf(update) <= FLT_MAX;
+        w.x[i] += update;
+    }
+    if (!finite) result->update_finite = 0;
+    store8(first + 8 * o, m);
+    store8(second + 8 * o, v);
+    store8(weights + 8 * o, w);
+    if (operands != nullptr) store8(operands + 8 * o, w);
+}
+
+__global__ void round_octets(const float* weights, std::size_t octets, Bf16* operands) {
+    const std::size_t o = std::size_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    if (o < octets) store8(operands + 8 * o, load8(weights + 8 * o));
+}
+
+template <class E>
+__global__ void find_values(const E* values, std::size_t count, unsigned long long* at) {
+    const std::size_t step = std::size_t{gridDim.x} * blockDim.x;
+    for (std::size_t i = std::size_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += step)
+        if (!(fabsf(value_of(values[i])) <= FLT_MAX)) atomicMin(at, static_cast<unsigned long long>(i));
+}
+
+unsigned blocks_of(std::size_t octets) { return static_cast<unsigned>((octets + 255) / 256); }
+
+}  // namespace
+
+template <class E>
+void cross_entropy(E* logits, const std::int32_t* targets, int rows, int vocabulary, float weight, float z_loss,
+                   double* losses, Stream stream) {
+    cross_entropy_rows<<<rows, entropy_threads, 0, stream>>>(logits, targets, vocabulary, weight, z_loss, losses);
+    check_launch("cross_entropy");
+}
+template void cross_entropy(float*, const std::int32_t*, int, int, float, float, double*, Stream);
+template void cross_entropy(Bf16*, const std::int32_t*, int, int, float, float, double*, Stream);
+
+void sum_losses(const double* losses, int rows, const StepScalars* scalars, double* sum, Stream stream) {
+    sum_losses_rows<<<1, 1024, 0, stream>>>(losses, rows, scalars, sum);
+    check_launch("sum_losses");
+}
+
+void embedding_backward(const float* dx, const std::int32_t* order, const std::int32_t* starts, bool round_head,
+                        int rows, int length, int width, int vocabulary, float* wte_gradient, float* wpe_gradient,
+                        Stream stream) {
+    const auto columns = static_cast<unsigned>((width + 255) / 256);
+    if (vocabulary <= 4096)
+        embedding_rows<8><<<dim3(vocabulary, columns), 256, 0, stream>>>(dx, order, starts, round_head, width,
+                                                                         vocabulary, wte_gradient);
+    else
+        embedding_rows<1><<<dim3((vocabulary + 7) / 8, columns), 256, 0, stream>>>(dx, order, starts, round_head, width,
+                                                                                   vocabulary, wte_gradient);
+    position_rows<<<blocks_of(static_cast<std::size_t>(length) * width / 8), 256, 0, stream>>>(dx, rows, length, width,
+                                                                                               wpe_gradient);
+    check_launch("embedding_backward");
+}
+
+void accumulate_gradient(const float* micro, const std::uint8_t* kinds, bool round, std::size_t count,
+                         const StepScalars* scalars, float* total, Stream stream) {
+    accumulate_octets<<<blocks_of(count / 8), 256, 0, stream>>>(micro, kinds, round, count / 8, scalars, total);
+    check_launch("accumulate_gradient");
+}
+
+void finish_gradient(const float* gradient, const std::uint8_t* kinds, bool round, std::size_t count,
+                     const double* loss, const StepScalars* scalars, double* sums, StepResult* result, Stream stream) {
+    squares_of<<<norm_blocks, 256, 0, stream>>>(gradient, kinds, round, count / 8, sums);
+    finish_squares<<<1, 1024, 0, stream>>>(sums, loss, scalars, result);
+    check_launch("finish_gradient");
+}
+
+void adamw(const float* gradient, const std::uint8_t* kinds, bool round, std::size_t count,
+           const AdamwSettings& settings, const StepScalars* scalars, StepResult* result, float* weights, float* first,
+           float* second, Bf16* operands, Stream stream) {
+    adamw_octets<<<blocks_of(count / 8), 256, 0, stream>>>(gradient, kinds, round, count / 8, settings, scalars, result,
+                                                           weights, first, second, operands);
+    check_launch("adamw");
+}
+
+void round_weights(const float* weights, std::size_t count, Bf16* operands, Stream stream) {
+    round_octets<<<blocks_of(count / 8), 256, 0, stream>>>(weights, count / 8, operands);
+    check_launch("round_weights");
+}
+
+template <class E>
+void find_non_finite(const E* values, std::size_t count, long long* at, Stream stream) {
+    cudaMemsetAsync(at, 0xff, sizeof *at, stream);  // -1; as an unsigned number the largest
+    find_values<<<1056, 256, 0, stream>>>(values, count, reinterpret_cast<unsigned long long*>(at));
+    check_launch("find_non_finite");
+}
+template void find_non_finite(const float*, std::size_t, long long*, Stream);
+template void find_non_finite(const Bf16*, std::size_t, long long*, Stream);
+
+}  // namespace faultline::gpt::on_device

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/gpt_device/memory_plan.hpp>
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+namespace faultline::gpt {
+
+std::size_t MemoryPlan::add(const std::string& group, const std::string& name, std::size_t bytes) {
+    constexpr std::size_t alignment = 256;
+    const std::size_t whole = (bytes + alignment - 1) / alignment * alignment;
+    regions_.push_back({name, bytes_, bytes});
+    bytes_ += whole;
+    const auto found = std::ranges::find(groups_, group, &Group::name);
+    if (found == groups_.end())
+        groups_.push_back({group, whole});
+    else
+        found->bytes += whole;
+    return regions_.size() - 1;
+}
+
+std::string MemoryPlan::text() const {
+    const auto gib = [](std::size_t bytes) { return static_cast<double>(bytes) * 0x1p-30; };
+    std::string out = fmt::format("{:.2f} GiB:", gib(bytes_));
+    for (const Group& group : groups_)
+        out += fmt::format("{} {} {:.2f}", &group == groups_.data() ? "" : ",", group.name, gib(group.bytes));
+    return out;
+}
+
+std::size_t element_bytes(const TrainConfig& config) { return config.model.bf16 ? 2 : 4; }
+
+std::ptrdiff_t head_tokens(const TrainConfig& config) {
+    // Enough rows for products at full speed, and whole sequences: a piece is at most a quarter of GPT-2's 32 x 1024.
+    constexpr std::ptrdiff_t most = 8192;
+    const std::ptrdiff_t tokens = static_cast<std::ptrdiff_t>(config.batch) * config.model.context;
+    for (std::ptrdiff_t pieces = (tokens + most - 1) / most; pieces < config.batch; ++pieces)
+        if (config.batch % pieces == 0) return tokens / pieces;
+    return config.model.context;
+}
+
+InputLayout::InputLayout(const TrainConfig& config) {
+    const std::size_t row =
+        sizeof(std::int32_t) * static_cast<std::size_t>(config.batch) * static_cast<std::size_t>(config.model.context);
+    tokens = 0;
+    targets = row;
+    order = 2 * row;
+    starts = 3 * row;
+    const std::size_t end = starts + sizeof(std::int32_t) * (static_cast<std::size_t>(config.model.vocabulary) + 1);
+    scalars = (end + 15) / 16 * 16;
+    bytes = scalars + sizeof(on_device::StepScalars);
+}
+
+RunMemory::RunMemory(const TrainConfig& config, const ParameterLayout& layout, std::size_t attention_scratch) {
+    const ModelConfig& m = config.model;
+    const auto parameters = static_cast<std::size_t>(layout.size());
+    const std::size_t tokens = static_cast<std::size_t>(config.batch) * static_cast<std::size_t>(m.context);
+    const auto width = static_cast<std::size_t>(m.width), heads = static_cast<std::size_t>(m.heads);
+    const auto vocabulary = static_cast<std::size_t>(m.vocabulary);
+    const std::size_t element = element_bytes(config);
+    constexpr std::size_t fp32 = 4;
+    weights = plan.add("weights", "weights", parameters * fp32);
+    operands = m.bf16 ? plan.add("weights", "operands", parameters * element) : weights;
+    first = plan.add("moments", "first moment", parameters * fp32);
+    second = plan.add("moments", "second moment", parameters * fp32);
+    gradient = plan.add("gradient", "gradient", parameters * fp32);
+    micro_gradient = config.accumulate > 1 ? plan.add("gradient", "of a micro-batch", parameters * fp32) : gradient;
+    kinds = plan.add("weights", "kinds", parameters / 8);
+    for (int l = 0; l < m.layers; ++l) {
+        const auto keep = [&](const char* name, std::size_t bytes) { return plan.add("activations", name, bytes); };
+        LayerRegions at{};
+        at.x_in = keep("x_in", tokens * width * fp32);
+        at.x_mid = keep("x_mid", tokens * width * fp32);
+        at.statistics1 = keep("statistics1", tokens * 2 * fp32);
+        at.statistics2 = keep("statistics2", tokens * 2 * fp32);
+        at.h1 = keep("h1", tokens * width * element);
+        at.in = keep("q, k, v", tokens * 3 * width * element);
+        at.o = keep("o", tokens * width * element);
+        at.lse = keep("lse", tokens * heads * fp32);
+        at.h2 = keep("h2", tokens * width * element);
+        at.u = keep("u", tokens * 4 * width * element);
+        at.a = keep("a", tokens * 4 * width * element);
+        layers.push_back(at);
+    }
+    x_out = plan.add("activations", "x_out", tokens * width * fp32);
+    final_statistics = plan.add("activations", "final statistics", tokens * 2 * fp32);
+    final_h = plan.add("activations", "final h", tokens * width * element);
+    logits = plan.add("logits", "logits", static_cast<std::size_t>(head_tokens(config)) * vocabulary * element);
+    const auto scratch = [&](const char* name, std::size_t bytes) { return plan.add("scratch", name, bytes); };
+    dx = scratch("dx", tokens * width * fp32);
+    // Branches of the forward and their gradients in the backward.
+    dbranch = scratch("branch", tokens * width * element);
+    dh = scratch("dh", tokens * width * element);
+    da = scratch("da", tokens * 4 * width * element);
+    din = scratch("din", tokens * 3 * width * element);
+    dheads = scratch("dheads", tokens * width * element);
+    partials = scratch("partial sums",
+                       std::max<std::size_t>(2 * on_device::row_partials, 4 * on_device::sum_slabs) * width * fp32);
+    sums = scratch("sums", 8192 * sizeof(double));
+    losses = scratch("losses", tokens * sizeof(double));
+    result = scratch("result", 256);
+    input = scratch("input", InputLayout(config).bytes);
+    delta = scratch("delta", tokens * heads * fp32);
+    attention = scratch("attention", attention_scratch);
+    products = scratch("products", std::size_t{64} << 20);
+}
+
+}  // namespace faultline::gpt

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/gpt_device/pass.hpp>
+
+#include <cmath>
+#include <type_traits>
+
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+
+#include <faultline/base/error.hpp>
+
+namespace faultline::gpt {
+namespace {
+
+using on_device::Bf16;
+using on_device::Product;
+
+/// E: type of the operands of products.
+template <class E>
+class PassOf final : public Pass {
+  public:
+    using Pass::Pass;
+
+    void forward_backward() override {
+        forward();
+        head(true);
+        backward();
+        on_device::sum_losses(at<double>(memory_.losses), tokens(), scalars(), loss_sum(), stream_);
+    }
+
+    void loss() override {
+        forward();
+        head(false);
+        on_device::sum_losses(at<double>(memory_.losses), tokens(), nullptr, loss_sum(), stream_);
+    }
+
+    void round_weights() override {
+        if constexpr (std::is_same_v<E, Bf16>)
+            on_device::round_weights(weights(), static_cast<std::size_t>(layout_.size()), at<Bf16>(memory_.operands),
+                                     stream_);
+    }
+
+    std::ptrdiff_t first_non_finite(const SiteOfPass& site) override {
+        auto* found = reinterpret_cast<long long*>(loss_sum() + 1);
+        if (site.is_operand)
+            on_device::find_non_finite(at<E>(site.region), site.count, found, stream_);
+        else
+            on_device::find_non_finite(at<float>(site.region), site.count, found, stream_);
+        long long index = -1;
+        if (cudaMemcpyAsync(&index, found, sizeof index, cudaMemcpyDeviceToHost, stream_) != cudaSuccess ||
+            cudaStreamSynchronize(stream_) != cudaSuccess)
+            throw WorkError("device cuda: looking for the value that is not finite failed");
+        return index;
+    }
+
+  private:
+    [[nodiscard]] const ModelConfig& model() const { return config_.model; }
+    [[nodiscard]] int tokens() const { return config_.batch * config_.model.context; }
+    [[nodiscard]] int width() const { return config_.model.width; }
+    [[nodiscard]] const float* weights() const { return at<float>(memory_.weights); }
+    [[nodiscard]] const float* vector(std::ptrdiff_t offset) const { return offset < 0 ? nullptr : weights() + offset; }
+    [[nodiscard]] const E* operand(std::ptrdiff_t offset) const {
+        return offset < 0 ? nullptr : at<E>(memory_.operands) + offset;
+    }
+    [[nodiscard]] float* gradient(std::ptrdiff_t offset) const { return at<float>(memory_.micro_gradient) + offset; }
+    [[nodiscard]] on_device::AttentionShape shape() const {
+        return {config_.batch, model().context, model().heads, model().head_dim(),
+                static_cast<float>(1.0 / std::sqrt(static_cast<double>(model().head_dim())))};
+    }
+
+    /// y = x W (+ b).
+    void linear(const E* x, int in, std::ptrdiff_t w, std::ptrdiff_t b, int out, E* y) {
+        products_.run({.m = tokens(), .n = out, .k = in}, x, operand(w), y, operand(b));
+    }
+    /// dW = x^T dy, db = the sum of the rows of dy, dx = dy W^T.
+    void linear_backward(const E* x, int in, std::ptrdiff_t w, std::ptrdiff_t b, const E* dy, int out, E* dx) {
+        products_.run({.transpose_a = true, .m = in, .n = out, .k = tokens()}, x, dy, gradient(w));
+        if (b >= 0) on_device::sum_rows(dy, tokens(), out, gradient(b), at<float>(memory_.partials), stream_);
+        products_.run({.transpose_b = true, .m = tokens(), .n = in, .k = out}, dy, operand(w), dx);
+    }
+    /// out = x + the last branch (not at the first norm), h = norm(out).
+    void norm(const float* x, bool has_branch, float* out, std::size_t statistics, std::ptrdiff_t gain,
+              std::ptrdiff_t bias, std::size_t h) {
+        on_device::add_and_norm(x, has_branch ? at<E>(memory_.dbranch) : nullptr, out, at<float>(statistics),
+                                vector(gain), vector(bias), static_cast<float>(model().norm_epsilon), tokens(), width(),
+                                at<E>(h), stream_);
+    }
+    void norm_backward(std::size_t x, std::size_t statistics, std::ptrdiff_t gain, bool first) {
+        on_device::norm_backward(at<E>(memory_.dh), at<float>(x), at<float>(statistics), vector(gain), model().bias,
+                                 first, tokens(), width(), at<float>(memory_.dx), at<E>(memory_.dbranch),
+                                 gradient(gain), at<float>(memory_.partials), stream_);
+    }
+
+    void attention_forward(const LayerRegions& layer) {
+        if constexpr (std::is_same_v<E, Bf16>)
+            if (how_.on_tensor_cores())
+                return how_.forward(at<E>(layer.in), at<E>(layer.o), at<float>(layer.lse), stream_);
+        on_device::fast_forward(at<E>(layer.in), shape(), at<E>(layer.o), at<float>(layer.lse), stream_);
+    }
+    void attention_backward(const LayerRegions& layer) {
+        const E* dout = at<E>(memory_.dheads);
+        if constexpr (std::is_same_v<E, Bf16>)
+            if (how_.on_tensor_cores())
+                return how_.backward(at<E>(layer.in), at<E>(layer.o), at<float>(layer.lse), dout, at<E>(memory_.din),
+                                     at<char>(memory_.attention), deterministic_, stream_);
+        on_device::fast_backward(at<E>(layer.in), at<E>(layer.o), at<float>(layer.lse), dout, shape(),
+                                 at<float>(memory_.delta), at<E>(memory_.din), stream_);
+    }
+
+    void forward() {
+        const int c = width();
+        E* branch = at<E>(memory_.dbranch);
+        on_device::embed(ids(input_.tokens), weights() + layout_.wte, weights() + layout_.wpe, tokens(),
+                         model().context, c, at<float>(memory_.layers[0].x_in), stream_);
+        for (int l = 0; l < model().layers; ++l) {
+            const LayerRegions& to = memory_.layers[static_cast<std::size_t>(l)];
+            const LayerOffsets& from = layout_.layer(l);
+            const float* before =
+                l == 0 ? at<float>(to.x_in) : at<float>(memory_.layers[static_cast<std::size_t>(l - 1)].x_mid);
+            norm(before, l > 0, at<float>(to.x_in), to.statistics1, from.norm1_gain, from.norm1_bias, to.h1);
+            linear(at<E>(to.h1), c, from.w_in, from.b_in, 3 * c, at<E>(to.in));
+            attention_forward(to);
+            linear(at<E>(to.o), c, from.w_o, from.b_o, c, branch);
+            norm(at<float>(to.x_in), true, at<float>(to.x_mid), to.statistics2, from.norm2_gain, from.norm2_bias,
+                 to.h2);
+            linear(at<E>(to.h2), c, from.w_fc, from.b_fc, 4 * c, at<E>(to.u));
+            on_device::gelu(at<E>(to.u), static_cast<std::size_t>(tokens()) * 4 * static_cast<std::size_t>(c),
+                            at<E>(to.a), stream_);
+            linear(at<E>(to.a), 4 * c, from.w_proj, from.b_proj, c, branch);
+        }
+        norm(at<float>(memory_.layers.back().x_mid), true, at<float>(memory_.x_out), memory_.final_statistics,
+             layout_.final_gain, layout_.final_bias, memory_.final_h);
+    }
+
+    /// Logits piece by piece; with gradients, that of wte from the head, and dh.
+    void head(bool with_gradient) {
+        const int c = width(), vocabulary = model().vocabulary, rows = static_cast<int>(head_tokens(config_));
+        E* logits = at<E>(memory_.logits);
+        const E* wte = operand(layout_.wte);
+        const auto weight =
+            static_cast<float>(1.0 / (static_cast<double>(config_.batch) * config_.accumulate * model().context));
+        for (int first = 0; first < tokens(); first += rows) {
+            const std::size_t begin = static_cast<std::size_t>(first) * static_cast<std::size_t>(c);
+            const E* h = at<E>(memory_.final_h) + begin;
+            products_.run({.transpose_b = true, .m = rows, .n = vocabulary, .k = c}, h, wte, logits);
+            on_device::cross_entropy(logits, ids(input_.targets) + first, rows, vocabulary,
+                                     with_gradient ? weight : 0.0F, static_cast<float>(model().z_loss),
+                                     at<double>(memory_.losses) + first, stream_);
+            if (!with_gradient) continue;
+            products_.run({.transpose_a = true, .m = vocabulary, .n = c, .k = rows, .add = first > 0}, logits, h,
+                          gradient(layout_.wte));
+            products_.run({.m = rows, .n = c, .k = vocabulary}, logits, wte, at<E>(memory_.dh) + begin);
+        }
+    }
+
+    void backward() {
+        const int c = width();
+        const E* dbranch = at<E>(memory_.dbranch);
+        E *da = at<E>(memory_.da), *dh = at<E>(memory_.dh), *dheads = at<E>(memory_.dheads), *din = at<E>(memory_.din);
+        norm_backward(memory_.x_out, memory_.final_statistics, layout_.final_gain, true);
+        for (int l = model().layers - 1; l >= 0; --l) {
+            const LayerRegions& of = memory_.layers[static_cast<std::size_t>(l)];
+            const LayerOffsets& to = layout_.layer(l);
+            linear_backward(at<E>(of.a), 4 * c, to.w_proj, to.b_proj, dbranch, c, da);
+            on_device::gelu_backward(at<E>(of.u), static_cast<std::size_t>(tokens()) * 4 * static_cast<std::size_t>(c),
+                                     da, stream_);
+            linear_backward(at<E>(of.h2), c, to.w_fc, to.b_fc, da, 4 * c, dh);
+            norm_backward(of.x_mid, of.statistics2, to.norm2_gain, false);
+            linear_backward(at<E>(of.o), c, to.w_o, to.b_o, dbranch, c, dheads);
+            attention_backward(of);
+            linear_backward(at<E>(of.h1), c, to.w_in, to.b_in, din, 3 * c, dh);
+            norm_backward(of.x_in, of.statistics1, to.norm1_gain, false);
+        }
+        on_device::embedding_backward(at<float>(memory_.dx), ids(input_.order), ids(input_.starts), model().bf16,
+                                      tokens(), model().context, c, model().vocabulary, gradient(layout_.wte),
+                                      gradient(layout_.wpe), stream_);
+    }
+};
+
+}  // namespace
+
+std::vector<SiteOfPass> Pass::sites() const {
+    std::vector<SiteOfPass> all;
+    const auto count = static_cast<std::size_t>(config_.batch) * static_cast<std::size_t>(config_.model.context);
+    const std::ptrdiff_t c = config_.model.width;
+    const auto add = [&](const std::string& name, std::size_t region, std::ptrdiff_t columns, bool is_operand) {
+        all.push_back({name, region, columns, is_operand, count * static_cast<std::size_t>(columns)});
+    };
+    for (std::size_t l = 0; l < memory_.layers.size(); ++l) {
+        const LayerRegions& of = memory_.layers[l];
+        const auto named = [&](const char* what) { return fmt::format("layer{}.{}", l, what); };
+        add(l == 0 ? std::string("embedding") : fmt::format("layer{}.residual stream", l - 1), of.x_in, c, false);
+        add(named("norm statistics"), of.statistics1, 2, false);
+        add(named("q, k, v"), of.in, 3 * c, true);
+        add(named("attention output"), of.o, c, true);
+        add(named("residual stream"), of.x_mid, c, false);
+        add(named("norm statistics"), of.statistics2, 2, false);
+        add(named("ffn activation"), of.a, 4 * c, true);
+    }
+    add(fmt::format("layer{}.residual stream", memory_.layers.size() - 1), memory_.x_out, c, false);
+    add("final norm statistics", memory_.final_statistics, 2, false);
+    add("final norm", memory_.final_h, c, true);
+    return all;
+}
+
+std::unique_ptr<Pass> make_pass(const TrainConfig& config, const ParameterLayout& layout, const RunMemory& memory,
+                                const AttentionOnDevice& how, char* base, on_device::Stream stream,
+                                bool deterministic) {
+    if (config.model.bf16)
+        return std::make_unique<PassOf<Bf16>>(config, layout, memory, how, base, stream, deterministic);
+    return std::make_unique<PassOf<float>>(config, layout, memory, how, base, stream, deterministic);
+}
+
+}  // namespace faultline::gpt

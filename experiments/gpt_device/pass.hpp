@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// Forward and backward of a micro-batch on the device, in the order of chunk.cpp and chunk_backward.cpp of experiments/gpt, a
+// whole micro-batch at once. Private to this folder.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include <faultline/gpt_device/attention_choice.hpp>
+#include <faultline/gpt_device/memory_plan.hpp>
+#include <faultline/gpt_device/products.hpp>
+
+namespace faultline::gpt {
+
+/// Names of where a value that is not finite can first come up, in the order of a pass, with what is left of them after it.
+struct SiteOfPass {
+    std::string name;
+    std::size_t region;  ///< of the plan
+    std::ptrdiff_t columns;
+    bool is_operand;  ///< of element type; else fp32
+    std::size_t count;
+};
+
+class Pass {
+  public:
+    /// `base`: device memory of memory.plan.bytes().
+    Pass(const TrainConfig& config, const ParameterLayout& layout, const RunMemory& memory,
+         const AttentionOnDevice& how, char* base, on_device::Stream stream, bool deterministic)
+        : config_(config),
+          layout_(layout),
+          memory_(memory),
+          how_(how),
+          base_(base),
+          stream_(stream),
+          input_(config),
+          products_(stream, base + memory.plan[memory.products].offset, memory.plan[memory.products].bytes,
+                    deterministic),
+          deterministic_(deterministic) {}
+    virtual ~Pass() = default;
+    Pass(const Pass&) = delete;
+    Pass& operator=(const Pass&) = delete;
+
+    /// Gradient of the mean loss into memory.micro_gradient (assigned), the sum of the losses into loss_sum() (added to).
+    virtual void forward_backward() = 0;
+    /// The sum of the losses into loss_sum(), assigned.
+    virtual void loss() = 0;
+    /// fp32 weights to operands, where these are other memory.
+    virtual void round_weights() = 0;
+    /// Index of the first value of the site's that is not finite, or -1. Waits.
+    virtual std::ptrdiff_t first_non_finite(const SiteOfPass& site) = 0;
+    [[nodiscard]] std::vector<SiteOfPass> sites() const;
+
+    template <class T>
+    [[nodiscard]] T* at(std::size_t region) const {
+        return reinterpret_cast<T*>(base_ + memory_.plan[region].offset);
+    }
+    [[nodiscard]] double* loss_sum() const { return at<double>(memory_.sums) + 4096; }
+    [[nodiscard]] const on_device::StepScalars* scalars() const {
+        return reinterpret_cast<const on_device::StepScalars*>(at<char>(memory_.input) + input_.scalars);
+    }
+
+  protected:
+    [[nodiscard]] const std::int32_t* ids(std::size_t offset) const {
+        return reinterpret_cast<const std::int32_t*>(at<char>(memory_.input) + offset);
+    }
+    const TrainConfig& config_;
+    const ParameterLayout& layout_;
+    const RunMemory& memory_;
+    const AttentionOnDevice& how_;
+    char* base_;
+    on_device::Stream stream_;
+    InputLayout input_;
+    on_device::Products products_;
+    bool deterministic_;
+};
+
+/// In fp32 or bf16, as the configuration says.
+[[nodiscard]] std::unique_ptr<Pass> make_pass(const TrainConfig& config, const ParameterLayout& layout,
+                                              const RunMemory& memory, const AttentionOnDevice& how, char* base,
+                                              on_device::Stream stream, bool deterministic);
+
+}  // namespace faultline::gpt

@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+// Norms, residual additions, GELU, embedding: a warp has a row, a lane the octets lane, lane + 32, … of it.
+#include <algorithm>
+
+#include <faultline/gpt_device/elements.cuh>
+
+namespace faultline::gpt::on_device {
+namespace {
+
+constexpr int warps = 4;  // of a block
+
+/// Octets of a lane, as a compile-time number so that a row stays in registers.
+template <class F>
+void with_octets(int width, F&& launch) {
+    const int needed = (width + 255) / 256;
+    if (needed <= 1) return launch(std::integral_constant<int, 1>{});
+    if (needed <= 2) return launch(std::integral_constant<int, 2>{});
+    if (needed <= 3) return launch(std::integral_constant<int, 3>{});
+    if (needed <= 4) return launch(std::integral_constant<int, 4>{});
+    launch(std::integral_constant<int, 8>{});
+}
+
+__global__ void embed_rows(const std::int32_t* tokens, const float* wte, const float* wpe, int rows, int length,
+                           int width, float* x) {
+    const std::size_t at = (std::size_t{blockIdx.x} * blockDim.x + threadIdx.x) * 8;
+    if (at >= static_cast<std::size_t>(rows) * width) return;
+    const int row = static_cast<int>(at / width), column = static_cast<int>(at % width);
+    const Octet token = load8(wte + static_cast<std::size_t>(tokens[row]) * width + column);
+    const Octet place = load8(wpe + static_cast<std::size_t>(row % length) * width + column);
+    Octet sum;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sum.x[i] = token.x[i] + place.x[i];
+    store8(x + at, sum);
+}
+
+template <class E, int octets>
+__global__ void __launch_bounds__(32 * warps)
+    add_and_norm_rows(const float* x, const E* branch, float* out, float* statistics, const float* gain,
+                      const float* bias, float epsilon, int rows, int width, E* h) {
+    const int row = blockIdx.x * warps + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (row >= rows) return;
+    const std::size_t begin = static_cast<std::size_t>(row) * width;
+    Octet v[octets];
+    float sum = 0;
+#pragma unroll
+    for (int o = 0; o < octets; ++o) {
+        const int column = (o * 32 + lane) * 8;
+        if (column >= width) continue;
+        v[o] = load8(x + begin + column);
+        if (branch != nullptr) {
+            const Octet b = load8(branch + begin + column);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) v[o].x[i] += b.x[i];
+            store8(out + begin + column, v[o]);
+        }
+#pragma unroll
+        for (int i = 0; i < 8; ++i) sum += v[o].x[i];
+    }
+    const float mean = warp_sum(sum) / static_cast<float>(width);
+    float squares = 0;
+#pragma unroll
+    for (int o = 0; o < octets; ++o) {
+        if ((o * 32 + lane) * 8 >= width) continue;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const float d = v[o].x[i] - mean;
+            squares += d * d;
+        }
+    }
+    const float rstd = 1.0f / sqrtf(warp_sum(squares) / static_cast<float>(width) + epsilon);
+    if (lane == 0) reinterpret_cast<float2*>(statistics)[row] = {mean, rstd};
+#pragma unroll
+    for (int o = 0; o < octets; ++o) {
+        const int column = (o * 32 + lane) * 8;
+        if (column >= width) continue;
+        const Octet g = load8(gain + column);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) v[o].x[i] = ((v[o].x[i] - mean) * rstd) * g.x[i];
+        if (bias != nullptr) {
+            const Octet b = load8(bias + column);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) v[o].x[i] += b.x[i];
+        }
+        store8(h + begin + column, v[o]);
+    }
+}
+
+template <class E>
+__global__ void add_rows(const float* x, const E* branch, float* out, std::size_t count) {
+    const std::size_t at = (std::size_t{blockIdx.x} * blockDim.x + threadIdx.x) * 8;
+    if (at >= count) return;
+    Octet v = load8(x + at);
+    const Octet b = load8(branch + at);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v.x[i] += b.x[i];
+    store8(out + at, v);
+}
+
+/// The rows of a block are blockIdx.x * warps + w + k * gridDim.x * warps; gradients of gain and bias are summed over k in
+/// registers, over w in shared memory, over blocks by add_partials: a fixed order.
+template <class E, int octets, bool has_bias>
+__global__ void __launch_bounds__(32 * warps)
+    norm_backward_rows(const E* dh, const float* x, const float* statistics, const float* gain, bool first, int rows,
+                       int width, float* dx, E* dout, float* partials) {
+    extern __shared__ float combined[];  // [warps, width]
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    Octet dgain[octets] = {}, dbias[has_bias ? octets : 1] = {};
+    for (int row = blockIdx.x * warps + warp; row < rows; row += gridDim.x * warps) {
+        const std::size_t begin = static_cast<std::size_t>(row) * width;
+        const float2 s = reinterpret_cast<const float2*>(statistics)[row];
+        Octet g[octets], normed[octets], before[octets] = {};  // all loads at once, ahead of the sums over the row
+        float sum = 0, dot = 0;
+#pragma unroll
+        for (int o = 0; o < octets; ++o) {
+            const int column = (o * 32 + lane) * 8;
+            if (column >= width) continue;
+            g[o] = load8(dh + begin + column);
+            normed[o] = load8(x + begin + column);
+            if (!first) before[o] = load8(dx + begin + column);
+            const Octet weight = load8(gain + column);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                normed[o].x[i] = (normed[o].x[i] - s.x) * s.y;
+                dgain[o].x[i] += g[o].x[i] * normed[o].x[i];
+                if constexpr (has_bias) dbias[o].x[i] += g[o].x[i];
+                g[o].x[i] *= weight.x[i];
+                sum += g[o].x[i];
+                dot += g[o].x[i] * normed[o].x[i];
+            }
+        }
+        const float mean = warp_sum(sum) / static_cast<float>(width);
+        const float mean_dot = warp_sum(dot) / static_cast<float>(width);
+#pragma unroll
+        for (int o = 0; o < octets; ++o) {
+            const int column = (o * 32 + lane) * 8;
+            if (column >= width) continue;
+            Octet v = before[o];
+#pragma unroll
+            for (int i = 0; i < 8; ++i) v.x[i] += ((g[o].x[i] - mean) - normed[o].x[i] * mean_dot) * s.y;
+            store8(dx + begin + column, v);
+            if (dout != nullptr) store8(dout + begin + column, v);
+        }
+    }
+    const auto combine = [&](const Octet(&mine)[octets], int offset) {
+        __syncthreads();
+#pragma unroll
+        for (int o = 0; o < octets; ++o)
+            if (const int column = (o * 32 + lane) * 8; column < width)
+                store8(combined + warp * width + column, mine[o]);
+        __syncthreads();
+        for (int column = threadIdx.x; column < width; column += blockDim.x) {
+            float sum = 0;
+            for (int w = 0; w < warps; ++w) sum += combined[w * width + column];
+            partials[static_cast<std::size_t>(blockIdx.x) * width * (has_bias ? 2 : 1) + offset + column] = sum;
+        }
+    };
+    combine(dgain, 0);
+    if constexpr (has_bias) combine(dbias, width);
+}
+
+/// out[c] = sum over n of partials[n, c]: thread y has n = y, y + 32, …, then the 32 sums in order.
+__global__ void add_partials(const float* partials, int count, int cols, float* out) {
+    __shared__ float sums[32][33];
+    const int column = blockIdx.x * 32 + threadIdx.x;
+    float sum = 0;
+    if (column < cols)
+        for (int n = threadIdx.y; n < count; n += 32) sum += partials[static_cast<std::size_t>(n) * cols + column];
+    sums[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y != 0 || column >= cols) return;
+    sum = 0;
+    for (int y = 0; y < 32; ++y) sum += sums[y][threadIdx.x];
+    out[column] = sum;
+}
+
+/// A block has 256 columns and every gridDim.y-th group of 8 rows.
+template <class E>
+__global__ void __launch_bounds__(256) sum_rows_slabs(const E* dy, int rows, int cols, float* partials) {
+    __shared__ float sums[8][256];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, column = blockIdx.x * 256 + lane * 8;
+    Octet sum{};
+    if (column < cols)
+        for (int row = blockIdx.y * 8 + warp; row < rows; row += gridDim.y * 8) {
+            const Octet v = load8(dy + static_cast<std::size_t>(row) * cols + column);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) sum.x[i] += v.x[i];
+        }
+    store8(&sums[warp][lane * 8], sum);
+    __syncthreads();
+    const int mine = blockIdx.x * 256 + threadIdx.x;
+    if (mine >= cols) return;
+    float total = 0;
+    for (int w = 0; w < 8; ++w) total += sums[w][threadIdx.x];
+    partials[static_cast<std::size_t>(blockIdx.y) * cols + mine] = total;
+}
+
+constexpr float gelu_scale = 0.79788456080286535587989211986876f;  // sqrt(2/pi)
+constexpr float gelu_cubic = 0.044715f;
+
+template <class E>
+__global__ void gelu_elements(const E* u, std::size_t count, E* a) {
+    const std::size_t at = (std::size_t{blockIdx.x} * blockDim.x + threadIdx.x) * 8;
+    if (at >= count) return;
+    Octet v = load8(u + at);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const float x = v.x[i], t = gelu_scale * (x + gelu_cubic * (x * x * x));
+        v.x[i] = x * sigmoid_for<E>(t + t);
+    }
+    store8(a + at, v);
+}
+
+template <class E>
+__global__ void gelu_backward_elements(const E* u, std::size_t count, E* da) {
+    const std::size_t at = (std::size_t{blockIdx.x} * blockDim.x + threadIdx.x) * 8;
+    if (at >= count) return;
+    const Octet v = load8(u + at);
+    Octet d = load8(da + at);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const float x = v.x[i], t = gelu_scale * (x + gelu_cubic * (x * x * x));
+        const float s = sigmoid_for<E>(t + t), dt = gelu_scale * (1.0f + (3.0f * gelu_cubic) * (x * x));
+        d.x[i] *= s + (x * (s * (1.0f - s))) * (dt + dt);
+    }
+    store8(da + at, d);
+}
+
+unsigned blocks_of(std::size_t octets, unsigned threads) {
+    return static_cast<unsigned>((octets + threads - 1) / threads);
+}
+
+}  // namespace
+
+void embed(const std::int32_t* tokens, const float* wte, const float* wpe, int rows, int length, int width, float* x,
+           Stream stream) {
+    const std::size_t octets = static_cast<std::size_t>(rows) * width / 8;
+    embed_rows<<<blocks_of(octets, 256), 256, 0, stream>>>(tokens, wte, wpe, rows, length, width, x);
+    check_launch("embed");
+}
+
+template <class E>
+void add_and_norm(const float* x, const E* branch, float* out, float* statistics, const float* gain, const float* bias,
+                  float epsilon, int rows, int width, E* h, Stream stream) {
+    with_octets(width, [&](auto octets) {
+        add_and_norm_rows<E, octets><<<(rows + warps - 1) / warps, 32 * warps, 0, stream>>>(
+            x, branch, out, statistics, gain, bias, epsilon, rows, width, h);
+    });
+    check_launch("add_and_norm");
+}
+
+template <class E>
+void add(const float* x, const E* branch, float* out, int rows, int width, Stream stream) {
+    const std::size_t count = static_cast<std::size_t>(rows) * width;
+    add_rows<<<blocks_of(count / 8, 256), 256, 0, stream>>>(x, branch, out, count);
+    check_launch("add");
+}
+
+template <class E>
+void norm_backward(const E* dh, const float* x, const float* statistics, const float* gain, bool has_bias, bool first,
+                   int rows, int width, float* dx, E* dout, float* gradient, float* partials, Stream stream) {
+    const int blocks = std::min((rows + warps - 1) / warps, row_partials);
+    const std::size_t shared = static_cast<std::size_t>(warps) * width * sizeof(float);
+    with_octets(width, [&](auto octets) {
+        if (has_bias)
+            norm_backward_rows<E, octets, true><<<blocks, 32 * warps, shared, stream>>>(
+                dh, x, statistics, gain, first, rows, width, dx, dout, partials);
+        else
+            norm_backward_rows<E, octets, false><<<blocks, 32 * warps, shared, stream>>>(
+                dh, x, statistics, gain, first, rows, width, dx, dout, partials);
+    });
+    check_launch("norm_backward");
+    const int cols = has_bias ? 2 * width : width;
+    add_partials<<<(cols + 31) / 32, dim3(32, 32), 0, stream>>>(partials, blocks, cols, gradient);
+    check_launch("norm_backward");
+}
+
+template <class E>
+void gelu(const E* u, std::size_t count, E* a, Stream stream) {
+    gelu_elements<<<blocks_of(count / 8, 256), 256, 0, stream>>>(u, count, a);
+    check_launch("gelu");
+}
+template <class E>
+void gelu_backward(const E* u, std::size_t count, E* da, Stream stream) {
+    gelu_backward_elements<<<blocks_of(count / 8, 256), 256, 0, stream>>>(u, count, da);
+    check_launch("gelu_backward");
+}
+
+template <class E>
+void sum_rows(const E* dy, int rows, int cols, float* gradient, float* partials, Stream stream) {
+    const int slabs = std::min(sum_slabs, (rows + 7) / 8);
+    sum_rows_slabs<<<dim3((cols + 255) / 256, slabs), 256, 0, stream>>>(dy, rows, cols, partials);
+    add_partials<<<(cols + 31) / 32, dim3(32, 32), 0, stream>>>(partials, slabs, cols, gradient);
+    check_launch("sum_rows");
+}
+
+#define FAULTLINE_FOR(E)                                                                                              \
+    template void add_and_norm(const float*, const E*, float*, float*, const float*, const float*, float, int, int,   \
+                               E*, Stream);                                                                           \
+    template void add(const float*, const E*, float*, int, int, Stream);                                              \
+    template void norm_backward(const E*, const float*, const float*, const float*, bool, bool, int, int, float*, E*, \
+                                float*, float*, Stream);                                                              \
+    template void gelu(const E*, std::size_t, E*, Stream);                                                            \
+    template void gelu_backward(const E*, std::size_t, E*, Stream);                                                   \
+    template void sum_rows(const E*, int, int, float*, float*, Stream);
+FAULTLINE_FOR(float)
+FAULTLINE_FOR(Bf16)
+#undef FAULTLINE_FOR
+
+}  // namespace faultline::gpt::on_device

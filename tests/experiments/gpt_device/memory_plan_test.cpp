@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// The memory of a run on the device, and what is refused before there is one.
+#include <faultline/gpt_device/device_trainer.hpp>
+#include <faultline/gpt_device/memory_plan.hpp>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <faultline/base/error.hpp>
+
+namespace faultline::gpt {
+namespace {
+
+using testing::HasSubstr;
+using testing::StartsWith;
+
+TrainConfig gpt2() {
+    TrainConfig c;
+    c.model = {.layers = 12, .width = 768, .heads = 12, .context = 1024, .vocabulary = 50304, .bias = true};
+    c.batch = 32;
+    return c;
+}
+
+TEST(MemoryPlan, RegionsFollowEachOtherAligned) {
+    MemoryPlan plan;
+    const std::size_t a = plan.add("one", "a", 1), b = plan.add("two", "b", 257), c = plan.add("one", "c", 256);
+    EXPECT_EQ(plan[a].offset, 0U);
+    EXPECT_EQ(plan[b].offset, 256U);
+    EXPECT_EQ(plan[c].offset, 768U);
+    EXPECT_EQ(plan.bytes(), 1024U);
+    EXPECT_EQ(plan.text(), "0.00 GiB: one 0.00, two 0.00");
+}
+
+/// By hand: of 124,475,904 parameters, 32768 tokens, width 768.
+TEST(MemoryPlan, OfGpt2IsTheSumOfItsTensors) {
+    const TrainConfig c = gpt2();
+    const ParameterLayout layout(c.model);
+    ASSERT_EQ(layout.size(), 124475904);
+    const RunMemory memory(c, layout, 1000);
+    const std::size_t tokens = 32768, width = 768, parameters = 124475904;
+    // Residual streams before and between the branches in fp32; h twice, q, k, v, o, u and a (3 + 1 + 4 + 4 widths) in bf16;
+    // statistics of two norms, lse of 12 heads.
+    const std::size_t layer = tokens * width * (2 * 4 + (2 + 3 + 1 + 4 + 4) * 2) + tokens * (2 * 2 + 12) * 4;
+    const std::size_t last = tokens * width * (4 + 2) + tokens * 2 * 4;
+    // fp32 weights, moments, gradient; bf16 operands; a byte for eight parameters.
+    const std::size_t state = parameters * (4 + 4 + 4 + 4 + 2) + parameters / 8;
+    const std::size_t logits = 8192U * 50304U * 2;
+    const std::size_t scratch_of_rows = tokens * width * (4 + 2 + 2 + 8 + 6 + 2);
+    const std::size_t least = 12 * layer + last + state + logits + scratch_of_rows;
+    EXPECT_GE(memory.plan.bytes(), least);
+    EXPECT_LE(memory.plan.bytes(), least + (std::size_t{80} << 20));  // products 64 MiB, partial sums, input, losses
+    EXPECT_LT(memory.plan.bytes(), std::size_t{15} << 30);
+}
+
+TEST(MemoryPlan, HeadsPiecesAreWholeSequencesOfOneSize) {
+    TrainConfig c = gpt2();
+    EXPECT_EQ(head_tokens(c), 8192);
+    c.batch = 7;
+    EXPECT_EQ(head_tokens(c), 7 * 1024);
+    c.batch = 13;
+    EXPECT_EQ(head_tokens(c), 1024);
+    c.batch = 18;
+    EXPECT_EQ(head_tokens(c), 6 * 1024);
+    c.batch = 1;
+    c.model.context = 10000;
+    EXPECT_EQ(head_tokens(c), 10000);
+}
+
+TEST(DeviceRefusal, NamesWhatTheDeviceHasNot) {
+    EXPECT_EQ(refusal(gpt2()), "");
+    const auto why = [](auto change) {
+        TrainConfig c = gpt2();
+        change(c);
+        return refusal(c);
+    };
+    EXPECT_THAT(why([](TrainConfig& c) { c.optimizer.kind = OptimizerKind::muon; }), HasSubstr("optimizer"));
+    EXPECT_THAT(why([](TrainConfig& c) { c.model.qk_norm = QkNorm::learned; }), HasSubstr("qk-norm"));
+    EXPECT_THAT(why([](TrainConfig& c) { c.model.norm_statistics = NormStatistics::bf16; }),
+                HasSubstr("norm-statistics"));
+    EXPECT_THAT(why([](TrainConfig& c) { c.model.softcap = 30; }), HasSubstr("softcap"));
+    EXPECT_THAT(why([](TrainConfig& c) { c.model.sigma_reparam = true; }), HasSubstr("sigma-reparam"));
+    EXPECT_THAT(why([](TrainConfig& c) { c.model.output_gate = true; }), HasSubstr("output-gate"));
+    EXPECT_THAT(why([](TrainConfig& c) { c.qk_clip = 30; }), HasSubstr("qk-clip"));
+    EXPECT_THAT(why([](TrainConfig& c) { c.model.width = 4096; }), HasSubstr("width: 4096"));
+    EXPECT_THAT(why([](TrainConfig& c) { c.model.heads = 64; }), HasSubstr("heads: 64"));
+    EXPECT_THAT(why([](TrainConfig& c) { c.model.heads = 4; }), HasSubstr("heads: 4"));
+    EXPECT_THAT(why([](TrainConfig& c) { c.model.vocabulary = 50257; }), HasSubstr("vocab: 50257"));
+}
+
+TEST(DeviceRefusal, ABuildWithoutTheDeviceSaysSo) {
+    if (device_trainer_is_built()) GTEST_SKIP() << "this build has it";
+    const TokenData data = tokens_of_text("a text");
+    const WindowOrder order(0);
+    try {
+        DeviceTrainer trainer({}, data, order);
+        FAIL();
+    } catch (const WorkError& e) {
+        EXPECT_THAT(e.what(), StartsWith("device cuda: this build has no device back end"));
+    }
+}
+
+}  // namespace
+}  // namespace faultline::gpt
