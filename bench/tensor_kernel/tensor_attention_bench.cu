@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <faultline/tensor_kernel/forward.hpp>
+#include <faultline/tensor_kernel/recording.hpp>
 
 #include "timing.cuh"
 
@@ -43,13 +44,22 @@ void time_shape(const Shape& shape, const std::vector<ForwardKernel>& kernels) {
     call.q_strides = call.o_strides = contiguous(shape.heads, shape.n, shape.d);
     call.k_strides = call.v_strides = contiguous(shape.kv_heads, shape.n, shape.d);
     const double flops = 4.0 * q_rows * shape.n * shape.d / (shape.causal ? 2 : 1);
-    for (const ForwardKernel& kernel : kernels) {
-        const double ms = median_ms([&] { launch_forward(call, kernel); });
-        std::printf("B%d H%d/%d N%d d%d %s %s  %-20s %8.3f ms %7.1f TFLOP/s\n", shape.batch, shape.heads,
+    const auto print = [&](const std::string& name, double ms) {
+        std::printf("B%d H%d/%d N%d d%d %s %s  %-28s %8.3f ms %7.1f TFLOP/s\n", shape.batch, shape.heads,
                     shape.kv_heads, shape.n, shape.d, shape.causal ? "causal" : "full",
-                    std::is_same_v<T, __half> ? "fp16" : "bf16", kernel.name.c_str(), ms, flops / ms * 1e-9);
+                    std::is_same_v<T, __half> ? "fp16" : "bf16", name.c_str(), ms, flops / ms * 1e-9);
         std::fflush(stdout);
+    };
+    for (const ForwardKernel& kernel : kernels) print(kernel.name, median_ms([&] { launch_forward(call, kernel); }));
+    const ForwardKernel& plain = kernels.front();
+    if (!has_recorder(plain)) return;
+    const DeviceMemory<RecordedCell> cells(RecordedShape(call).cells());
+    for (const double fraction : {0.0, 0.01, 0.1, 1.0}) {
+        const ForwardRecorder recorder{fraction, 1, cells.data()};
+        print(plain.name + ", records " + std::to_string(fraction).substr(0, 4),
+              median_ms([&] { launch_recorded_forward(call, plain, recorder); }));
     }
+    print(plain.name + " again", median_ms([&] { launch_forward(call, plain); }));
 }
 
 std::vector<ForwardKernel> every_variant() {
@@ -63,6 +73,9 @@ std::vector<ForwardKernel> every_variant() {
     plans[5].schedule.row_sum_adds = RowSumAdds::rounded;
     std::vector<ForwardKernel> kernels;
     for (const RoundingPlan& plan : plans) kernels.push_back(supported(plan, 128, true).kernel);
+    ForwardKernel by_mma = supported(forward_plan(Element::bf16, Unit::mma, 64), 64, true, Unit::mma).kernel;
+    by_mma.name += " by mma";
+    kernels.push_back(by_mma);
     return kernels;
 }
 

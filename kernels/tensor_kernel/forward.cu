@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include <faultline/tensor_kernel/device_memory.cuh>
+#include <faultline/tensor_kernel/recording.hpp>
 #include <faultline/tensor_kernel/request.cuh>
 
 namespace faultline::tensor_kernel {
@@ -11,8 +12,33 @@ namespace faultline::tensor_kernel {
 /// forward_launch.cuh, in forward_bf16.cu and forward_fp16.cu.
 template <class T>
 void launch_forward_of(const ForwardCall& call, const ForwardKernel& kernel, cudaStream_t stream);
+/// forward_mma.cu.
+void launch_mma_of(const ForwardCall& call, const ForwardKernel& kernel, cudaStream_t stream);
+/// forward_recorded.cu.
+void launch_recorded_of(const ForwardCall& call, const ForwardKernel& kernel, const ForwardRecorder& recorder,
+                        cudaStream_t stream);
 
 namespace {
+
+/// Compute capability of the device in use: 90 for 9.0.
+int capability() {
+    int device = 0, count = 0;
+    check(cudaGetDeviceCount(&count), "looking for a device");
+    if (count == 0) throw WorkError("device cuda: there is no device: expected one that CUDA_VISIBLE_DEVICES leaves");
+    check(cudaGetDevice(&device), "choosing a device");
+    int major = 0, minor = 0;
+    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "asking the device");
+    check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "asking the device");
+    return 10 * major + minor;
+}
+
+void expect_device(Unit unit) {
+    const int found = capability();
+    if (unit == Unit::wgmma ? found != 90 : found < 80)
+        throw WorkError("device cuda: the device has compute capability " + std::to_string(found / 10) + "." +
+                        std::to_string(found % 10) + ": the tensor-core forward by " +
+                        (unit == Unit::wgmma ? "wgmma expects 9.0" : "mma expects 8.0 or later"));
+}
 
 void expect_shapes(const ForwardCall& call) {
     const bool positive =
@@ -38,7 +64,7 @@ std::vector<T> stored(std::span<const HeadGroup> groups, bool of_keys, MatrixVie
 }
 
 template <class T>
-std::vector<GroupForward> run(std::span<const HeadGroup> groups, const ForwardKernel& kernel) {
+RecordedForward run(std::span<const HeadGroup> groups, const ForwardKernel& kernel, const ForwardRecorder* recorder) {
     const HeadGroup& first = groups.front();
     const int shared_by = static_cast<int>(first.q.size());
     ForwardCall call;
@@ -62,13 +88,24 @@ std::vector<GroupForward> run(std::span<const HeadGroup> groups, const ForwardKe
     call.o = o.data();
     call.o_unrounded = o_unrounded.data();
     call.lse = lse.data();
-    launch_forward(call, kernel);
-    check(cudaDeviceSynchronize(), "running the tensor-core forward");
+    RecordedForward result;
+    if (recorder != nullptr) {
+        const DeviceMemory<RecordedCell> cells(RecordedShape(call).cells());
+        ForwardRecorder here = *recorder;
+        here.cells = cells.data();
+        launch_recorded_forward(call, kernel, here);
+        check(cudaDeviceSynchronize(), "running the tensor-core forward");
+        result.cells = cells.host();
+        result.statistics = recorded_statistics(call, here, result.cells);
+    } else {
+        launch_forward(call, kernel);
+        check(cudaDeviceSynchronize(), "running the tensor-core forward");
+    }
     const std::vector<T> host_o = o.host();
     const std::vector<float> host_unrounded = o_unrounded.host(), host_lse = lse.host();
-    std::vector<GroupForward> out(groups.size());
+    result.groups.resize(groups.size());
     std::size_t at = 0, row = 0;
-    for (GroupForward& g : out)
+    for (GroupForward& g : result.groups)
         for (int h = 0; h < shared_by; ++h) {
             HeadForward& head = g.heads.emplace_back();
             head.o = Matrix(call.n_q, call.head_dim);
@@ -79,7 +116,18 @@ std::vector<GroupForward> run(std::span<const HeadGroup> groups, const ForwardKe
             }
             for (int i = 0; i < call.n_q; ++i) head.lse.push_back(host_lse[row++]);
         }
-    return out;
+    return result;
+}
+
+RecordedForward run_plan(std::span<const HeadGroup> groups, const RoundingPlan& plan, std::optional<Unit> unit,
+                         const ForwardRecorder* recorder) {
+    expect_alike(groups);
+    const HeadGroup& first = groups.front();
+    if (!unit && capability() != 90) unit = Unit::mma;
+    const ForwardSupport support = supported(plan, static_cast<int>(first.k.cols), first.causal, unit);
+    if (!support) throw RequestError("plan " + plan.name + ": " + support.why);
+    if (support.kernel.element == Element::bf16) return run<__nv_bfloat16>(groups, support.kernel, recorder);
+    return run<__half>(groups, support.kernel, recorder);
 }
 
 }  // namespace
@@ -88,19 +136,32 @@ bool is_built() { return true; }
 
 void launch_forward(const ForwardCall& call, const ForwardKernel& kernel, void* stream) {
     expect_shapes(call);
-    expect_hopper();
+    expect_device(kernel.unit);
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
+    if (kernel.unit == Unit::mma) return launch_mma_of(call, kernel, cuda_stream);
     if (kernel.element == Element::bf16) return launch_forward_of<__nv_bfloat16>(call, kernel, cuda_stream);
     launch_forward_of<__half>(call, kernel, cuda_stream);
 }
 
-std::vector<GroupForward> attention_forward(std::span<const HeadGroup> groups, const RoundingPlan& plan) {
-    expect_alike(groups);
-    const HeadGroup& first = groups.front();
-    const ForwardSupport support = supported(plan, static_cast<int>(first.k.cols), first.causal);
-    if (!support) throw RequestError("plan " + plan.name + ": " + support.why);
-    if (support.kernel.element == Element::bf16) return run<__nv_bfloat16>(groups, support.kernel);
-    return run<__half>(groups, support.kernel);
+void launch_recorded_forward(const ForwardCall& call, const ForwardKernel& kernel, const ForwardRecorder& recorder,
+                             void* stream) {
+    expect_shapes(call);
+    expect_device(kernel.unit);
+    if (!has_recorder(kernel))
+        throw RequestError("device cuda: the tensor-core forward " + kernel.name +
+                           " has no recorder: expected fused, subtract_then_scale or stable_max by wgmma in bf16");
+    launch_recorded_of(call, kernel, recorder, static_cast<cudaStream_t>(stream));
+}
+
+std::vector<GroupForward> attention_forward(std::span<const HeadGroup> groups, const RoundingPlan& plan,
+                                            std::optional<Unit> unit) {
+    return run_plan(groups, plan, unit, nullptr).groups;
+}
+
+RecordedForward recorded_forward(std::span<const HeadGroup> groups, const RoundingPlan& plan, double fraction,
+                                 std::uint32_t seed) {
+    const ForwardRecorder recorder{fraction, seed, nullptr};
+    return run_plan(groups, plan, Unit::wgmma, &recorder);
 }
 
 }  // namespace faultline::tensor_kernel

@@ -10,10 +10,10 @@
 // Query tiles: those with the most keys first, a few heads at a time whose keys and values stay in the second-level cache.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
-#include <faultline/tensor_kernel/softmax.cuh>
+#include <faultline/tensor_kernel/forward_common.cuh>
+#include <faultline/tensor_kernel/recorder.cuh>
 #include <faultline/tensor_kernel/wgmma.cuh>
 
 namespace faultline::tensor_kernel {
@@ -33,46 +33,15 @@ struct ForwardTiles {
         Barrier q_full[2], q_empty[2], k_full[stages], k_empty[stages], v_full[stages], v_empty[stages];
         int tile[2];  ///< comes and goes with q; -1: no more
     };
-    static constexpr int shared_bytes = sizeof(Memory) + 1024;  // dynamic shared memory may begin off the alignment
 };
 
 /// One call. Shapes: q [batch, heads, n_q, d], k, v [batch, kv_heads, n_k, d], by tensor maps of five dimensions: 64 columns,
-/// row, panel, head, batch. o [batch, heads, n_q, d] by strides in elements; lse [batch, heads, n_q] contiguous.
+/// row, panel, head, batch.
 template <class T>
-struct ForwardArguments {
+struct ForwardArguments : ForwardShape, ForwardOutput<T> {
     CUtensorMap q, k, v;
-    T* o;
-    float* o_unrounded;  ///< null, or o before its cast, with o's strides
-    float* lse;          ///< natural units; +inf where a row has no key
-    std::int64_t o_row, o_head, o_batch;
-    int heads, kv_heads, n_q, n_k;
-    int q_tiles, heads_at_once, tiles;  ///< query tiles a head; heads (of all batch elements) a section; tiles in all
-    bool causal;                        ///< key j is visible to query i when j <= i + n_k - n_q
-    float natural;                      ///< scale
-    SoftmaxScales scales;
     int* next;  ///< zero before the launch, and after it
 };
-
-/// Where a tile number lies.
-struct TilePlace {
-    int q_tile, head, batch;
-};
-template <class T>
-__device__ __forceinline__ TilePlace place(const ForwardArguments<T>& in, int tile) {
-    const int section_tiles = in.heads_at_once * in.q_tiles, section = tile / section_tiles;
-    const int first = section * in.heads_at_once;
-    const int here = min(in.heads_at_once, in.tiles / in.q_tiles - first);
-    const int rest = tile - section * section_tiles;
-    const int head = first + rest % here;
-    return {in.q_tiles - 1 - rest / here, head % in.heads, head / in.heads};
-}
-
-/// Key tiles that rows before `end` reach; one, which is masked away, where there is none.
-template <int block_k, class T>
-__device__ __forceinline__ int key_tiles(const ForwardArguments<T>& in, int end) {
-    const int visible = in.causal ? min(in.n_k, min(end, in.n_q) + in.n_k - in.n_q) : in.n_k;
-    return max(1, (visible + block_k - 1) / block_k);
-}
 
 /// A position in a ring of slots and the parity of its pass.
 template <int slots>
@@ -102,8 +71,8 @@ __device__ __forceinline__ void produce(const ForwardArguments<T>& in, typename 
             return;
         }
         const int drawn = atomicAdd(in.next, 1);
-        const TilePlace at = place(in, tile);
-        const int kv_head = at.head / (in.heads / in.kv_heads);
+        const TilePlace at = in.place(tile);
+        const int kv_head = in.kv_head(at.head);
         m.tile[q_ring.slot] = tile;
         m.q_full[q_ring.slot].arrive_expect(sizeof m.q[0]);
         load_tile(m.q[q_ring.slot], &in.q, m.q_full[q_ring.slot], 0, at.q_tile * Tiles::block_q, 0, at.head, at.batch);
@@ -115,7 +84,7 @@ __device__ __forceinline__ void produce(const ForwardArguments<T>& in, typename 
             load_tile(slots[ring.slot], &map, full[ring.slot], 0, key_tile * Tiles::block_k, 0, kv_head, at.batch);
             ring.advance();
         };
-        for (int key_tile = key_tiles<Tiles::block_k>(in, (at.q_tile + 1) * Tiles::block_q) - 1; key_tile >= 0;
+        for (int key_tile = in.template key_tiles<Tiles::block_k>((at.q_tile + 1) * Tiles::block_q) - 1; key_tile >= 0;
              --key_tile) {
             load(k_ring, m.k, m.k_full, m.k_empty, in.k, key_tile);
             load(v_ring, m.v, m.v_full, m.v_empty, in.v, key_tile);
@@ -126,29 +95,14 @@ __device__ __forceinline__ void produce(const ForwardArguments<T>& in, typename 
     }
 }
 
-/// Four neighbouring columns groups of a row meet in one thread of the quad, which then has eight columns in a row.
-__device__ __forceinline__ uint4 transpose_quad(const std::uint32_t (&x)[4], int t) {
-    // Thread t has words x[i] of group i; it wants word u of group t from thread u. Two rounds of exchanges.
-    std::uint32_t y[4];
-    const bool odd = t & 1, high = t & 2;
-    const std::uint32_t a = __shfl_xor_sync(~0u, odd ? x[0] : x[1], 1);
-    const std::uint32_t b = __shfl_xor_sync(~0u, odd ? x[2] : x[3], 1);
-    y[0] = odd ? a : x[0];
-    y[1] = odd ? x[1] : a;
-    y[2] = odd ? b : x[2];
-    y[3] = odd ? x[3] : b;
-    const std::uint32_t c = __shfl_xor_sync(~0u, high ? y[0] : y[2], 2);
-    const std::uint32_t e = __shfl_xor_sync(~0u, high ? y[1] : y[3], 2);
-    return {high ? c : y[0], high ? e : y[1], high ? y[2] : c, high ? y[3] : e};
-}
-
-template <class T, class Tiles, class Variant>
+template <class T, class Tiles, class Variant, class Rec>
 struct Consumer {
     static constexpr ForwardVariant variant = Variant::value;
     static constexpr int d = Tiles::head_dim, keys = Tiles::block_k, s_count = keys / 2, o_count = d / 2;
     using Softmax = StreamingSoftmax<T, variant, keys>;
     const ForwardArguments<T>& in;
     typename Tiles::Memory& m;
+    Rec recorder;
     int group;  ///< 0 to consumers - 1
     float s[s_count];
     float o[o_count];
@@ -163,10 +117,13 @@ struct Consumer {
         int count;  ///< key tiles
         int whole;  ///< key tiles that every row of the group sees whole
         Softmax softmax;
+        typename Rec::Place place;
+        bool recorded = false;  ///< whether the recorder looks at it
     };
 
-    __device__ __forceinline__ Consumer(const ForwardArguments<T>& arguments, typename Tiles::Memory& memory, int g)
-        : in(arguments), m(memory), group(g) {}
+    __device__ __forceinline__ Consumer(const ForwardArguments<T>& arguments, typename Tiles::Memory& memory,
+                                        const typename Rec::Arguments& recording, typename Rec::Memory& recorded, int g)
+        : in(arguments), m(memory), recorder(recording, recorded, threadIdx.x / 32 - 4), group(g) {}
 
     static constexpr int first_token = 1;  // named barriers 1, 2, …: group's turn
     __device__ __forceinline__ void take_turn() const { named_sync(first_token + group, 256); }
@@ -182,13 +139,45 @@ struct Consumer {
         m.q_full[q_ring.slot].wait(q_ring.parity);
         const int number = uniform(m.tile[q_ring.slot]);
         if (number < 0) return false;
-        tile.at = place(in, number);
+        tile.at = in.place(number);
         const int group_row = tile.at.q_tile * Tiles::block_q + group * 64;
         tile.row = group_row + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-        tile.count = key_tiles<keys>(in, (tile.at.q_tile + 1) * Tiles::block_q);
-        tile.whole = (in.causal ? max(0, min(in.n_k, group_row + in.n_k - in.n_q + 1)) : in.n_k) / keys;
+        tile.count = in.template key_tiles<keys>((tile.at.q_tile + 1) * Tiles::block_q);
+        tile.whole = in.template whole_tiles<keys>(group_row);
         tile.softmax = Softmax{};
+        if constexpr (Rec::records) {
+            const int warp_row = group * 64 + threadIdx.x % 128 / 32 * 16,
+                      head = tile.at.batch * in.heads + tile.at.head;
+            tile.recorded = uniform(recorder.looks_at(head, tile.at.q_tile)) != 0;
+            if (tile.recorded)
+                tile.place = recorder.begin(head, tile.at.q_tile * Tiles::block_q + warp_row, in.n_q, m.q[q_ring.slot],
+                                            Tiles::block_q, warp_row);
+        }
         return true;
+    }
+
+    /// Scores that are complete become p, in s; the keys' slot is free when that is done.
+    template <bool first, bool masked>
+    __device__ __forceinline__ void scores_to_p(QueryTile& tile, int key_tile, float (&alpha)[2], bool recorded,
+                                                ErrorSum (&sums)[4]) {
+        if constexpr (Rec::records)
+            if (recorded && sample::has_scores(tile.at.q_tile, key_tile)) {
+                const int row = tile.at.q_tile * Tiles::block_q + group * 64 + threadIdx.x % 128 / 32 * 16;
+                recorder.scores(tile.place, s, m.k[k_ring.slot], key_tile,
+                                in.visible(row + tile.place.product_row) - key_tile * keys);
+            }
+        release(m.k_empty[k_ring.slot]);
+        k_ring.advance();
+        if (masked && key_tile >= tile.whole) mask_scores<keys>(in, s, key_tile * keys, tile.row);
+        float kept[Rec::kept_scores];  // p takes the scores' place
+        if constexpr (Rec::records)
+            if (recorded) Rec::keep_scores(kept, s);
+        tile.softmax.template step<first>(s, alpha, in.scales);
+        if constexpr (Rec::records)
+            if (recorded) {
+                recorder.elements(tile.place, tile.softmax, kept, s, in.scales.exponent, sums);
+                if (first) recorder.write_elements(tile.place, sums, key_tile);  // there is nothing to rescale yet
+            }
     }
 
     /// Issues s = q k^T of the next key tile.
@@ -213,31 +202,12 @@ struct Consumer {
         wgmma_commit();
     }
 
-    /// Scores of keys that a row does not see become -inf.
-    __device__ __forceinline__ void mask(int key0, int row) {
-        const int t = threadIdx.x % 4;
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            const int sees = in.causal ? min(in.n_k, row + 8 * r + in.n_k - in.n_q + 1) : in.n_k;
-            const int limit = sees - key0 - 2 * t;
-#pragma unroll
-            for (int j = 0; j < keys / 8; ++j) {
-                if (8 * j >= limit) s[4 * j + 2 * r] = -INFINITY;
-                if (8 * j + 1 >= limit) s[4 * j + 2 * r + 1] = -INFINITY;
-            }
-        }
-    }
-
-    __device__ __forceinline__ void pack_p() {
-#pragma unroll
-        for (int i = 0; i < keys / 16; ++i)
-#pragma unroll
-            for (int w = 0; w < 4; ++w) p[i][w] = pack<T>(s[8 * i + 2 * w], s[8 * i + 2 * w + 1]);
-    }
-
-    /// Issues S of the next key tile and P V of the one in hand, and makes P of the next while P V runs.
+    /// Issues S of the next key tile (of `next`) and P V of the one in hand (of `tile`), and makes P of the next while P V runs.
     template <bool first, bool masked>
-    __device__ __forceinline__ void step(QueryTile& next, int key_tile, bool accumulate, float (&alpha)[2]) {
+    __device__ __forceinline__ void step(QueryTile& tile, int tile_in_hand, bool accumulate, QueryTile& next,
+                                         int next_key_tile, float (&alpha)[2], bool recorded, bool next_recorded,
+                                         ErrorSum (&sums)[4]) {
+        before_output(tile, tile_in_hand, accumulate, recorded);
         m.k_full[k_ring.slot].wait(k_ring.parity);
         take_turn();
         issue_scores();
@@ -246,24 +216,41 @@ struct Consumer {
         pass_turn();
         wgmma_wait<1>();
         keep(s);
-        release(m.k_empty[k_ring.slot]);
-        k_ring.advance();
-        if (masked && key_tile >= next.whole) mask(key_tile * keys, next.row);
-        next.softmax.template step<first>(s, alpha, in.scales);
+        scores_to_p<first, masked>(next, next_key_tile, alpha, next_recorded, sums);
+        finish_output(tile, tile_in_hand, recorded);
+    }
+    __device__ __forceinline__ void before_output(QueryTile& tile, int key_tile, bool accumulate, bool recorded) {
+        if constexpr (Rec::records)
+            if (recorded && !sample::has_scores(tile.at.q_tile, key_tile))
+                recorder.before_output(tile.place, o, p, accumulate);
+    }
+    __device__ __forceinline__ void finish_output(QueryTile& tile, int key_tile, bool recorded) {
         wgmma_wait<0>();
         keep(o);
+        if constexpr (Rec::records)
+            if (recorded && !sample::has_scores(tile.at.q_tile, key_tile))
+                recorder.output(tile.place, o, m.v[v_ring.slot], key_tile);
         release(m.v_empty[v_ring.slot]);
         v_ring.advance();
     }
 
-    template <bool masked>
-    __device__ __forceinline__ void same_tile(QueryTile& tile, int key_tile, bool& accumulate) {
+    template <bool masked, bool recorded>
+    __device__ __forceinline__ void same_tile(QueryTile& tile, int key_tile) {
         float alpha[2];
-        step<false, masked>(tile, key_tile, accumulate, alpha);
-        pack_p();
+        ErrorSum sums[4];
+        step<false, masked>(tile, key_tile + 1, key_tile + 2 < tile.count, tile, key_tile, alpha, recorded, recorded,
+                            sums);
+        pack_p<T, keys>(s, p);
+        if constexpr (recorded) recorder.rescale(tile.place, o, alpha, sums, key_tile);
 #pragma unroll
         for (int i = 0; i < o_count; ++i) o[i] *= alpha[i / 2 % 2];
-        accumulate = true;
+    }
+    /// All key tiles but the first, whose P is in hand, up to the P of the last.
+    template <bool recorded>
+    __device__ __forceinline__ void all_tiles(QueryTile& tile) {
+        int key_tile = tile.count - 2;
+        for (; key_tile >= tile.whole; --key_tile) same_tile<true, recorded>(tile, key_tile);
+        for (; key_tile >= 0; --key_tile) same_tile<false, recorded>(tile, key_tile);
     }
 
     __device__ __forceinline__ void run() {
@@ -276,78 +263,60 @@ struct Consumer {
         pass_turn();
         wgmma_wait<0>();
         keep(s);
-        release(m.k_empty[k_ring.slot]);
-        k_ring.advance();
-        if (tile.count > tile.whole) mask((tile.count - 1) * keys, tile.row);
         float none[2];
-        tile.softmax.template step<true>(s, none, in.scales);
-        pack_p();
+        {
+            ErrorSum sums[4];
+            scores_to_p<true, true>(tile, tile.count - 1, none, tile.recorded, sums);
+        }
+        pack_p<T, keys>(s, p);
         while (true) {
-            bool accumulate = false;
-            int key_tile = tile.count - 2;
-            for (; key_tile >= tile.whole; --key_tile) same_tile<true>(tile, key_tile, accumulate);
-            for (; key_tile >= 0; --key_tile) same_tile<false>(tile, key_tile, accumulate);
+            if (Rec::records && tile.recorded)
+                all_tiles<Rec::records>(tile);
+            else
+                all_tiles<false>(tile);
+            const bool accumulate = tile.count > 1;
             release(m.q_empty[q_ring.slot]);
             q_ring.advance();
             QueryTile next;
             const bool more = next_tile(next);
             if (more) {
-                step<true, true>(next, next.count - 1, accumulate, none);
+                ErrorSum sums[4];
+                step<true, true>(tile, 0, accumulate, next, next.count - 1, none, tile.recorded, next.recorded, sums);
             } else {
+                before_output(tile, 0, accumulate, tile.recorded);
                 m.v_full[v_ring.slot].wait(v_ring.parity);
                 issue_output(accumulate);
-                wgmma_wait<0>();
-                keep(o);
+                finish_output(tile, 0, tile.recorded);
             }
             store(tile);
             if (!more) return;
-            pack_p();
+            pack_p<T, keys>(s, p);
             tile = next;
         }
     }
 
     __device__ __forceinline__ void store(const QueryTile& tile) const {
-        const int t = threadIdx.x % 4;
-        const TilePlace& at = tile.at;
-        const Softmax& softmax = tile.softmax;
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            const int i = tile.row + 8 * r;
-            const float sum = softmax.joined(r);
-            const bool empty = sum == 0 || sum != sum;
-            const float inverse = empty ? 1.0f : __frcp_rn(sum);
-            const std::int64_t begin = at.batch * in.o_batch + at.head * in.o_head + i * in.o_row;
-            const bool inside = i < in.n_q;
-            if (t == 0 && inside) {
-                float log2_sum;
-                asm("lg2.approx.f32 %0, %1;" : "=f"(log2_sum) : "f"(sum));
-                // max scale + logf(sum), one fma; __logf is lg2.approx times ln 2 (special/lg2_approx.hpp).
-                const float lse = fmaf(softmax.maximum[r], in.natural, log2_sum * 0.693147182464599609375f);
-                in.lse[(static_cast<std::int64_t>(at.batch) * in.heads + at.head) * in.n_q + i] =
-                    empty ? INFINITY : lse;
-            }
-#pragma unroll
-            for (int c = 0; c < d / 32; ++c) {  // 32 columns: four groups of eight
-                std::uint32_t words[4];
-#pragma unroll
-                for (int j = 0; j < 4; ++j) {
-                    const float low = o[16 * c + 4 * j + 2 * r] * inverse;
-                    const float high = o[16 * c + 4 * j + 2 * r + 1] * inverse;
-                    words[j] = pack<T>(low, high);
-                    if (in.o_unrounded != nullptr && inside)
-                        *reinterpret_cast<float2*>(in.o_unrounded + begin + 32 * c + 8 * j + 2 * t) = {low, high};
-                }
-                const uint4 eight = transpose_quad(words, t);
-                if (inside) *reinterpret_cast<uint4*>(in.o + begin + 32 * c + 8 * t) = eight;
-            }
-        }
+        float inverse[2];
+        store_rows<T, d>(in, in, tile.at, tile.row, tile.softmax, o, inverse);
+        if constexpr (Rec::records)
+            if (tile.recorded) recorder.output_cast(tile.place, o, inverse);
     }
 };
 
-template <class T, class Tiles, class Variant>
-__global__ void __launch_bounds__(Tiles::threads, 1) forward(const __grid_constant__ ForwardArguments<T> in) {
+/// What a block has in shared memory.
+template <class Tiles, class Rec>
+struct BlockMemory : Tiles::Memory {
+    typename Rec::Memory recorder;
+    static constexpr int bytes =
+        sizeof(typename Tiles::Memory) + sizeof(typename Rec::Memory) +
+        2048;  // dynamic shared memory may begin off the alignment of 1024, the size is a multiple
+};
+
+template <class T, class Tiles, class Variant, class Rec>
+__global__ void __launch_bounds__(Tiles::threads, 1)
+    forward(const __grid_constant__ ForwardArguments<T> in, const __grid_constant__ typename Rec::Arguments recording) {
     extern __shared__ std::uint8_t dynamic[];
-    auto& m = *reinterpret_cast<typename Tiles::Memory*>(dynamic + (1024 - shared_address(dynamic) % 1024) % 1024);
+    auto& m = *reinterpret_cast<BlockMemory<Tiles, Rec>*>(dynamic + (1024 - shared_address(dynamic) % 1024) % 1024);
     if (threadIdx.x == 0) {
         constexpr int warps = 4 * Tiles::consumers;  // each consuming warp says that it is done
         for (int i = 0; i < 2; ++i) {
@@ -361,6 +330,8 @@ __global__ void __launch_bounds__(Tiles::threads, 1) forward(const __grid_consta
             m.v_empty[i].init(warps);
         }
         fence_barrier_init();
+        if constexpr (Rec::records)
+            for (int i = 0; i < 8; ++i) m.recorder.eighths[i] = eighths_of_two[i];
     }
     __syncthreads();
     const int warpgroup = uniform(threadIdx.x / 128);
@@ -369,7 +340,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1) forward(const __grid_consta
         if (threadIdx.x == 0) produce<T, Tiles>(in, m);
     } else {
         more_registers<Tiles::consumer_registers>();
-        Consumer<T, Tiles, Variant>(in, m, warpgroup - 1).run();
+        Consumer<T, Tiles, Variant, Rec>(in, m, recording, m.recorder, warpgroup - 1).run();
     }
 }
 

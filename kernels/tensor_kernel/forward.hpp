@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The forward on Hopper's tensor cores (compute capability 9.0). In a build without CUDA the functions are there and say so.
+// The forward on tensor cores: by wgmma on Hopper (compute capability 9.0), by mma.sync from 8.0 on. In a build without CUDA
+// the functions are there and say so.
 //
 // Bits: o and lse are those of kernels/cpu under the same plan, wherever no p of a row underflows: ex2 here is MUFU.EX2, which
 // returns 0 for a result below 2^-126, where the emulation keeps the subnormal; p that small is lost beside the row's
-// largest p, 1, in every sum, except under stable_max, which may leave a row without a p of 1. lib/tensor_core's rule for wgmma
-// is the card's (docs/results/tensor-core-rule.md).
+// largest p, 1, in every sum, except under stable_max, which may leave a row without a p of 1. lib/tensor_core's rules
+// for Hopper's mma and wgmma are the card's (docs/results/tensor-core-rule.md); those of other cards' mma are not checked.
 #pragma once
 
 #include <cstdint>
@@ -46,13 +47,15 @@ struct ForwardCall {
 [[nodiscard]] bool is_built();
 
 /// Launches the kernel on a stream (cudaStream_t; null: the default stream) and does not wait. WorkError, one sentence: no
-/// CUDA in this build, no device of compute capability 9.0, a launch that fails. std::invalid_argument: shapes that do not
+/// CUDA in this build, no device of the compute capability that the kernel's unit needs, a launch that fails. std::invalid_argument: shapes that do not
 /// fit. At most 64 launches of a device may be in flight at once.
 void launch_forward(const ForwardCall& call, const ForwardKernel& kernel, void* stream = nullptr);
 
-/// attention_forward of kernels/cpu for every group, on the device; all have the shapes, scale and mask of the first.
+/// attention_forward of kernels/cpu for every group, on the device; all have the shapes, scale and mask of the first. By the
+/// unit asked for, or that which the device has (wgmma on 9.0, else mma).
 /// RequestError where the plan is not one that the kernels run (supported), or there is a bias, softcap, sink or dropout;
 /// WorkError as launch_forward.
-[[nodiscard]] std::vector<GroupForward> attention_forward(std::span<const HeadGroup> groups, const RoundingPlan& plan);
+[[nodiscard]] std::vector<GroupForward> attention_forward(std::span<const HeadGroup> groups, const RoundingPlan& plan,
+                                                          std::optional<Unit> unit = std::nullopt);
 
 }  // namespace faultline::tensor_kernel

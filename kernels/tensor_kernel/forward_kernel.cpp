@@ -14,14 +14,15 @@ namespace {
 struct Named {
     const char* name;
     ForwardVariant variant;
+    bool by_mma = true;
 };
 constexpr std::array variants{
     Named{"fused", {}},
     Named{"unfused", {.argument = ArgumentForm::unfused}},
     Named{"subtract_then_scale", {.argument = ArgumentForm::subtract_then_scale}},
-    Named{"polynomial", {.polynomial = true}},
     Named{"stable_max", {.stable = true}},
-    Named{"rounded_row_sum", {.row_sum_adds = RowSumAdds::rounded}},
+    Named{"polynomial", {.polynomial = true}, false},
+    Named{"rounded_row_sum", {.row_sum_adds = RowSumAdds::rounded}, false},
 };
 
 /// The plan with everything alike that the forward does not meet, or that the kernels leave free.
@@ -79,42 +80,53 @@ RoundingPlan with_variant(RoundingPlan plan, const ForwardVariant& variant) {
 
 }  // namespace
 
-RoundingPlan forward_plan(Element element) {
-    RoundingPlan own = plan("fa3");
-    own.schedule.block_k = 128;
+RoundingPlan forward_plan(Element element, Unit unit, int head_dim) {
+    RoundingPlan own = plan(unit == Unit::wgmma ? "fa3" : "fa2");
+    own.schedule.block_k = unit == Unit::wgmma || head_dim == 64 ? 128 : 64;
     own.tiles.clear();
     if (element == Element::bf16) return own;
+    const auto in_half = [](const Accumulation& accumulation) {
+        for (const char* name : {"hopper-wgmma-", "hopper-mma-"})
+            if (accumulation == *find_accumulation(std::string(name) + "bf16"))
+                return *find_accumulation(std::string(name) + "fp16");
+        return accumulation;
+    };
     for (const SiteInfo& site : sites()) {
         Rule rule = own[site.site];
         if (rule.format == bf16) rule.format = fp16;
-        if (rule.accumulation == *find_accumulation("hopper-wgmma-bf16"))
-            rule.accumulation = *find_accumulation("hopper-wgmma-fp16");
+        rule.accumulation = in_half(rule.accumulation);
         own.set(site.site, rule);
     }
     return own;
 }
 
-ForwardSupport supported(const RoundingPlan& plan, int head_dim, bool causal) {
+ForwardSupport supported(const RoundingPlan& plan, int head_dim, bool causal, std::optional<Unit> wanted) {
     ForwardSupport answer;
     if (head_dim != 64 && head_dim != 128) {
         answer.why = "head_dim is " + std::to_string(head_dim) + ": expected 64 or 128";
         return answer;
     }
     const RoundingPlan asked = for_head_dim(plan, head_dim, causal);
-    answer.kernel.element = asked[Site::q_cast].format == fp16 ? Element::fp16 : Element::bf16;
-    const RoundingPlan own = forward_plan(answer.kernel.element);
-    const RoundingPlan forward = forward_of(asked, own);
+    ForwardKernel& kernel = answer.kernel;
+    kernel.element = asked[Site::q_cast].format == fp16 ? Element::fp16 : Element::bf16;
+    kernel.stable_beta = asked.schedule.stable_beta;
+    kernel.stable_tolerance = asked.schedule.stable_tolerance;
     std::vector<Difference> nearest;
-    for (const Named& named : variants) {
-        std::vector<Difference> left = differences(forward, with_variant(own, named.variant));
-        if (left.empty()) {
-            answer.kernel.name = named.name;
-            answer.kernel.variant = named.variant;
-            answer.kernel.stable_beta = asked.schedule.stable_beta;
-            answer.kernel.stable_tolerance = asked.schedule.stable_tolerance;
-            return answer;
+    for (const Unit unit : {Unit::wgmma, Unit::mma}) {
+        if (wanted && unit != *wanted) continue;
+        const RoundingPlan own = forward_plan(kernel.element, unit, head_dim);
+        const RoundingPlan forward = forward_of(asked, own);
+        for (const Named& named : variants) {
+            if (unit == Unit::mma && !named.by_mma) continue;
+            std::vector<Difference> left = differences(forward, with_variant(own, named.variant));
+            if (left.empty()) {
+                kernel.name = named.name;
+                kernel.unit = unit;
+                kernel.variant = named.variant;
+                return answer;
+            }
+            if (nearest.empty() || left.size() < nearest.size()) nearest = std::move(left);
         }
-        if (nearest.empty() || left.size() < nearest.size()) nearest = std::move(left);
     }
     const Difference& first = nearest.front();
     answer.why = first.field + " is " + first.from + ": the tensor-core forward has " + first.to;

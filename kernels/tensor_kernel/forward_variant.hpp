@@ -6,7 +6,7 @@
 
 namespace faultline::tensor_kernel {
 
-/// Everything else is as in preset fa3: S and P V by wgmma with fp32 accumulators, ex2.approx, row sums of unrounded p in
+/// Everything else is as in presets fa3 and fa2: S and P V on the matrix unit with fp32 accumulators, ex2.approx, row sums of unrounded p in
 /// quad order, p cast to nearest even, the output rescaled in fp32, divided by the row sum at the end, and cast.
 struct ForwardVariant {
     ArgumentForm argument = ArgumentForm::fused;

@@ -4,6 +4,7 @@
 #include <faultline/tensor_kernel/backward.hpp>
 #include <faultline/tensor_kernel/backward_workspace.hpp>
 #include <faultline/tensor_kernel/forward.hpp>
+#include <faultline/tensor_kernel/recording.hpp>
 
 namespace faultline::tensor_kernel {
 namespace {
@@ -16,7 +17,11 @@ namespace {
 
 bool is_built() { return false; }
 void launch_forward(const ForwardCall&, const ForwardKernel&, void*) { fail(); }
-std::vector<GroupForward> attention_forward(std::span<const HeadGroup>, const RoundingPlan&) { fail(); }
+void launch_recorded_forward(const ForwardCall&, const ForwardKernel&, const ForwardRecorder&, void*) { fail(); }
+RecordedForward recorded_forward(std::span<const HeadGroup>, const RoundingPlan&, double, std::uint32_t) { fail(); }
+std::vector<GroupForward> attention_forward(std::span<const HeadGroup>, const RoundingPlan&, std::optional<Unit>) {
+    fail();
+}
 std::size_t backward_workspace(const BackwardCall& call) { return BackwardWorkspace(call).bytes; }
 void launch_backward(const BackwardCall&, const BackwardKernel&, void*) { fail(); }
 std::vector<GroupBackward> attention_backward(std::span<const HeadGroup>, std::span<const GroupForward>,

@@ -33,6 +33,17 @@ struct StreamingSoftmax {
     float maximum[2] = {-INFINITY, -INFINITY};
     float sum[2] = {0, 0};  ///< this thread's lane of the quad
 
+    /// What is subtracted from a row's scores: its maximum, 0 where there is none.
+    [[nodiscard]] __device__ __forceinline__ float reference(int r) const {
+        return maximum[r] == -INFINITY ? 0.0f : maximum[r];
+    }
+    /// scale (score - reference) in log2 units, as the variant rounds it.
+    [[nodiscard]] __device__ __forceinline__ static float argument(float score, float reference, float scale) {
+        if constexpr (variant.argument == ArgumentForm::fused) return fmaf(score, scale, -(reference * scale));
+        if constexpr (variant.argument == ArgumentForm::unfused) return score * scale - reference * scale;
+        return (score - reference) * scale;
+    }
+
     /// s <- exp2(scale (s - max)) of a tile of `columns` keys; maxima and sums move on. alpha: what the output so far is to be
     /// multiplied with. In the first tile the sums begin at zero and alpha has no meaning.
     template <bool first>
@@ -51,24 +62,18 @@ struct StreamingSoftmax {
         for (int r = 0; r < 2; ++r) {
             const float old = maximum[r];
             maximum[r] = fmaxf(old, tile_maximum[r]);
-            const float reference = maximum[r] == -INFINITY ? 0.0f : maximum[r];
-            if (!first) alpha[r] = ex2((old - reference) * scales.exponent);
-            const float shift = reference * scales.exponent;
+            const float top = reference(r);
+            if (!first) alpha[r] = ex2((old - top) * scales.exponent);
             float lane = first ? 0.0f : sum[r];
 #pragma unroll
             for (int j = 0; j < columns / 8; ++j) {
+                float* const pair = &s[4 * j + 2 * r];
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
-                    float& x = s[4 * j + 2 * r + e];
-                    if constexpr (variant.argument == ArgumentForm::fused)
-                        x = fmaf(x, scales.exponent, -shift);
-                    else if constexpr (variant.argument == ArgumentForm::unfused)
-                        x = x * scales.exponent - shift;
-                    else
-                        x = (x - reference) * scales.exponent;
-                    x = variant.polynomial && j < columns / 8 - 4 ? exp2_by_polynomial(x) : ex2(x);
+                    const float x = argument(pair[e], top, scales.exponent);
+                    pair[e] = variant.polynomial && j < columns / 8 - 4 ? exp2_by_polynomial(x) : ex2(x);
                 }
-                float2 terms{s[4 * j + 2 * r], s[4 * j + 2 * r + 1]};
+                float2 terms{pair[0], pair[1]};
                 if (variant.row_sum_adds == RowSumAdds::rounded) terms = unpack<T>(pack<T>(terms.x, terms.y));
                 if (j > 0)
                     lane += terms.x;

@@ -29,13 +29,13 @@ int differing(const GroupForward& a, const GroupForward& b) {
     return count;
 }
 
-GroupForward on_device(const HeadGroup& g, const RoundingPlan& plan) {
-    return attention_forward(std::span<const HeadGroup>(&g, 1), plan).front();
+GroupForward on_device(const HeadGroup& g, const RoundingPlan& plan, Unit unit = Unit::wgmma) {
+    return attention_forward(std::span<const HeadGroup>(&g, 1), plan, unit).front();
 }
 
-void expect_same_bits(const Head& head, const RoundingPlan& plan) {
+void expect_same_bits(const Head& head, const RoundingPlan& plan, Unit unit = Unit::wgmma) {
     const HeadGroup g = head.group();
-    EXPECT_EQ(differing(on_device(g, plan), faultline::attention_forward(g, plan)), 0);
+    EXPECT_EQ(differing(on_device(g, plan, unit), faultline::attention_forward(g, plan)), 0);
 }
 
 struct Shape {
@@ -59,23 +59,21 @@ TEST(TensorForward, HasTheEmulationsBitsForEveryShape) {
             Head head(s.n_q, s.n_k, d, 1 + s.n_q, s.query_heads, 2.0);
             head.causal = s.causal;
             expect_same_bits(head, forward_plan());
+            expect_same_bits(head, forward_plan(Element::bf16, Unit::mma, d), Unit::mma);
         }
 }
 
+/// In the order fused, unfused, subtract_then_scale, stable_max, polynomial, rounded_row_sum.
 std::vector<RoundingPlan> plans_of_every_variant() {
-    RoundingPlan unfused = forward_plan();
-    unfused.schedule.argument = ArgumentForm::unfused;
-    RoundingPlan subtract = forward_plan();
-    subtract.schedule.argument = ArgumentForm::subtract_then_scale;
-    RoundingPlan polynomial = forward_plan();
-    polynomial.schedule.exp_poly_every = polynomial.schedule.exp_poly_count = 1;
-    polynomial.schedule.exp_poly_skip = 0;
-    RoundingPlan stable = forward_plan();
-    stable.schedule.max_policy = MaxPolicy::stable;
-    stable.set(Site::row_max, Rule{fp32});
-    RoundingPlan rounded = forward_plan();
-    rounded.schedule.row_sum_adds = RowSumAdds::rounded;
-    return {forward_plan(), unfused, subtract, polynomial, stable, rounded};
+    std::vector<RoundingPlan> plans(6, forward_plan());
+    plans[1].schedule.argument = ArgumentForm::unfused;
+    plans[2].schedule.argument = ArgumentForm::subtract_then_scale;
+    plans[3].schedule.max_policy = MaxPolicy::stable;
+    plans[3].set(Site::row_max, Rule{fp32});
+    plans[4].schedule.exp_poly_every = plans[4].schedule.exp_poly_count = 1;
+    plans[4].schedule.exp_poly_skip = 0;
+    plans[5].schedule.row_sum_adds = RowSumAdds::rounded;
+    return plans;
 }
 
 TEST(TensorForward, HasTheEmulationsBitsForEveryVariant) {
@@ -91,12 +89,32 @@ TEST(TensorForward, HasTheEmulationsBitsForEveryVariant) {
             }
 }
 
+TEST(TensorForward, HasTheEmulationsBitsForEveryVariantByMma) {
+    NEEDS_HOPPER();
+    for (const int d : {64, 128})
+        for (const double logits : {1.0, 40.0}) {
+            RoundingPlan unfused = plan("fa2-unfused");
+            RoundingPlan subtract = forward_plan(Element::bf16, Unit::mma, d), stable = subtract;
+            subtract.schedule.argument = ArgumentForm::subtract_then_scale;
+            stable.schedule.max_policy = MaxPolicy::stable;
+            stable.set(Site::row_max, Rule{fp32});
+            for (const RoundingPlan& plan : {faultline::plan("fa2"), unfused, subtract, stable}) {
+                SCOPED_TRACE(::testing::Message() << "head_dim " << d << ", "
+                                                  << supported(plan, d, true, Unit::mma).kernel.name << ", " << logits);
+                Head head(260, 260, d, 7, 1, logits);
+                for (int c = 0; c < d; ++c) head.k(3, c) = head.k(2, c);
+                expect_same_bits(head, for_head_dim(plan, d, true), Unit::mma);
+            }
+        }
+}
+
 TEST(TensorForward, HasTheEmulationsBitsInFp16) {
     NEEDS_HOPPER();
     for (const int d : {64, 128}) {
         SCOPED_TRACE(d);
         Head head(333, 333, d, 11, 2, 2.0);
         expect_same_bits(head, forward_plan(Element::fp16));
+        expect_same_bits(head, forward_plan(Element::fp16, Unit::mma, d), Unit::mma);
     }
 }
 
@@ -151,10 +169,16 @@ TEST(TensorForwardPlans, TakesFa3WithItsOwnKeyTilesAndEveryVariant) {
         EXPECT_EQ(support.why, "");
         names.push_back(support.kernel.name);
     }
-    EXPECT_EQ(names, (std::vector<std::string>{"fused", "unfused", "subtract_then_scale", "polynomial", "stable_max",
+    EXPECT_EQ(names, (std::vector<std::string>{"fused", "unfused", "subtract_then_scale", "stable_max", "polynomial",
                                                "rounded_row_sum"}));
     EXPECT_EQ(supported(plan("fa3"), 128, true).kernel.name, "fused");
     EXPECT_EQ(supported(plan("fa3"), 64, true).kernel.name, "fused");
+    EXPECT_EQ(supported(plan("fa3"), 64, true).kernel.unit, Unit::wgmma);
+    EXPECT_EQ(supported(plan("fa2"), 128, true).kernel.unit, Unit::mma);
+    EXPECT_EQ(supported(plan("fa2"), 64, true).kernel.unit, Unit::wgmma);  // the same roundings
+    EXPECT_EQ(supported(plan("fa2"), 64, true, Unit::mma).kernel.unit, Unit::mma);
+    EXPECT_EQ(supported(plan("fa2"), 128, false).why, "");
+    EXPECT_EQ(supported(plan("fa2-unfused"), 128, true).kernel.name, "unfused");
     EXPECT_EQ(supported(forward_plan(Element::fp16), 64, true).kernel.element, Element::fp16);
 }
 

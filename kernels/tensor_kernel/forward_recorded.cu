@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/tensor_kernel/forward_launch.cuh>
+#include <faultline/tensor_kernel/recording.hpp>
+
+namespace faultline::tensor_kernel {
+namespace {
+
+template <int d>
+void launch_of(const ForwardCall& call, const ForwardKernel& kernel, const ForwardRecorder& recorder,
+               cudaStream_t stream) {
+    using T = __nv_bfloat16;
+    using Tiles = ForwardTiles<T, d>;
+    using Rec = Recorder<T, d, Tiles::block_k>;
+    static_assert(Tiles::block_q == 128 && Tiles::block_k == 128);  // recording.hpp's tiles
+    const RecordedShape shape(call);
+    launch_variant<T, Tiles, Rec>(
+        call, kernel,
+        {recorder.cells, sample::threshold(recorder.fraction), recorder.seed, shape.row_groups, shape.k_tiles}, stream);
+}
+
+}  // namespace
+
+void launch_recorded_of(const ForwardCall& call, const ForwardKernel& kernel, const ForwardRecorder& recorder,
+                        cudaStream_t stream) {
+    if (call.head_dim == 64) return launch_of<64>(call, kernel, recorder, stream);
+    launch_of<128>(call, kernel, recorder, stream);
+}
+
+}  // namespace faultline::tensor_kernel
