@@ -185,7 +185,7 @@ FAULTLINE_HD_INLINE ScaledTerm centred_term(WideValue a, double error, double co
     const double f = flush ? 0 : factor;
     const DoubleDouble difference = two_sum(column, -pivot);
     const DoubleDouble u = DoubleDouble{a.high * f, a.low * f} * difference;
-    const double flushed = flush & (term > none_exponent) ? flushed_term : 0;
+    const double flushed = (flush & (term > none_exponent)) ? flushed_term : 0;
     return {u, 0, error * f * std::fabs(difference.high) + own_error * std::fabs(u.high) + flushed};
 }
 
