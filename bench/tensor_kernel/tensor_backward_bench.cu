@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include <faultline/tensor_kernel/backward.hpp>
+#include <faultline/tensor_kernel/backward_recording.hpp>
 
 #include "timing.cuh"
 
@@ -21,6 +21,7 @@ struct Case {
     std::string name;
     BackwardKernel kernel;
     bool deterministic = false;
+    double recorded = 0;  ///< fraction of the tiles; 0: no recorder
 };
 
 template <class T>
@@ -81,7 +82,15 @@ void time_shape(const Shape& shape, const std::vector<Case>& cases) {
     const double flops = 10.0 * q_rows * shape.n * shape.d / (shape.causal ? 2 : 1);
     for (const Case& c : cases) {
         call.deterministic = c.deterministic;
-        const double ms = median_ms([&] { launch_backward(call, c.kernel); });
+        double ms = 0;
+        if (c.recorded > 0) {
+            if constexpr (!std::is_same_v<T, __half>) {
+                const DeviceMemory<RecordedCell> cells(RecordedBackwardShape(call).cells());
+                ms = median_ms([&] { launch_recorded_backward(call, c.kernel, {c.recorded, 1, cells.data()}); });
+            }
+        } else {
+            ms = median_ms([&] { launch_backward(call, c.kernel); });
+        }
         std::printf("B%d H%d/%d N%d d%d %s %s  backward %-32s %8.3f ms %7.1f TFLOP/s\n", shape.batch, shape.heads,
                     shape.kv_heads, shape.n, shape.d, shape.causal ? "causal" : "full",
                     std::is_same_v<T, __half> ? "fp16" : "bf16", c.name.c_str(), ms, flops / ms * 1e-9);
@@ -101,6 +110,11 @@ std::vector<Case> every_variant() {
     cases.push_back(cases.front());
     cases.back().name = "fused, deterministic dq";
     cases.back().deterministic = true;
+    for (const double fraction : {0.01, 1.0}) {
+        cases.push_back(cases.front());
+        cases.back().name = fraction < 1 ? "fused, 1% of key tiles recorded" : "fused, every tile recorded";
+        cases.back().recorded = fraction;
+    }
     cases.push_back(of("unfused", [](RoundingPlan& p) { p.schedule.bwd_argument = ArgumentForm::unfused; }));
     cases.push_back(of("ds scaled before its cast", [](RoundingPlan& p) { p.schedule.ds_scale = DsScale::before; }));
     cases.push_back(of("delta of fp32 O", [](RoundingPlan& p) { p.schedule.delta_from = DeltaFrom::o_unrounded; }));
@@ -112,6 +126,8 @@ std::vector<Case> every_variant() {
     }));
     cases.push_back(
         of("correctly rounded exp2", [](RoundingPlan& p) { p.schedule.functions = Functions::correctly_rounded; }));
+    cases.push_back(
+        of("fused, by mma (fa2)", [](RoundingPlan& p) { p = backward_plan(128, Element::bf16, Unit::mma); }));
     return cases;
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include <faultline/tensor_kernel/backward_recording.hpp>
 #include <faultline/tensor_kernel/backward_workspace.hpp>
 #include <faultline/tensor_kernel/device_memory.cuh>
 #include <faultline/tensor_kernel/request.cuh>
@@ -13,20 +14,10 @@ namespace faultline::tensor_kernel {
 /// backward_launch.cuh, in backward_bf16.cu and backward_fp16.cu.
 template <class T, int d>
 void launch_backward_of(const BackwardCall& call, const BackwardKernel& kernel, cudaStream_t stream);
+/// backward_mma.cu.
+void launch_mma_backward_of(const BackwardCall& call, const BackwardKernel& kernel, cudaStream_t stream);
 
 namespace {
-
-void expect_shapes(const BackwardCall& call, const BackwardKernel& kernel) {
-    const bool positive =
-        call.batch > 0 && call.heads > 0 && call.kv_heads > 0 && call.n_q > 0 && call.n_k > 0 && call.scale > 0;
-    if (!positive || call.heads % call.kv_heads != 0 || (call.head_dim != 64 && call.head_dim != 128))
-        throw std::invalid_argument(
-            "tensor_kernel: sizes must be positive, heads a multiple of kv_heads, head_dim 64 or 128");
-    if (call.workspace == nullptr) throw std::invalid_argument("tensor_kernel: the backward needs its workspace");
-    const void* const o = kernel.delta_from == DeltaFrom::o_unrounded ? call.o_unrounded : call.o;
-    if (!needs_dp(kernel.delta_from) && o == nullptr)
-        throw std::invalid_argument("tensor_kernel: the kernel makes delta of an o that the call does not have");
-}
 
 /// [groups * heads of a group, rows, head_dim], rounded to the kernel's type.
 template <class T, class Select>
@@ -47,9 +38,10 @@ Matrix next_matrix(const T*& from, std::ptrdiff_t rows, std::ptrdiff_t cols) {
     return out;
 }
 
-template <class T>
+/// `launch` launches the call.
+template <class T, class Launch>
 std::vector<GroupBackward> run(std::span<const HeadGroup> groups, std::span<const GroupForward> forwards,
-                               const BackwardKernel& kernel) {
+                               const Launch& launch) {
     const HeadGroup& first = groups.front();
     const int shared_by = static_cast<int>(first.q.size());
     BackwardCall call;
@@ -100,7 +92,7 @@ std::vector<GroupBackward> run(std::span<const HeadGroup> groups, std::span<cons
     call.dk = dk.data();
     call.dv = dv.data();
     call.workspace = workspace.data();
-    launch_backward(call, kernel);
+    launch(call);
     check(cudaDeviceSynchronize(), "running the tensor-core backward");
 
     const std::vector<T> host_dq = dq.host(), host_dk = dk.host(), host_dv = dv.host();
@@ -119,9 +111,10 @@ std::vector<GroupBackward> run(std::span<const HeadGroup> groups, std::span<cons
 std::size_t backward_workspace(const BackwardCall& call) { return BackwardWorkspace(call).bytes; }
 
 void launch_backward(const BackwardCall& call, const BackwardKernel& kernel, void* stream) {
-    expect_shapes(call, kernel);
-    expect_hopper();
+    expect_backward(call, kernel);
+    expect_device(kernel.unit);
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
+    if (kernel.unit == Unit::mma) return launch_mma_backward_of(call, kernel, cuda_stream);
     const bool small = call.head_dim == 64;
     if (kernel.element == Element::bf16)
         return small ? launch_backward_of<__nv_bfloat16, 64>(call, kernel, cuda_stream)
@@ -130,8 +123,10 @@ void launch_backward(const BackwardCall& call, const BackwardKernel& kernel, voi
           : launch_backward_of<__half, 128>(call, kernel, cuda_stream);
 }
 
-std::vector<GroupBackward> attention_backward(std::span<const HeadGroup> groups, std::span<const GroupForward> forwards,
-                                              const RoundingPlan& plan) {
+namespace {
+
+BackwardKernel kernel_for(std::span<const HeadGroup> groups, std::span<const GroupForward> forwards,
+                          const RoundingPlan& plan) {
     expect_alike(groups);
     if (forwards.size() != groups.size()) throw std::invalid_argument("tensor_kernel: one forward for each head group");
     for (std::size_t g = 0; g < groups.size(); ++g)
@@ -140,8 +135,30 @@ std::vector<GroupBackward> attention_backward(std::span<const HeadGroup> groups,
     const BackwardSupport support =
         supported_backward(plan, static_cast<int>(groups.front().k.cols), groups.front().causal);
     if (!support) throw RequestError("plan " + plan.name + " on the tensor cores: " + support.why);
-    return support.kernel.element == Element::bf16 ? run<__nv_bfloat16>(groups, forwards, support.kernel)
-                                                   : run<__half>(groups, forwards, support.kernel);
+    return support.kernel;
+}
+
+}  // namespace
+
+std::vector<GroupBackward> attention_backward(std::span<const HeadGroup> groups, std::span<const GroupForward> forwards,
+                                              const RoundingPlan& plan) {
+    const BackwardKernel kernel = kernel_for(groups, forwards, plan);
+    const auto launch = [&](const BackwardCall& call) { launch_backward(call, kernel); };
+    return kernel.element == Element::bf16 ? run<__nv_bfloat16>(groups, forwards, launch)
+                                           : run<__half>(groups, forwards, launch);
+}
+
+RecordedBackward recorded_backward(std::span<const HeadGroup> groups, std::span<const GroupForward> forwards,
+                                   const RoundingPlan& plan, double fraction, std::uint32_t seed) {
+    const BackwardKernel kernel = kernel_for(groups, forwards, plan);
+    RecordedBackward out;
+    out.groups = run<__nv_bfloat16>(groups, forwards, [&](const BackwardCall& call) {
+        const DeviceMemory<RecordedCell> cells(RecordedBackwardShape(call).cells());
+        const BackwardRecorder recorder{fraction, seed, cells.data()};
+        launch_recorded_backward(call, kernel, recorder);
+        out.statistics = recorded_statistics(call, recorder, cells.host());
+    });
+    return out;
 }
 
 }  // namespace faultline::tensor_kernel

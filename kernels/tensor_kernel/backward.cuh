@@ -14,23 +14,26 @@
 
 #include <cstdint>
 
-#include <faultline/tensor_kernel/backward_tiles.cuh>
-#include <faultline/tensor_kernel/fragment.cuh>
-#include <faultline/tensor_kernel/probability.cuh>
+#include <faultline/tensor_kernel/backward_elements.cuh>
 #include <faultline/tensor_kernel/wgmma.cuh>
-#include <faultline/tensor_kernel/widen.cuh>
 
 namespace faultline::tensor_kernel {
 
-template <class T, class Tiles, class Variant>
-class BackwardConsumer {
+template <class T, class Tiles, class Variant, class Rec>
+class BackwardConsumer : BackwardElements<T, Tiles, Variant, Rec> {
+    using Elements = BackwardElements<T, Tiles, Variant, Rec>;
+    using Elements::correction, Elements::first_row, Elements::matrix_address, Elements::probabilities,
+        Elements::score_gradients, Elements::stage, Elements::step_of;
+    using Elements::in_, Elements::m_, Elements::step_, Elements::which_;
+    using typename Elements::Step;
     static constexpr BackwardVariant variant = Variant::value;
     static constexpr int d = Tiles::head_dim, block_q = Tiles::block_q, block_k = Tiles::block_k;
     using Product = Wgmma<T, 64>;
 
   public:
-    __device__ __forceinline__ BackwardConsumer(const BackwardArguments& in, typename Tiles::Memory& m, int which)
-        : in_(in), m_(m), which_(which) {}
+    __device__ __forceinline__ BackwardConsumer(const BackwardArguments& in, const typename Rec::Arguments& recording,
+                                                typename Tiles::Memory& m, int which)
+        : Elements{in, recording, m, which} {}
 
     __device__ __forceinline__ void run() {
         const KeyTile<Tiles> tile(in_, blockIdx.x);
@@ -49,8 +52,6 @@ class BackwardConsumer {
     }
 
   private:
-    [[nodiscard]] __device__ __forceinline__ unsigned stage() const { return step_ % Tiles::stages; }
-
     /// s = k q^T of this warpgroup's 64 keys and 64 queries. Issued, not waited for.
     __device__ __forceinline__ void scores(float (&s)[32], unsigned stage, int half) {
         multiply(s, m_.k + which_ * 64 * 64, m_.q[stage] + half * 64 * 64);
@@ -90,82 +91,12 @@ class BackwardConsumer {
         wgmma_commit();
     }
 
-    /// s becomes p: in place, masked.
-    __device__ __forceinline__ void probabilities(float (&s)[32], const KeyTile<Tiles>& tile, int first_query,
-                                                  int half) {
-        const int offset = in_.n_k - in_.n_q, lane = threadIdx.x % 32;
-        const bool cut = in_.causal && tile.first_key + block_k - 1 > first_query + offset;
-        if (cut || tile.first_key + block_k > in_.n_k) {
-            const int key = tile.first_key + which_ * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4;
-#pragma unroll
-            for (int e = 0; e < 32; ++e) {
-                const int j = key + e / 2 % 2 * 8, i = first_query + e / 4 * 8 + lane % 4 * 2 + e % 2;
-                if (j >= in_.n_k || (in_.causal && j > i + offset)) s[e] = -INFINITY;
-            }
-        }
-        const auto* const lse = reinterpret_cast<const float2*>(m_.lse[stage()] + half * 64) + lane % 4;
-#pragma unroll
-        for (int c = 0; c < 8; ++c) {
-            const float2 two = lse[4 * c];
-#pragma unroll
-            for (int e = 0; e < 4; ++e)
-                s[4 * c + e] = probability<Variant>(s[4 * c + e], in_.exponent, e % 2 == 0 ? two.x : two.y);
-        }
-    }
-    /// dp becomes ds: in place.
-    __device__ __forceinline__ void score_gradients(const float (&p)[32], float (&dp)[32], int half) {
-        const auto* const delta = reinterpret_cast<const float2*>(m_.delta[stage()] + half * 64) + threadIdx.x % 4;
-#pragma unroll
-        for (int c = 0; c < 8; ++c) {
-            const float2 two = delta[4 * c];
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                float& x = dp[4 * c + e];
-                x = p[4 * c + e] * (x - (e % 2 == 0 ? two.x : two.y));
-                if constexpr (variant.ds_scale == DsScale::before) x = x * in_.scale;
-            }
-        }
-    }
-
-    /// Where this thread's stmatrix writes eight columns of row `lane` of a tile of keys: panels of 128 rows, 128 bytes each,
-    /// 16-byte groups exchanged by the 128-byte swizzle.
-    [[nodiscard]] __device__ __forceinline__ std::uint32_t matrix_address(const T* base, int group) const {
-        const int lane = threadIdx.x % 32, row = which_ * 64 + threadIdx.x / 32 % 4 * 16 + lane % 16;
-        return shared_address(base) + group / 8 * (block_k * 128) + row * 128 +
-               (((group % 8 + lane / 16) ^ (row & 7)) * 16);
-    }
     __device__ __forceinline__ void store_ds(const Fragment& ds, int half, int buffer) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) store_matrices(matrix_address(m_.ds[buffer], half * 8 + 2 * i), ds[i]);
     }
     [[nodiscard]] __device__ __forceinline__ int ds_buffer() const { return variant.projected ? 0 : step_ & 1; }
 
-    /// What the projection adds to ds, cast: a correction of the size of ds' own rounding, whose rounding does not matter.
-    __device__ __forceinline__ void correction(const Fragment& p, Fragment& to, const KeyTile<Tiles>& tile,
-                                               int first_query, int half) {
-        const int lane = threadIdx.x % 32, offset = in_.n_k - in_.n_q;
-        const int key = tile.first_key + which_ * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4;
-        const auto* const factor = reinterpret_cast<const float2*>(m_.factor[stage()] + half * 64) + lane % 4;
-        const auto* const largest = reinterpret_cast<const int2*>(m_.largest[stage()] + half * 64) + lane % 4;
-#pragma unroll
-        for (int i = 0; i < 16; ++i) {  // word i: columns i/2 * 8 + 2 (lane%4) and the next, row lane/4 + i%2 * 8
-            const float2 f = factor[i / 2 * 4];
-            const int j = key + i % 2 * 8, query = first_query + i / 2 * 8 + lane % 4 * 2;
-            float2 x;
-            if (in_.zero_sum == ZeroSum::weighted) {
-                const float2 two = widen<T>(p[i / 4][i % 4]);
-                x = {f.x * two.x, f.y * two.y};
-            } else if (in_.zero_sum == ZeroSum::uniform) {
-                const bool inside = j < in_.n_k;
-                x = {inside && (!in_.causal || j <= query + offset) ? f.x : 0.0f,
-                     inside && (!in_.causal || j <= query + 1 + offset) ? f.y : 0.0f};
-            } else {
-                const int2 at = largest[i / 2 * 4];
-                x = {at.x == j ? f.x : 0.0f, at.y == j ? f.y : 0.0f};
-            }
-            to[i / 4][i % 4] = pack<T>(x.x, x.y);
-        }
-    }
     /// dq of this warpgroup: accumulator columns 8c to 8c+7 of all threads are 512 floats in a row.
     __device__ __forceinline__ void add_dq(const float (&dq)[32], const KeyTile<Tiles>& tile, int q_tile, int g) {
         const int at = which_ * 4096 + threadIdx.x % 128 * 4;
@@ -202,16 +133,17 @@ class BackwardConsumer {
             const unsigned stage = this->stage();
             float s[32], dp[32], dq[32];
             Fragment p, ds, rest;
+            Step step = step_of(tile, q_tile, g, 0);
             wait_for_q(step_);
             scores(s, stage, 0);
             wait_for_dout(step_);
             gradients_of_p(dp, stage, 0);
             wgmma_wait<1>();
             keep(s);
-            probabilities(s, tile, q_tile * block_q, 0);
+            probabilities(s, tile, step);
             wgmma_wait<0>();
             keep(dp);
-            score_gradients(s, dp, 0);
+            score_gradients(s, dp, step);
             cast<T>(s, p);
             keep(p);
             keep(dv_);
@@ -264,8 +196,10 @@ class BackwardConsumer {
             const unsigned stage = this->stage();
             float dq[32];
             Fragment p, ds, rest;
-            const auto finish_step = [&](float(&s)[32], int half) {
-                score_gradients(s, dp, half);
+            Step step = step_of(tile, q_tile, g, 0);
+            const auto finish_step = [&](float(&s)[32], Step& step) {
+                const int half = step.half;
+                score_gradients(s, dp, step);
                 cast<T>(s, p);
                 cast<T>(dp, ds);
                 if constexpr (variant.projected) {
@@ -292,19 +226,20 @@ class BackwardConsumer {
             };
             keep(first);
             scores(second, stage, 1);
-            probabilities(first, tile, q_tile * block_q, 0);
+            probabilities(first, tile, step);
             wgmma_wait<1>();
             keep(dp);
-            finish_step(first, 0);
+            finish_step(first, step);
             gradients_of_p(dp, stage, 1);
             add_products(0);
             wgmma_wait<2>();
             keep(second);
-            probabilities(second, tile, q_tile * block_q + 64, 1);
+            step = step_of(tile, q_tile, g, 1);
+            probabilities(second, tile, step);
             wgmma_wait<0>();
             keep(dp);
             all_there();
-            finish_step(second, 1);
+            finish_step(second, step);
             fence_proxy_async();
             add_products(1);
             multiply_dq(dq);
@@ -350,14 +285,14 @@ class BackwardConsumer {
             store_matrices(matrix_address(m_.k, 2 * i), k);
         }
         __syncwarp();  // a warp stores the sixteen rows that it wrote
-        const int lane = threadIdx.x % 32, first_row = which_ * 64 + threadIdx.x / 32 % 4 * 16;
+        const int lane = threadIdx.x % 32;
         const std::int64_t head = tile.head % in_.kv_heads, batch = tile.head / in_.kv_heads;
         T* const dk = static_cast<T*>(in_.dk) + batch * in_.dk_batch + head * in_.dk_head;
         T* const dv = static_cast<T*>(in_.dv) + batch * in_.dv_batch + head * in_.dv_head;
         constexpr int groups = d / 8;  // of eight columns, 16 bytes
 #pragma unroll
         for (int i = lane; i < 16 * groups; i += 32) {
-            const int row = first_row + i / groups, group = i % groups;
+            const int row = first_row() + i / groups, group = i % groups;
             const std::int64_t key = tile.first_key + row;
             const int from = (group / 8 * block_k + row) * 64 + ((group % 8) ^ (row & 7)) * 8;
             if (key >= in_.n_k) continue;
@@ -366,16 +301,13 @@ class BackwardConsumer {
         }
     }
 
-    const BackwardArguments& in_;
-    typename Tiles::Memory& m_;
-    const int which_;  ///< of the two consumers
-    unsigned step_ = 0;
     float dv_[d / 2], dk_[d / 2];
 };
 
 /// Variant: a type with the BackwardVariant as `value`; nvcc 13.0 cannot name a kernel whose template argument is an object.
-template <class T, class Tiles, class Variant>
-__global__ void __launch_bounds__(Tiles::threads, 1) backward(const __grid_constant__ BackwardArguments in) {
+template <class T, class Tiles, class Variant, class Rec>
+__global__ void __launch_bounds__(Tiles::threads, 1)
+    backward(const __grid_constant__ BackwardArguments in, const __grid_constant__ typename Rec::Arguments recording) {
     extern __shared__ std::uint8_t dynamic[];
     auto& m = *reinterpret_cast<typename Tiles::Memory*>(dynamic + (1024 - shared_address(dynamic) % 1024) % 1024);
     if (threadIdx.x == 0) {
@@ -396,7 +328,15 @@ __global__ void __launch_bounds__(Tiles::threads, 1) backward(const __grid_const
         if (threadIdx.x == 32 && in.turn != nullptr) add_dq_in_turn<Tiles>(in, m);
     } else {
         more_registers<Tiles::consumer_registers>();
-        BackwardConsumer<T, Tiles, Variant>(in, m, warpgroup - 1).run();
+        if constexpr (Rec::records) {
+            const KeyTile<Tiles> tile(in, blockIdx.x);
+            if (!Rec::looks_at(recording, tile.head, tile.first_key / Tiles::block_k)) {
+                const NoBackwardRecorder::Arguments none;
+                BackwardConsumer<T, Tiles, Variant, NoBackwardRecorder>(in, none, m, warpgroup - 1).run();
+                return;
+            }
+        }
+        BackwardConsumer<T, Tiles, Variant, Rec>(in, recording, m, warpgroup - 1).run();
     }
 }
 

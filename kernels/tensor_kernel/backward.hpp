@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backward on Hopper's tensor cores (compute capability 9.0). In a build without CUDA the functions are there and say so.
+// The backward on tensor cores: by wgmma on Hopper (compute capability 9.0), by mma.sync from 8.0 on. In a build without CUDA
+// the functions are there and say so.
 //
 // Bits: dk and dv of one query head for each key head, and with `deterministic` dq, are those of kernels/cpu under
 // backward_plan or a variant of it, but for this: ex2 here is MUFU.EX2, which returns 0 for a result below 2^-126, where the
@@ -46,7 +47,7 @@ struct BackwardCall {
 [[nodiscard]] std::size_t backward_workspace(const BackwardCall& call);
 
 /// Launches the kernels on a stream (cudaStream_t; null: the default stream) and does not wait. WorkError, one sentence: no
-/// CUDA in this build, no device of compute capability 9.0, a launch that fails. std::invalid_argument: shapes that do not
+/// CUDA in this build, no device of the compute capability that the kernel's unit needs, a launch that fails. std::invalid_argument: shapes that do not
 /// fit.
 void launch_backward(const BackwardCall& call, const BackwardKernel& kernel, void* stream = nullptr);
 

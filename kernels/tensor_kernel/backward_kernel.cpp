@@ -5,6 +5,8 @@
 #include <utility>
 
 #include <faultline/plan/difference.hpp>
+#include <faultline/plan/presets.hpp>
+#include <faultline/tensor_core/accumulate.hpp>
 
 namespace faultline::tensor_kernel {
 namespace {
@@ -23,11 +25,12 @@ constexpr std::array variants{
 };
 
 /// The plan with everything alike that the backward does not meet, or that the kernels leave free.
-RoundingPlan backward_of(RoundingPlan plan, const RoundingPlan& own) {
+RoundingPlan backward_of(RoundingPlan plan, const RoundingPlan& own, Unit unit) {
     const Schedule backward = plan.schedule;
     plan.schedule = own.schedule;
     Schedule& s = plan.schedule;
-    if (backward.bwd_block_q % 16 != 0) s.bwd_block_q = backward.bwd_block_q;
+    // In ascending order 16 queries at a time whatever the tile; in descending order the tile tells.
+    if (backward.bwd_block_q % 16 != 0 || unit == Unit::mma) s.bwd_block_q = backward.bwd_block_q;
     s.bwd_block_k = backward.bwd_block_k;
     s.bwd_query_order = backward.bwd_query_order;
     s.scale_at = backward.scale_at;
@@ -44,7 +47,7 @@ RoundingPlan backward_of(RoundingPlan plan, const RoundingPlan& own) {
     s.delta_in = backward.delta_in;
     s.ds_p = backward.ds_p;
     s.ds_scale = backward.ds_scale;
-    s.group_reduce = backward.group_reduce;
+    if (unit == Unit::wgmma) s.group_reduce = backward.group_reduce;  // by mma too before the cast, fa2 or not
     s.zero_sum = backward.zero_sum;
     s.key_centering = backward.key_centering;
     for (const SiteInfo& site : sites()) {
@@ -57,9 +60,9 @@ RoundingPlan backward_of(RoundingPlan plan, const RoundingPlan& own) {
 }
 
 /// What a variant makes of the kernels' plan; what it leaves free is as asked.
-RoundingPlan with_variant(RoundingPlan plan, const BackwardVariant& variant, const Schedule& asked) {
+RoundingPlan with_variant(RoundingPlan plan, Unit unit, const BackwardVariant& variant, const Schedule& asked) {
     Schedule& s = plan.schedule;
-    const bool has_row_pass = variant == Fused::value || variant.projected;
+    const bool has_row_pass = unit == Unit::wgmma && (variant == Fused::value || variant.projected);
     if (asked.delta_from == DeltaFrom::o_unrounded || has_row_pass) s.delta_from = asked.delta_from;
     if (variant.projected) s.zero_sum = asked.zero_sum != ZeroSum::none ? asked.zero_sum : ZeroSum::weighted;
     s.bwd_argument = variant.argument;
@@ -73,12 +76,25 @@ RoundingPlan with_variant(RoundingPlan plan, const BackwardVariant& variant, con
 
 }  // namespace
 
-RoundingPlan backward_plan(int head_dim, Element element) {
-    RoundingPlan own = forward_plan(element);
-    own.schedule.bwd_block_q = head_dim == 64 ? 128 : 64;
-    own.schedule.bwd_block_k = 128;
-    own.schedule.bwd_key_order = Order::descending;
-    own.schedule.delta_threads = head_dim / 8;
+RoundingPlan backward_plan(int head_dim, Element element, Unit unit) {
+    RoundingPlan own = unit == Unit::wgmma ? forward_plan(element) : for_head_dim(plan("fa2"), head_dim);
+    Schedule& s = own.schedule;
+    s.bwd_block_k = 128;
+    s.bwd_key_order = Order::descending;
+    s.bwd_block_q = head_dim == 64 ? 128 : 64;
+    if (unit == Unit::wgmma) {
+        s.delta_threads = head_dim / 8;
+        return own;
+    }
+    s.delta_threads = 8;
+    if (element == Element::bf16) return own;
+    for (const SiteInfo& site : sites()) {
+        Rule rule = own[site.site];
+        if (rule.format == bf16) rule.format = fp16;
+        if (rule.accumulation == *find_accumulation("hopper-mma-bf16"))
+            rule.accumulation = *find_accumulation("hopper-mma-fp16");
+        own.set(site.site, rule);
+    }
     return own;
 }
 
@@ -89,20 +105,27 @@ BackwardSupport supported_backward(const RoundingPlan& plan, int head_dim, bool 
         return answer;
     }
     const RoundingPlan asked = for_head_dim(plan, head_dim, causal);
-    answer.kernel.element = asked[Site::q_cast].format == fp16 ? Element::fp16 : Element::bf16;
-    const RoundingPlan own = backward_plan(head_dim, answer.kernel.element);
-    const RoundingPlan backward = backward_of(asked, own);
+    BackwardKernel& kernel = answer.kernel;
+    kernel.element = asked[Site::q_cast].format == fp16 ? Element::fp16 : Element::bf16;
     std::vector<Difference> nearest;
-    for (const Named& named : variants) {
-        std::vector<Difference> left = differences(backward, with_variant(own, named.variant, asked.schedule));
-        if (left.empty()) {
-            answer.kernel.name = named.name;
-            answer.kernel.variant = named.variant;
-            answer.kernel.delta_from = asked.schedule.delta_from;
-            answer.kernel.zero_sum = asked.schedule.zero_sum;
-            return answer;
+    for (const Unit unit : {Unit::wgmma, Unit::mma}) {
+        const RoundingPlan own = backward_plan(head_dim, kernel.element, unit);
+        const RoundingPlan backward = backward_of(asked, own, unit);
+        for (const Named& named : variants) {
+            const bool has_it = unit == Unit::wgmma || named.variant == Fused::value || named.variant == Unfused::value;
+            if (!has_it) continue;
+            std::vector<Difference> left =
+                differences(backward, with_variant(own, unit, named.variant, asked.schedule));
+            if (left.empty()) {
+                kernel.name = named.name;
+                kernel.unit = unit;
+                kernel.variant = named.variant;
+                kernel.delta_from = asked.schedule.delta_from;
+                kernel.zero_sum = asked.schedule.zero_sum;
+                return answer;
+            }
+            if (nearest.empty() || left.size() < nearest.size()) nearest = std::move(left);
         }
-        if (nearest.empty() || left.size() < nearest.size()) nearest = std::move(left);
     }
     const Difference& first = nearest.front();
     answer.why = first.field + " is " + first.from + ": the tensor-core backward has " + first.to;

@@ -13,6 +13,7 @@ namespace faultline::tensor_kernel {
 /// A backward as the device runs it: what is compiled in, and the choices that are not.
 struct BackwardKernel {
     std::string name;  ///< "fused", "unfused", "scaled_before_cast", "correctly_rounded", "cudnn_like", "projected"
+    Unit unit = Unit::wgmma;
     Element element = Element::bf16;
     BackwardVariant variant;
     DeltaFrom delta_from = DeltaFrom::o;  ///< of P and dP: with variants fused and projected
@@ -25,13 +26,16 @@ struct BackwardSupport {
     [[nodiscard]] explicit operator bool() const { return why.empty(); }
 };
 
-/// Whether the kernels run this plan's backward for heads of this size (64 or 128; q, k and v alike). The kernels are preset
-/// fa3's backward for bf16 or fp16 with key tiles of 128, and from there one of the variants. bwd_block_q is free where it
-/// is a multiple of 16 (0 is the whole sequence): dk and dv are summed over 16 queries at a time in ascending order
-/// whatever the tile. What they return is then what kernels/cpu returns for the plan, but for what backward.hpp says.
+/// Whether the kernels run this plan's backward for heads of this size (64 or 128; q, k and v alike). The kernels are, in bf16
+/// or fp16 with key tiles of 128,
+///   by wgmma preset fa3's backward, and all variants; bwd_block_q is free where it is a multiple of 16 (0 is the whole
+///   sequence): dk and dv are summed over 16 queries at a time in ascending order whatever the tile;
+///   by mma preset fa2's backward, fused and unfused.
+/// What they return is then what kernels/cpu returns for the plan, but for what backward.hpp says.
 [[nodiscard]] BackwardSupport supported_backward(const RoundingPlan& plan, int head_dim, bool causal);
 
-/// Preset fa3 as the backward kernels run it, dq summed over key tiles in the order of BackwardCall::deterministic.
-[[nodiscard]] RoundingPlan backward_plan(int head_dim, Element element = Element::bf16);
+/// Preset fa3 (wgmma) or fa2 (mma) as the backward kernels run it, dq summed over key tiles in the order of
+/// BackwardCall::deterministic.
+[[nodiscard]] RoundingPlan backward_plan(int head_dim, Element element = Element::bf16, Unit unit = Unit::wgmma);
 
 }  // namespace faultline::tensor_kernel

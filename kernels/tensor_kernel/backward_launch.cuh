@@ -7,43 +7,11 @@
 #include <stdexcept>
 
 #include <faultline/tensor_kernel/backward.cuh>
-#include <faultline/tensor_kernel/backward.hpp>
+#include <faultline/tensor_kernel/backward_common.cuh>
 #include <faultline/tensor_kernel/backward_rows.cuh>
-#include <faultline/tensor_kernel/backward_steps.cuh>
-#include <faultline/tensor_kernel/backward_workspace.hpp>
 #include <faultline/tensor_kernel/head_map.cuh>
 
 namespace faultline::tensor_kernel {
-
-inline unsigned blocks_of(std::int64_t work, int each) { return static_cast<unsigned>((work + each - 1) / each); }
-
-template <class T, class O, int d>
-void prepare(const BackwardCall& call, const BackwardWorkspace& at, const O* o, const BackwardVariant& variant,
-             cudaStream_t stream) {
-    const std::int64_t rows = static_cast<std::int64_t>(call.batch) * call.heads * at.n_padded;
-    const float unit = variant.base == ExpBase::e ? 1.0f : 1.44269502162933349609375f;  // log2(e) in fp32
-    const PrepareArguments<T, O> in{static_cast<const T*>(call.dout),
-                                    o,
-                                    call.lse,
-                                    at.lse,
-                                    at.delta,
-                                    reinterpret_cast<float4*>(at.dq),
-                                    call.dout_strides.row,
-                                    call.dout_strides.head,
-                                    call.dout_strides.batch,
-                                    call.o_strides.row,
-                                    call.o_strides.head,
-                                    call.o_strides.batch,
-                                    call.heads,
-                                    call.n_q,
-                                    at.n_padded,
-                                    rows,
-                                    unit};
-    const auto run = variant.delta_order == DeltaOrder::octet_pairs ? prepare_backward<T, O, d, DeltaOrder::octet_pairs>
-                                                                    : prepare_backward<T, O, d, DeltaOrder::octets>;
-    run<<<blocks_of(rows * (d / 8), prepare_threads), prepare_threads, 0, stream>>>(in);
-    check(cudaGetLastError(), "launching the backward's first step");
-}
 
 template <class T>
 CUtensorMap queries_map(const BackwardCall& call, const void* base, const Strides& strides, int rows) {
@@ -53,11 +21,6 @@ template <class T>
 CUtensorMap keys_map(const BackwardCall& call, const void* base, const Strides& strides, int rows) {
     return head_map<T>(base, strides, call.batch, call.kv_heads, call.n_k, call.head_dim, rows);
 }
-inline float exponent_of(const BackwardCall& call, const BackwardVariant& variant) {
-    const auto scale = static_cast<float>(call.scale);
-    return variant.base == ExpBase::e ? scale : static_cast<float>(static_cast<double>(scale) * 1.4426950408889634074);
-}
-
 /// Delta of P and dP, or the factors of a projection.
 template <class T, int d, class Variant, bool projected>
 void run_rows(const BackwardCall& call, const BackwardWorkspace& at, const BackwardKernel& kernel,
@@ -90,8 +53,9 @@ void run_rows(const BackwardCall& call, const BackwardWorkspace& at, const Backw
     check(cudaGetLastError(), "launching the row sums of the tensor-core backward");
 }
 
-template <class T, int d, class Variant>
-void run_backward(const BackwardCall& call, const BackwardWorkspace& at, ZeroSum zero_sum, cudaStream_t stream) {
+template <class T, int d, class Variant, class Rec = NoBackwardRecorder>
+void run_backward(const BackwardCall& call, const BackwardWorkspace& at, ZeroSum zero_sum,
+                  const typename Rec::Arguments& recording, cudaStream_t stream) {
     using Tiles = BackwardTiles<T, d>;
     constexpr BackwardVariant variant = Variant::value;
     BackwardArguments in{};
@@ -128,47 +92,20 @@ void run_backward(const BackwardCall& call, const BackwardWorkspace& at, ZeroSum
     in.causal = call.causal;
     in.scale = static_cast<float>(call.scale);
     in.exponent = exponent_of(call, variant);
-    const auto run = backward<T, Tiles, Variant>;
+    const auto run = backward<T, Tiles, Variant, Rec>;
     check(cudaFuncSetAttribute(run, cudaFuncAttributeMaxDynamicSharedMemorySize, Tiles::shared_bytes),
           "setting the shared memory of the tensor-core backward");
-    run<<<in.k_tiles * in.all_heads, Tiles::threads, Tiles::shared_bytes, stream>>>(in);
+    run<<<in.k_tiles * in.all_heads, Tiles::threads, Tiles::shared_bytes, stream>>>(in, recording);
     check(cudaGetLastError(), "launching the tensor-core backward");
 }
 
-template <class T, int d>
-void finish(const BackwardCall& call, const BackwardWorkspace& at, const BackwardVariant& variant,
-            cudaStream_t stream) {
-    const FinishArguments<T> in{at.dq,
-                                static_cast<T*>(call.dq),
-                                call.dq_strides.row,
-                                call.dq_strides.head,
-                                call.dq_strides.batch,
-                                call.heads,
-                                call.n_q,
-                                at.q_tiles,
-                                variant.ds_scale == DsScale::before ? 1.0f : static_cast<float>(call.scale)};
-    finish_backward<T, d><<<dim3(2 * at.q_tiles, call.batch * call.heads), 128, 0, stream>>>(in);
-    check(cudaGetLastError(), "launching the backward's last step");
-}
-
-template <class T, int d, class Variant>
-bool run_if(const BackwardCall& call, const BackwardWorkspace& at, const BackwardKernel& kernel, cudaStream_t stream) {
-    if (kernel.variant != Variant::value) return false;
-    constexpr bool has_row_pass = Variant::value == Fused::value || Variant::value.projected;
-    if (needs_dp(kernel.delta_from)) {
-        if constexpr (has_row_pass)
-            run_rows<T, d, Fused, false>(call, at, kernel, stream);
-        else
-            return false;
-    }
-    if constexpr (Variant::value.projected) run_rows<T, d, Fused, true>(call, at, kernel, stream);
-    run_backward<T, d, Variant>(call, at, kernel.zero_sum, stream);
-    return true;
-}
-
-template <class T, int d>
-void launch_backward_of(const BackwardCall& call, const BackwardKernel& kernel, cudaStream_t stream) {
+/// Everything but the main kernel, which `main` launches.
+template <class T, int d, class Main>
+void launch_steps(const BackwardCall& call, const BackwardKernel& kernel, cudaStream_t stream, const Main& main) {
     const BackwardWorkspace at(call);
+    const bool has_row_pass = kernel.variant == Fused::value || kernel.variant.projected;
+    if (needs_dp(kernel.delta_from) && !has_row_pass)
+        throw std::invalid_argument("tensor_kernel: not one of the kernels that supported_backward() names");
     if (call.deterministic)
         check(cudaMemsetAsync(at.turn, 0, at.turn_bytes(), stream), "clearing the turns of the tensor-core backward");
     if (kernel.delta_from == DeltaFrom::o_unrounded)
@@ -176,13 +113,25 @@ void launch_backward_of(const BackwardCall& call, const BackwardKernel& kernel, 
     else
         prepare<T, T, d>(call, at, needs_dp(kernel.delta_from) ? nullptr : static_cast<const T*>(call.o),
                          kernel.variant, stream);
-    const bool known =
-        run_if<T, d, Fused>(call, at, kernel, stream) || run_if<T, d, Unfused>(call, at, kernel, stream) ||
-        run_if<T, d, ScaledBeforeCast>(call, at, kernel, stream) ||
-        run_if<T, d, CorrectlyRounded>(call, at, kernel, stream) || run_if<T, d, CudnnLike>(call, at, kernel, stream) ||
-        run_if<T, d, Projected>(call, at, kernel, stream);
-    if (!known) throw std::invalid_argument("tensor_kernel: not one of the kernels that supported_backward() names");
+    if (needs_dp(kernel.delta_from)) run_rows<T, d, Fused, false>(call, at, kernel, stream);
+    if (kernel.variant.projected) run_rows<T, d, Fused, true>(call, at, kernel, stream);
+    main(at);
     finish<T, d>(call, at, kernel.variant, stream);
+}
+
+template <class T, int d>
+void launch_backward_of(const BackwardCall& call, const BackwardKernel& kernel, cudaStream_t stream) {
+    launch_steps<T, d>(call, kernel, stream, [&](const BackwardWorkspace& at) {
+        const auto run_if = [&]<class Variant>(Variant) {
+            if (kernel.variant != Variant::value) return false;
+            run_backward<T, d, Variant>(call, at, kernel.zero_sum, {}, stream);
+            return true;
+        };
+        const bool known = run_if(Fused{}) || run_if(Unfused{}) || run_if(ScaledBeforeCast{}) ||
+                           run_if(CorrectlyRounded{}) || run_if(CudnnLike{}) || run_if(Projected{});
+        if (!known)
+            throw std::invalid_argument("tensor_kernel: not one of the kernels that supported_backward() names");
+    });
 }
 
 }  // namespace faultline::tensor_kernel

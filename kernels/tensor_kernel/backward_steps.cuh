@@ -51,30 +51,33 @@ struct PrepareArguments {
 
 constexpr int prepare_threads = 256;
 
-/// d/8 threads a row: each adds its eight products in order (octet_pairs: two products are added to each other first), then
-/// they join over thread xor half, ..., 2, 1 as dot_in_order of kernels/cpu.
-template <class T, class O, int d, DeltaOrder order>
+/// `lanes` threads a row: each adds the products of its octets of columns, lane, lane + lanes, ..., in order (octet_pairs: two
+/// products are added to each other first), then they join over thread xor half, ..., 2, 1 as dot_in_order of kernels/cpu.
+template <class T, class O, int d, DeltaOrder order, int lanes>
 __global__ void __launch_bounds__(prepare_threads) prepare_backward(const PrepareArguments<T, O> in) {
-    constexpr int lanes = d / 8;
     const std::int64_t slot = (static_cast<std::int64_t>(blockIdx.x) * prepare_threads + threadIdx.x) / lanes;
     const int lane = threadIdx.x % lanes;
     if (slot >= in.rows) return;  // a row's threads together
     const auto head = static_cast<int>(slot / in.n_padded);
     const auto row = static_cast<int>(slot - static_cast<std::int64_t>(head) * in.n_padded);
-    float4* const dq = in.dq + slot * (d / 4) + lane;
-    dq[0] = dq[lanes] = make_float4(0, 0, 0, 0);
+    for (int i = lane; i < d / 4; i += lanes) in.dq[slot * (d / 4) + i] = make_float4(0, 0, 0, 0);
     float sum = 0;
     if (row < in.n_q && in.o != nullptr) {
         const std::int64_t batch = head / in.heads, h = head % in.heads;
-        float a[8], b[8];
-        load_eight(in.dout + batch * in.dout_batch + h * in.dout_head + row * in.dout_row + lane * 8, a);
-        load_eight(in.o + batch * in.o_batch + h * in.o_head + row * in.o_row + lane * 8, b);
-        constexpr int step = order == DeltaOrder::octet_pairs ? 2 : 1;
+        const T* const dout = in.dout + batch * in.dout_batch + h * in.dout_head + row * in.dout_row;
+        const O* const o = in.o + batch * in.o_batch + h * in.o_head + row * in.o_row;
 #pragma unroll
-        for (int i = 0; i < 8; i += step) {
-            float term = a[i] * b[i];
-            if (step == 2) term = term + a[i + 1] * b[i + 1];
-            sum = sum + term;
+        for (int octet = lane; octet < d / 8; octet += lanes) {
+            float a[8], b[8];
+            load_eight(dout + octet * 8, a);
+            load_eight(o + octet * 8, b);
+            constexpr int step = order == DeltaOrder::octet_pairs ? 2 : 1;
+#pragma unroll
+            for (int i = 0; i < 8; i += step) {
+                float term = a[i] * b[i];
+                if (step == 2) term = term + a[i + 1] * b[i + 1];
+                sum = sum + term;
+            }
         }
     }
     const unsigned here = __activemask();  // whole rows

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the backward keeps between its steps, and where in BackwardCall::workspace it lies.
+// What the backward expects of a call; what it keeps between its steps, and where in BackwardCall::workspace it lies.
 #pragma once
 
 #include <cstddef>
+#include <stdexcept>
 
 #include <faultline/tensor_kernel/backward.hpp>
 
@@ -15,7 +16,7 @@ struct BackwardWorkspace {
     float* delta = nullptr;   ///< the same
     float* factor = nullptr;  ///< the same, as the next: of a projection
     int* largest = nullptr;
-    int* turn = nullptr;  ///< [batch * heads, q_tiles]
+    int* turn = nullptr;  ///< [batch * heads, query tiles of the main kernel], of at least 64 rows each
     std::size_t bytes;    ///< of all of it
 
     explicit BackwardWorkspace(const BackwardCall& call) {
@@ -24,7 +25,7 @@ struct BackwardWorkspace {
         n_padded = q_tiles * block_q;
         const std::size_t heads = static_cast<std::size_t>(call.batch) * static_cast<std::size_t>(call.heads);
         const std::size_t rows = heads * static_cast<std::size_t>(n_padded);
-        turns_ = heads * static_cast<std::size_t>(q_tiles);
+        turns_ = rows / 64;
         bytes = rows * (static_cast<std::size_t>(call.head_dim) + 4) * sizeof(float) + turn_bytes();
         if (call.workspace == nullptr) return;
         dq = static_cast<float*>(call.workspace);
@@ -39,5 +40,18 @@ struct BackwardWorkspace {
   private:
     std::size_t turns_;
 };
+
+/// std::invalid_argument where a call does not fit the kernel.
+inline void expect_backward(const BackwardCall& call, const BackwardKernel& kernel) {
+    const bool positive =
+        call.batch > 0 && call.heads > 0 && call.kv_heads > 0 && call.n_q > 0 && call.n_k > 0 && call.scale > 0;
+    if (!positive || call.heads % call.kv_heads != 0 || (call.head_dim != 64 && call.head_dim != 128))
+        throw std::invalid_argument(
+            "tensor_kernel: sizes must be positive, heads a multiple of kv_heads, head_dim 64 or 128");
+    if (call.workspace == nullptr) throw std::invalid_argument("tensor_kernel: the backward needs its workspace");
+    const void* const o = kernel.delta_from == DeltaFrom::o_unrounded ? call.o_unrounded : call.o;
+    if (!needs_dp(kernel.delta_from) && o == nullptr)
+        throw std::invalid_argument("tensor_kernel: the kernel makes delta of an o that the call does not have");
+}
 
 }  // namespace faultline::tensor_kernel

@@ -32,14 +32,6 @@ int capability() {
     return 10 * major + minor;
 }
 
-void expect_device(Unit unit) {
-    const int found = capability();
-    if (unit == Unit::wgmma ? found != 90 : found < 80)
-        throw WorkError("device cuda: the device has compute capability " + std::to_string(found / 10) + "." +
-                        std::to_string(found % 10) + ": the tensor-core forward by " +
-                        (unit == Unit::wgmma ? "wgmma expects 9.0" : "mma expects 8.0 or later"));
-}
-
 void expect_shapes(const ForwardCall& call) {
     const bool positive =
         call.batch > 0 && call.heads > 0 && call.kv_heads > 0 && call.n_q > 0 && call.n_k > 0 && call.scale > 0;

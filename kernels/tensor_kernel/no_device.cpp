@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A build without the tensor-core kernel.
 #include <faultline/base/error.hpp>
-#include <faultline/tensor_kernel/backward.hpp>
+#include <faultline/tensor_kernel/backward_recording.hpp>
 #include <faultline/tensor_kernel/backward_workspace.hpp>
 #include <faultline/tensor_kernel/forward.hpp>
 #include <faultline/tensor_kernel/recording.hpp>
@@ -24,6 +24,11 @@ std::vector<GroupForward> attention_forward(std::span<const HeadGroup>, const Ro
 }
 std::size_t backward_workspace(const BackwardCall& call) { return BackwardWorkspace(call).bytes; }
 void launch_backward(const BackwardCall&, const BackwardKernel&, void*) { fail(); }
+RecordedBackward recorded_backward(std::span<const HeadGroup>, std::span<const GroupForward>, const RoundingPlan&,
+                                   double, std::uint32_t) {
+    fail();
+}
+void launch_recorded_backward(const BackwardCall&, const BackwardKernel&, const BackwardRecorder&, void*) { fail(); }
 std::vector<GroupBackward> attention_backward(std::span<const HeadGroup>, std::span<const GroupForward>,
                                               const RoundingPlan&) {
     fail();

@@ -8,11 +8,17 @@
 
 namespace faultline::tensor_kernel {
 
-/// p of a score, lse in the exponential's units.
+/// The exponential's argument of a score, lse in its units.
+template <class Variant>
+__device__ __forceinline__ float argument(float s, float exponent, float lse) {
+    return Variant::value.argument == ArgumentForm::fused ? fmaf(s, exponent, -lse) : s * exponent - lse;
+}
+
+/// p of a score.
 template <class Variant>
 __device__ __forceinline__ float probability(float s, float exponent, float lse) {
     constexpr BackwardVariant variant = Variant::value;
-    const float x = variant.argument == ArgumentForm::fused ? fmaf(s, exponent, -lse) : s * exponent - lse;
+    const float x = argument<Variant>(s, exponent, lse);
     if constexpr (variant.functions == Functions::hopper) {
         static_assert(variant.base == ExpBase::two);
         return ex2(x);

@@ -8,12 +8,13 @@
 
 #include <faultline/base/error.hpp>
 #include <faultline/cpu/attention.hpp>
+#include <faultline/tensor_kernel/forward_kernel.hpp>
 #include <faultline/tensor_kernel/tensor_map.cuh>
 
 namespace faultline::tensor_kernel {
 
-/// WorkError where there is no device of compute capability 9.0.
-inline void expect_hopper() {
+/// WorkError where there is no device that has the unit.
+inline void expect_device(Unit unit) {
     int device = 0, count = 0;
     check(cudaGetDeviceCount(&count), "looking for a device");
     if (count == 0) throw WorkError("device cuda: there is no device: expected one that CUDA_VISIBLE_DEVICES leaves");
@@ -21,9 +22,10 @@ inline void expect_hopper() {
     int major = 0, minor = 0;
     check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "asking the device");
     check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "asking the device");
-    if (major != 9)
+    if (unit == Unit::wgmma ? major != 9 : major < 8)
         throw WorkError("device cuda: the device has compute capability " + std::to_string(major) + "." +
-                        std::to_string(minor) + ": the tensor-core kernel expects 9.0");
+                        std::to_string(minor) + ": the tensor-core kernel by " +
+                        (unit == Unit::wgmma ? "wgmma expects 9.0" : "mma expects 8.0 or later"));
 }
 
 /// std::invalid_argument unless all groups have one shape, scale and mask; RequestError for what the kernels have not.

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/tensor_kernel/backward_launch.cuh>
+#include <faultline/tensor_kernel/backward_recording.hpp>
+#include <faultline/tensor_kernel/request.cuh>
+
+namespace faultline::tensor_kernel {
+namespace {
+
+template <int d, class Variant>
+void run(const BackwardCall& call, const BackwardKernel& kernel, const BackwardRecorder& recorder,
+         cudaStream_t stream) {
+    using T = __nv_bfloat16;
+    using Rec = BackwardTileRecorder<T, BackwardTiles<T, d>, Variant>;
+    const RecordedBackwardShape shape(call);
+    const typename Rec::Arguments recording{recorder.cells, sample::threshold(recorder.fraction), recorder.seed,
+                                            shape.q_steps, shape.key_groups};
+    launch_steps<T, d>(call, kernel, stream, [&](const BackwardWorkspace& at) {
+        run_backward<T, d, Variant, Rec>(call, at, kernel.zero_sum, recording, stream);
+    });
+}
+
+}  // namespace
+
+void launch_recorded_backward(const BackwardCall& call, const BackwardKernel& kernel, const BackwardRecorder& recorder,
+                              void* stream) {
+    expect_backward(call, kernel);
+    const bool fused = kernel.variant == Fused::value, projected = kernel.variant == Projected::value;
+    if (kernel.unit != Unit::wgmma || kernel.element != Element::bf16 || (!fused && !projected))
+        throw std::invalid_argument(
+            "tensor_kernel: the backward is recorded by wgmma in bf16, variants fused and projected");
+    expect_device(kernel.unit);
+    const auto cuda_stream = static_cast<cudaStream_t>(stream);
+    if (call.head_dim == 64)
+        fused ? run<64, Fused>(call, kernel, recorder, cuda_stream)
+              : run<64, Projected>(call, kernel, recorder, cuda_stream);
+    else
+        fused ? run<128, Fused>(call, kernel, recorder, cuda_stream)
+              : run<128, Projected>(call, kernel, recorder, cuda_stream);
+}
+
+}  // namespace faultline::tensor_kernel
