@@ -31,6 +31,14 @@ RandomStream tile_stream(const Fault& fault, const FaultPlace& place, std::uint6
                         place.tile, place.part);
 }
 
+double step_sign(const Fault& fault, const FaultPlace& place, std::ptrdiff_t head) {
+    const RandomStream steps(fault.seed, step_signs, site_number(fault), place.layer);
+    return sign_of_bit(steps.child(static_cast<std::uint64_t>(place.step)).bits(static_cast<std::uint64_t>(head)), 0);
+}
+double flip_sign(const Fault& fault, const FaultPlace& place) {
+    return (place.step / fault.period) % 2 == 0 ? 1.0 : -1.0;
+}
+
 /// One sign of a pair of heads from (seed, layer, pair); the other head of the pair has the opposite one, so that any even
 /// number of heads is balanced. Independent signs would make the law the same as `fixed` for every second pair of heads.
 double head_sign(const Fault& fault, int layer, int head) {
@@ -58,16 +66,13 @@ class Signs {
                 return;
             }
             case Law::random_step: {
-                const RandomStream steps(fault.seed, step_signs, site_number(fault), place.layer);
-                for (std::ptrdiff_t j = 0; j < cols; ++j) {
-                    const auto head = place.heads > 1 ? j * place.heads / cols : place.head;
-                    row_[static_cast<std::size_t>(j)] = sign_of_bit(
-                        steps.child(static_cast<std::uint64_t>(place.step)).bits(static_cast<std::uint64_t>(head)), 0);
-                }
+                for (std::ptrdiff_t j = 0; j < cols; ++j)
+                    row_[static_cast<std::size_t>(j)] =
+                        step_sign(fault, place, place.heads > 1 ? j * place.heads / cols : place.head);
                 return;
             }
             case Law::flip:
-                std::fill(row_.begin(), row_.end(), (place.step / fault.period) % 2 == 0 ? 1.0 : -1.0);
+                std::fill(row_.begin(), row_.end(), flip_sign(fault, place));
                 return;
             default:
                 std::fill(row_.begin(), row_.end(), 1.0);
@@ -297,6 +302,53 @@ Realised apply_fault(const Fault& fault, const FaultPlace& place, Format format,
         rows.change(amplitude, signs, values.row(i), found);
     }
     return found;
+}
+
+Alteration alteration_of(const Fault& fault, const FaultPlace& place, Format format) {
+    if (fault.format) format = *fault.format;
+    const bool in_ulps = fault.unit == Fault::Unit::ulps;
+    Alteration a;
+    a.format = format;
+    a.magnitude = fault.magnitude;
+    a.seed = fault.seed;
+    a.site_number = site_number(fault);
+    a.step = place.step;
+    a.layer = place.layer;
+    a.batch = place.batch;
+    a.head = place.head;
+    if (fault.hold != Hold::exact && !is_exact(format))
+        a.hold = fault.hold == Hold::nearest ? Alteration::Hold::nearest : Alteration::Hold::stochastic;
+    if (in_ulps)
+        a.size = Alteration::Size::of_ulp;
+    else if (fault.by_value)
+        a.size = Alteration::Size::of_value;
+    switch (fault.law) {
+        case Law::fixed:
+            break;
+        case Law::per_head:
+            a.sign = head_sign(fault, place.layer, place.head);
+            break;
+        case Law::per_column:
+            a.sign_of = Alteration::Sign::of_column;
+            break;
+        case Law::random:
+            a.sign_of = Alteration::Sign::of_element;
+            break;
+        case Law::random_step:
+            a.sign = step_sign(fault, place, place.head);
+            break;
+        case Law::flip:
+            a.sign = flip_sign(fault, place);
+            break;
+        case Law::operand:
+            a.sign_of = Alteration::Sign::of_operand;
+            break;
+        case Law::multiplicative:
+            a.size = Alteration::Size::of_value;
+            a.magnitude = fault.magnitude * (in_ulps ? ulp(1.0, format) : 1.0);
+            break;
+    }
+    return a;
 }
 
 template Realised apply_fault(const Fault&, const FaultPlace&, Format, MatrixView<double>);

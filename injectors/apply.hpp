@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <limits>
 
+#include <faultline/cpu/alteration.hpp>
 #include <faultline/injectors/fault.hpp>
 #include <faultline/injectors/realised.hpp>
 #include <faultline/tensor/matrix_view.hpp>
@@ -32,5 +33,8 @@ struct FaultPlace {
 /// RequestError where the magnitude is in ulps and the format is `exact`.
 template <class T>
 Realised apply_fault(const Fault& fault, const FaultPlace& place, Format format, MatrixView<T> values);
+
+/// apply_fault of the tiles of one head, but for place.tile and part, as data.
+[[nodiscard]] Alteration alteration_of(const Fault& fault, const FaultPlace& place, Format format);
 
 }  // namespace faultline

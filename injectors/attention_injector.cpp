@@ -55,6 +55,19 @@ void AttentionInjector::at_again(Site, const TileAt& where, MatrixView<double> v
     (void)change(where, value);
 }
 
+void AttentionInjector::alterations(int layer, int head, std::vector<Alteration>& to) const {
+    if (!fault_.active(step_, layer) || !fault_.touches_head(head % heads_)) return;
+    FaultPlace place;
+    place.step = step_;
+    place.layer = layer;
+    place.head = head % heads_;
+    place.batch = head / heads_;
+    Alteration change = alteration_of(fault_, place, format_);
+    change.sites = std::uint64_t{1} << index(site_);
+    change.at_repetitions = true;
+    to.push_back(change);
+}
+
 Realised AttentionInjector::total() const {
     Realised all;
     for (const Realised& head : realised_) all.join(head);

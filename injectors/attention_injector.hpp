@@ -23,6 +23,8 @@ class AttentionInjector final : public Instrument {
     void at(Site site, const TileAt& where, MatrixView<double> value, MatrixView<const double> exact) override;
     void at_again(Site site, const TileAt& where, MatrixView<double> value, MatrixView<const double> exact) override;
 
+    void alterations(int layer, int head, std::vector<Alteration>& to) const override;
+
     void set_step(std::int64_t step) { step_ = step; }
     /// Since the last reset, by head of the layer: [heads].
     [[nodiscard]] const std::vector<Realised>& realised() const { return realised_; }

@@ -57,12 +57,12 @@ struct Outputs {
     std::vector<double> o, dq;
 };
 
-Outputs outputs_of(const HeadGroup& in, const RoundingPlan& plan) {
+Outputs outputs_of(const HeadGroup& in, const RoundingPlan& plan, const AttentionBackend& backend) {
     Outputs out;
-    const GroupForward forward = attention_forward(in, plan);
+    const GroupForward forward = backend.forward(in, plan, nullptr);
     for (const HeadForward& head : forward.heads) out.o.insert(out.o.end(), head.o.values.begin(), head.o.values.end());
     if (in.dout.empty()) return out;
-    const GroupBackward backward = attention_backward(in, forward, plan);
+    const GroupBackward backward = backend.backward(in, forward, plan, nullptr);
     for (const Matrix& dq : backward.dq) out.dq.insert(out.dq.end(), dq.values.begin(), dq.values.end());
     return out;
 }
@@ -128,19 +128,21 @@ void ConservationWatch::at(Site site, const TileAt& where, MatrixView<double> va
         }
 }
 
-std::vector<PlanRows> plan_conservation(const HeadGroup& in, const RoundingPlan& plan) {
-    const GroupForward forward = attention_forward(in, plan);
+std::vector<PlanRows> plan_conservation(const HeadGroup& in, const RoundingPlan& plan,
+                                        const AttentionBackend& backend) {
+    const GroupForward forward = backend.forward(in, plan, nullptr);
     ConservationWatch watch(in, plan, forward);
-    (void)attention_backward(in, forward, plan, &watch);
+    (void)backend.backward(in, forward, plan, &watch);
     return watch.rows();
 }
 
-Invariance plan_invariance(const HeadGroup& in, const RoundingPlan& plan, double shift) {
+Invariance plan_invariance(const HeadGroup& in, const RoundingPlan& plan, double shift,
+                           const AttentionBackend& backend) {
     Invariance result;
     const Variant plain(in);
-    const Outputs reference = outputs_of(plain.group, plan);
+    const Outputs reference = outputs_of(plain.group, plan, backend);
     const auto compare = [&](const Variant& variant, double& o, double& dq) {
-        const Outputs changed = outputs_of(variant.group, plan);
+        const Outputs changed = outputs_of(variant.group, plan, backend);
         o = relative_change(reference.o, changed.o);
         dq = relative_change(reference.dq, changed.dq);
     };
@@ -154,7 +156,7 @@ Invariance plan_invariance(const HeadGroup& in, const RoundingPlan& plan, double
     Variant ones(plain);
     std::fill(ones.v.values.begin(), ones.v.values.end(), 1.0);
     ones.group.dout.clear();
-    const GroupForward forward = attention_forward(ones.group, plan);
+    const GroupForward forward = backend.forward(ones.group, plan, nullptr);
     double count = 0;
     for (std::size_t h = 0; h < forward.heads.size(); ++h)
         for (std::ptrdiff_t i = 0; i < forward.heads[h].o.rows; ++i) {

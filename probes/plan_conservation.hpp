@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <faultline/cpu/attention.hpp>
+#include <faultline/cpu/backend.hpp>
 #include <faultline/cpu/instrument.hpp>
 #include <faultline/cpu/row_sums.hpp>
 
@@ -40,7 +41,8 @@ class ConservationWatch final : public Instrument {
 };
 
 /// Forward and backward of a group, watched. The group has dout. The plan's tiles are settled (for_head_dim).
-[[nodiscard]] std::vector<PlanRows> plan_conservation(const HeadGroup& in, const RoundingPlan& plan);
+[[nodiscard]] std::vector<PlanRows> plan_conservation(const HeadGroup& in, const RoundingPlan& plan,
+                                                      const AttentionBackend& backend = cpu_backend());
 
 /// How much a plan's outputs change where in exact arithmetic nothing changes: |changed - plain|_F / |plain|_F over the
 /// group's query heads. NaN where plain is 0 or, for dq, where there is no dout.
@@ -52,6 +54,7 @@ struct Invariance {
 };
 /// `shift` in logits; a power of two is added exactly to scores much smaller. Plain and changed run with a bias tensor, so
 /// that both take the same way through the kernel; that tensor has 8 n_q n_k bytes per query head.
-[[nodiscard]] Invariance plan_invariance(const HeadGroup& in, const RoundingPlan& plan, double shift = 16);
+[[nodiscard]] Invariance plan_invariance(const HeadGroup& in, const RoundingPlan& plan, double shift = 16,
+                                         const AttentionBackend& backend = cpu_backend());
 
 }  // namespace faultline

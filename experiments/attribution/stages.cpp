@@ -128,8 +128,9 @@ FirstStage::FirstStage(const Work& work, const AttributionOptions& options, Work
             count.step(work.layer.name + ": truth");
         } else {
             recorders[g] = std::make_unique<TileRecorder>(group.inputs, work.plan);
-            bases[g].plan = run_plan(group, work.plan, work.faults, recorders[g].get(), &bases[g].realised);
-            exact[g] = run_plan(group, exact_of(work.plan));
+            bases[g].plan =
+                run_plan(group, work.plan, work.faults, recorders[g].get(), &bases[g].realised, work.backend);
+            exact[g] = run_plan(group, exact_of(work.plan), nullptr, work.backend);
             count.step(work.layer.name + ": plan");
         }
     });

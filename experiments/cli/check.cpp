@@ -61,6 +61,7 @@ CheckOptions options_of(const CheckSettings& own, const Invocation& call) {
     options.runs = static_cast<int>(own.runs);
     options.heads = own.request.heads;
     options.threads = static_cast<int>(call.common.threads);
+    options.backend = &backend_of(call);
     options.seed = static_cast<std::uint64_t>(own.seed);
     return options;
 }

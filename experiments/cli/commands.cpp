@@ -11,7 +11,8 @@ std::vector<Command> commands() {
                              generate_command(),    train_command(),    dissociate_command(), probe_command(),
                              inspect_command(),     plans_command(),    sites_command(),      formats_command(),
                              corrections_command(), selftest_command()};
-    constexpr std::array<std::string_view, 5> where_asked{"attribute", "identify", "bisect", "selftest", "train"};
+    constexpr std::array<std::string_view, 7> where_asked{"attribute", "identify", "bisect", "check",
+                                                          "probe",     "selftest", "train"};
     for (Command& command : all) command.on_device = std::ranges::find(where_asked, command.name) != where_asked.end();
     return all;
 }

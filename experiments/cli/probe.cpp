@@ -185,6 +185,7 @@ Status run(ProbeSettings& own, const Invocation& call) {
     options.plan = plan_named(own.plan, call.settings, "plan");
     options.cancelled = interrupted;
     options.threads = static_cast<int>(call.common.threads);
+    options.backend = &backend_of(call);
 
     probing::Report report;
     if (kind == Kind::run) {

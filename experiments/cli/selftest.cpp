@@ -10,6 +10,7 @@
 
 #include <faultline/attribution/group_run.hpp>
 #include <faultline/base/error.hpp>
+#include <faultline/base/parallel.hpp>
 #include <faultline/cli/command.hpp>
 #include <faultline/cli/listing.hpp>
 #include <faultline/cli/terminal.hpp>
@@ -26,7 +27,7 @@ namespace faultline::cli {
 namespace {
 
 struct Wanted {
-    std::vector<std::string> plans;
+    std::vector<std::string> plans, families;
     std::int64_t queries = 96, head_dim = 64, heads = 2, seed = 1;
 };
 
@@ -88,17 +89,17 @@ Side timed(Forward&& forward, Backward&& backward) {
     return side;
 }
 
-Side on_cpu(const std::vector<HeadGroup>& groups, const RoundingPlan& plan) {
+Side on_cpu(const std::vector<HeadGroup>& groups, const RoundingPlan& plan, int threads) {
     return timed(
         [&] {
-            std::vector<GroupForward> all;
-            for (const HeadGroup& g : groups) all.push_back(attention_forward(g, plan));
+            std::vector<GroupForward> all(groups.size());
+            parallel_for(groups.size(), threads, [&](std::size_t g) { all[g] = attention_forward(groups[g], plan); });
             return all;
         },
         [&](const std::vector<GroupForward>& forward) {
-            std::vector<GroupBackward> all;
-            for (std::size_t g = 0; g < groups.size(); ++g)
-                all.push_back(attention_backward(groups[g], forward[g], plan));
+            std::vector<GroupBackward> all(groups.size());
+            parallel_for(groups.size(), threads,
+                         [&](std::size_t g) { all[g] = attention_backward(groups[g], forward[g], plan); });
             return all;
         });
 }
@@ -130,11 +131,11 @@ struct Compared {
     double cpu_seconds = 0, device_seconds = 0;
 };
 
-/// Truth of every input family.
-Compared compare_truth(const std::string& device, const InputShape& shape, std::uint64_t seed) {
+Compared compare_truth(const std::string& device, const std::vector<const InputFamily*>& families,
+                       const InputShape& shape, std::uint64_t seed) {
     Compared found;
-    for (const InputFamily& family : input_families()) {
-        const LayerCapture layer = make_inputs(family, shape, seed);  // which the groups look into
+    for (const InputFamily* family : families) {
+        const LayerCapture layer = make_inputs(*family, shape, seed);  // which the groups look into
         for (const attribution::Group& group : attribution::groups_of(layer, {}, seed)) {
             const auto start = std::chrono::steady_clock::now();
             const GroupTruth cpu = attention_truth(group.problem, fast);
@@ -146,6 +147,21 @@ Compared compare_truth(const std::string& device, const InputShape& shape, std::
         }
     }
     return found;
+}
+
+std::vector<const InputFamily*> chosen_families(const Wanted& wanted, const Settings& settings) {
+    std::vector<const InputFamily*> families;
+    std::vector<std::string_view> names;
+    for (const InputFamily& family : input_families()) {
+        names.push_back(family.name);
+        if (wanted.families.empty() || std::ranges::count(wanted.families, family.name) > 0)
+            families.push_back(&family);
+    }
+    for (const std::string& name : wanted.families)
+        if (std::ranges::count(names, name) == 0)
+            throw RequestError(fmt::format("{}: no such family {}: {}", settings.where("families"), in_quotes(name),
+                                           expected_one_of(name, names)));
+    return families;
 }
 
 std::vector<const RoundingPlan*> chosen(const Wanted& wanted, const Settings& settings) {
@@ -165,6 +181,7 @@ std::vector<const RoundingPlan*> chosen(const Wanted& wanted, const Settings& se
 Status run(const Invocation& call, const Wanted& wanted) {
     const std::string& on = call.common.device;
     const std::vector<const RoundingPlan*> plans = chosen(wanted, call.settings);
+    const std::vector<const InputFamily*> families = chosen_families(wanted, call.settings);
     if (on == "cuda") {
         const device::Info info = device::info();
         if (call.talks())
@@ -195,17 +212,19 @@ Status run(const Invocation& call, const Wanted& wanted) {
     Progress progress(call.talks());
     for (std::size_t p = 0; p < plans.size(); ++p) {
         Compared found;
-        for (const InputFamily& family : input_families()) {
+        for (const InputFamily* family : families) {
             if (interrupted()) throw WorkError("interrupted: the plans before were whole, and nothing is written");
             progress.update(p, plans.size(), plans[p]->name);
-            const LayerCapture layer = make_inputs(family, shape, static_cast<std::uint64_t>(wanted.seed));
+            const LayerCapture layer = make_inputs(*family, shape, static_cast<std::uint64_t>(wanted.seed));
             const RoundingPlan plan = for_head_dim(*plans[p], static_cast<int>(layer.head_dim()), layer.causal);
             const std::vector<attribution::Group> cut =
                 attribution::groups_of(layer, {}, static_cast<std::uint64_t>(wanted.seed));
             std::vector<HeadGroup> groups;
             for (const attribution::Group& group : cut) groups.push_back(group.inputs);
-            if (emulated::beyond(groups.front())) continue;
-            const Side reference = on_cpu(groups, plan), other = in_device_form(on, groups, plan);
+            if (!problem_with(plan, layer.extras()).empty()) continue;  // it has no place for a sink or dropout
+            if (p == 0 && family == families.front()) (void)in_device_form(on, groups, plan);  // the code is loaded
+            const Side reference = on_cpu(groups, plan, static_cast<int>(call.common.threads)),
+                       other = in_device_form(on, groups, plan);
             found.tally.add(reference, other);
             found.cpu_seconds += reference.seconds;
             found.device_seconds += other.seconds;
@@ -214,7 +233,7 @@ Status run(const Invocation& call, const Wanted& wanted) {
     }
     if (wanted.plans.empty()) {
         progress.update(plans.size(), plans.size(), "truth");
-        add_row("truth", compare_truth(on, shape, static_cast<std::uint64_t>(wanted.seed)));
+        add_row("truth", compare_truth(on, families, shape, static_cast<std::uint64_t>(wanted.seed)));
     }
     progress.clear();
     present(listing, call);
@@ -227,6 +246,8 @@ Status run(const Invocation& call, const Wanted& wanted) {
 Run declare(Settings& settings) {
     auto wanted = std::make_shared<Wanted>();
     settings.list("plans", wanted->plans, "NAME[,…]", "Presets to test (default: all)");
+    settings.list("families", wanted->families, "NAME[,…]",
+                  "Inputs to test on (faultline generate --list; default: all)");
     settings.integer("queries", wanted->queries, 8, "N", "Length of the sequence (default 96)", 1 << 16);
     settings.integer("heads", wanted->heads, 1, "N", "Heads of each input (default 2)", 1 << 12);
     settings.integer("head-dim", wanted->head_dim, 8, "N", "Width of a head (default 64)", 1 << 10);

@@ -23,19 +23,19 @@ void LayerProbes::run_plan() {
     Source& source = sources_[1];
     const bool sites = options_.wants("coherence") && backward_;
     std::vector<std::vector<TileStatistics>> tiles(groups_.size());
-    parallel_for(groups_.size(), options_.threads, [&](std::size_t n) {
+    parallel_for(groups_.size(), options_.backend->calls_at_once(options_.threads), [&](std::size_t n) {
         expect_going_on(options_);
         const attribution::Group& group = groups_[n];
         const HeadGroup& in = group.inputs;
         TileRecorder recorder(in, plan_);
-        const GroupForward forward = attention_forward(in, plan_, sites ? &recorder : nullptr);
+        const GroupForward forward = options_.backend->forward(in, plan_, sites ? &recorder : nullptr);
         std::vector<PlanRows> rows;
         if (backward_) {
             ConservationWatch watch(in, plan_, forward);
             std::vector<Instrument*> parts{&watch};
             if (sites) parts.push_back(&recorder);
             Instruments both(parts);
-            (void)attention_backward(in, forward, plan_, &both);
+            (void)options_.backend->backward(in, forward, plan_, &both);
             rows = watch.rows();
         }
         for (std::size_t i = 0; i < in.q.size(); ++i) {

@@ -94,7 +94,7 @@ void LayerProbes::invariance_block(Report& report) {
     std::vector<Invariance> by_group(groups_.size());
     parallel_for(groups_.size(), options_.threads, [&](std::size_t n) {
         expect_going_on(options_);
-        by_group[n] = plan_invariance(groups_[n].inputs, plan_, shift);
+        by_group[n] = plan_invariance(groups_[n].inputs, plan_, shift, *options_.backend);
     });
     for (std::size_t n = 0; n < groups_.size(); ++n) {
         const attribution::Group& group = groups_[n];

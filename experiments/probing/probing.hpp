@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <faultline/attribution/capture.hpp>
+#include <faultline/cpu/backend.hpp>
 #include <faultline/plan/plan.hpp>
 #include <faultline/probes/conservation.hpp>
 #include <faultline/probing/report.hpp>
@@ -42,6 +43,7 @@ struct ProbeOptions {
     double margin = 2;                ///< WarningRule
     int threads = 1;                  ///< 0: one per hardware thread; results do not depend on it
     std::function<bool()> cancelled;  ///< polled between pieces; true: WorkError
+    const AttentionBackend* backend = &cpu_backend();  ///< where plans run; results do not depend on it
 
     [[nodiscard]] bool wants(std::string_view probe) const;
 };

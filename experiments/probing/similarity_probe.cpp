@@ -54,7 +54,7 @@ std::vector<std::vector<double>> plan_delta(const LayerCapture& layer, const Pro
     const std::vector<attribution::Group> groups = attribution::groups_of(layer, options.heads, 0);
     parallel_for(groups.size(), options.threads, [&](std::size_t n) {
         expect_going_on(options);
-        std::vector<PlanRows> rows = plan_conservation(groups[n].inputs, plan);
+        std::vector<PlanRows> rows = plan_conservation(groups[n].inputs, plan, *options.backend);
         for (std::size_t i = 0; i < rows.size(); ++i)
             all[static_cast<std::size_t>(groups[n].inputs.first_head) + i] = std::move(rows[i].delta);
     });

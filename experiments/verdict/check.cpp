@@ -153,7 +153,7 @@ class LayerWork {
         RunOutputs plan;
         parallel_for(runs + 2, options_.backend->calls_at_once(options_.threads), [&](std::size_t task) {
             if (task == 0)
-                truth = attention_truth(group.problem, certified);
+                truth = options_.backend->truth(group.problem, certified);
             else if (task == 1)
                 plan = attribution::run_plan(group, plan_, nullptr, *options_.backend);
             else {

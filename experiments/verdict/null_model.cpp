@@ -33,6 +33,16 @@ void SignFlip::at(Site site, const TileAt& where, MatrixView<double> value, Matr
         }
 }
 
+void SignFlip::alterations(int, int, std::vector<Alteration>& to) const {
+    Alteration flip;
+    flip.kind = Alteration::Kind::flip;
+    for (std::size_t site = 0; site < site_count; ++site)
+        if (flipped_[site]) flip.sites |= std::uint64_t{1} << site;
+    flip.seed = seed_;
+    flip.number = number_;
+    to.push_back(flip);
+}
+
 std::vector<Site> low_precision_sites(const RoundingPlan& plan) {
     std::vector<Site> low, all;
     for (const Site site : plan.rounding_sites()) {

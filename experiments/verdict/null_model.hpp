@@ -23,6 +23,8 @@ class SignFlip final : public Instrument {
     SignFlip(const std::vector<Site>& sites, std::uint64_t seed, std::uint64_t number);
     [[nodiscard]] bool watches(Site site) const override { return flipped_[index(site)]; }
     void at(Site site, const TileAt& where, MatrixView<double> value, MatrixView<const double> exact) override;
+    void alterations(int layer, int head, std::vector<Alteration>& to) const override;
+    [[nodiscard]] bool observes(Site) const override { return false; }
 
   private:
     std::array<bool, site_count> flipped_{};

@@ -6,6 +6,7 @@
 #include <faultline/base/error.hpp>
 #include <faultline/cpu/backward.hpp>
 #include <faultline/cpu/forward.hpp>
+#include <faultline/cpu/group_parts.hpp>
 
 namespace faultline {
 namespace {
@@ -16,7 +17,10 @@ void require(bool condition, const char* what) {
     if (!condition) throw std::invalid_argument(what);
 }
 
-void check_shapes(const HeadGroup& in, bool backward) {
+}  // namespace
+
+void cpu::check_call(const HeadGroup& in, const RoundingPlan& plan, bool backward) {
+    if (const std::string problem = problem_with(plan, extras_of(in)); !problem.empty()) throw RequestError(problem);
     require(!in.q.empty(), "attention: a head group needs at least one query head");
     require(in.k.rows == in.v.rows, "attention: k and v must have the same number of keys");
     for (const auto& q : in.q)
@@ -39,51 +43,11 @@ void check_shapes(const HeadGroup& in, bool backward) {
         require(d.rows == in.q[0].rows && d.cols == in.v.cols, "attention: dout must be [n_q, head_dim of v]");
 }
 
-Mask mask_of(const HeadGroup& in, std::size_t head) {
-    return {in.causal,
-            in.q[head].rows,
-            in.k.rows,
-            in.bias.empty() ? MatrixView<const double>{} : in.bias[head],
-            in.sink.empty() ? nullptr : &in.sink[head],
-            in.dropout.empty() ? MatrixView<const double>{} : in.dropout[head],
-            in.keep};
-}
-
-void check_plan(const HeadGroup& in, const RoundingPlan& plan) {
-    if (const std::string problem = problem_with(plan, extras_of(in)); !problem.empty()) throw RequestError(problem);
-}
-
-/// An input after its cast; q and k also carry sqrt(scale) where the plan scales inputs.
-template <class I>
-Matrix cast_input(Stage<I>& stage, Site site, int head, MatrixView<const double> x, double factor) {
-    Matrix cast(x);
-    if (factor != 1.0)
-        for (double& value : cast.values) value *= factor;
-    stage.pass(site, TileAt{0, head, 0, 0, 0, 0}, cast.view());
-    return cast;
-}
-
-Matrix transposed(MatrixView<const double> x) {
-    Matrix t(x.cols, x.rows);
-    transpose(x, t.view());
-    return t;
-}
-
-template <class I>
-void show_scale(Stage<I>& stage, const HeadGroup& in, const Scales& scales, const Schedule& schedule) {
-    if (!stage.watches(Site::scale)) return;
-    const double in_log2 =
-        schedule.exp_base == ExpBase::two && schedule.scale_at == ScaleAt::exponent ? std::numbers::log2e : 1.0;
-    const bool capped = schedule.scale_at == ScaleAt::exponent && scales.cap > 0;
-    double value = schedule.scale_at == ScaleAt::exponent ? scales.exponent : scales.gradient;
-    const double exact = (capped ? in.softcap : in.scale) * in_log2;
-    stage.show(Site::scale, TileAt{0, in.first_head, 0, 0, 0, 0}, {&value, 1, 1}, {&exact, 1, 1});
-}
+namespace {
 
 template <class I>
 GroupForward forward_group(const HeadGroup& in, const RoundingPlan& plan, I* instrument) {
-    check_shapes(in, false);
-    check_plan(in, plan);
+    check_call(in, plan, false);
     Stage<I> stage(plan, instrument, in.seed, in.layer);
     const Scales scales(plan, in);
     show_scale(stage, in, scales, plan.schedule);
@@ -99,50 +63,9 @@ GroupForward forward_group(const HeadGroup& in, const RoundingPlan& plan, I* ins
     return out;
 }
 
-/// k for dq: k itself, or with key centering k - mean k, cast as k is; sum_j ds_ij = 0 makes the two the same.
-Matrix centered_keys(const RoundingPlan& plan, const HeadGroup& in, const Matrix& k) {
-    if (!plan.schedule.key_centering) return k;
-    Matrix centered = k;
-    const Rule& cast = plan[Site::k_cast];
-    const std::vector<double> mean = mean_visible_key(in, k.view());
-    for_each(centered.view(), [&](double x, auto, auto c) {
-        return faultline::round(x - mean[static_cast<std::size_t>(c)], cast.format, Rounding::nearest_even);
-    });
-    return centered;
-}
-
-/// Scaled where the plan scales after the sum, rounded to fp32 in between as the kernels do, then cast.
-template <class I>
-void finish_gradient(Stage<I>& stage, Site site, int head, double factor, Matrix& gradient, int part = 0) {
-    const auto scaled = [&](MatrixView<double> t) { for_each(t, [&](double x, auto, auto) { return x * factor; }); };
-    stage.pass(
-        site, TileAt{0, head, 0, 0, 0, 0, part}, gradient.view(),
-        [&](MatrixView<double> t) {
-            for_each(t, [&](double x, auto, auto) { return static_cast<double>(static_cast<float>(x * factor)); });
-        },
-        scaled);
-}
-
-/// The sum over the query heads of a group.
-template <class I>
-Matrix reduce_group(Stage<I>& stage, Site cast, int head, double factor, GroupReduce when, std::vector<Matrix> parts) {
-    if (when == GroupReduce::after_cast)
-        for (std::size_t h = 0; h < parts.size(); ++h)
-            finish_gradient(stage, cast, head, factor, parts[h], static_cast<int>(h));
-    Matrix sum = std::move(parts.front());
-    if (parts.size() > 1) {
-        for (std::size_t h = 1; h < parts.size(); ++h)
-            for (std::size_t i = 0; i < sum.values.size(); ++i) sum.values[i] += parts[h].values[i];
-        stage.pass(Site::kv_group_reduce, TileAt{0, head, 0, 0, 0, 0, cast == Site::dv_cast ? 1 : 0}, sum.view());
-    }
-    if (when == GroupReduce::before_cast) finish_gradient(stage, cast, head, factor, sum);
-    return sum;
-}
-
 template <class I>
 GroupBackward backward_group(const HeadGroup& in, const GroupForward& fwd, const RoundingPlan& plan, I* instrument) {
-    check_shapes(in, true);
-    check_plan(in, plan);
+    check_call(in, plan, true);
     Stage<I> stage(plan, instrument, in.seed, in.layer);
     const Scales scales(plan, in);
     // The casts of q, k, v were shown in the forward.
@@ -153,14 +76,7 @@ GroupBackward backward_group(const HeadGroup& in, const GroupForward& fwd, const
     const Matrix k_for_dq = centered_keys(plan, in, k);
     const Matrix v_t = transposed(cast_input(unseen, Site::v_cast, in.first_head, in.v, 1.0).view());
     const Schedule& schedule = plan.schedule;
-    // With scaled inputs the chain rule leaves sqrt(scale) for dq and dk; where ds was scaled before its cast, nothing.
-    const double factor = schedule.scale_at == ScaleAt::inputs
-                              ? scales.inputs
-                              : (schedule.ds_scale == DsScale::after ? scales.gradient : 1.0);
-    // Where dropout scales the output, dq, dk and dv carry 1/keep at the end, in one constant with the scale.
-    const bool at_end = schedule.normalize != Normalize::before_pv && scales.inverse_keep != 1.0;
-    const double share = at_end ? scales.inverse_keep : 1.0;
-    const double score_factor = at_end ? stage.round_intermediate(Site::scale, factor * share) : factor;
+    const GradientFactors factors(stage, schedule, scales);
     GroupBackward out;
     std::vector<Matrix> dk, dv;
     for (std::size_t h = 0; h < in.q.size(); ++h) {
@@ -172,10 +88,10 @@ GroupBackward backward_group(const HeadGroup& in, const GroupForward& fwd, const
                                  {q.view(), dout.view(), k_t.view(), v_t.view(), k_for_dq.view()}, fwd.heads.at(h));
         backward.run(out.dq.emplace_back(), dk.emplace_back(), dv.emplace_back());
         if (mask.sink != nullptr) out.dsink.push_back(backward.sink_gradient());
-        finish_gradient(stage, Site::dq_cast, head, score_factor, out.dq.back());
+        finish_gradient(stage, Site::dq_cast, head, factors.scores, out.dq.back());
     }
-    out.dk = reduce_group(stage, Site::dk_cast, in.first_head, score_factor, schedule.group_reduce, std::move(dk));
-    out.dv = reduce_group(stage, Site::dv_cast, in.first_head, share, schedule.group_reduce, std::move(dv));
+    out.dk = reduce_group(stage, Site::dk_cast, in.first_head, factors.scores, schedule.group_reduce, std::move(dk));
+    out.dv = reduce_group(stage, Site::dv_cast, in.first_head, factors.values, schedule.group_reduce, std::move(dv));
     return out;
 }
 

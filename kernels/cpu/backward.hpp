@@ -2,9 +2,9 @@
 // The backward of one query head: delta, then key tile by key tile p, dp, ds, and the three products dv, dk, dq.
 #pragma once
 
-#include <cmath>
+#include <utility>
 
-#include <faultline/cpu/row_state.hpp>
+#include <faultline/cpu/backward_rows.hpp>
 #include <faultline/cpu/zero_sum.hpp>
 
 namespace faultline::cpu {
@@ -28,16 +28,17 @@ class BackwardHead {
           mask_(mask),
           head_(head),
           x_(operands),
-          forward_(forward) {}
+          forward_(forward),
+          quantities_(stage, plan, scales, mask, head, forward) {}
 
     /// dq, dk, dv before they are scaled and cast: dk and dv of this query head alone.
     void run(Matrix& dq, Matrix& dk, Matrix& dv) {
         dq = Matrix(mask_.n_q, x_.q.cols);
         dk = Matrix(mask_.n_k, x_.q.cols);
         dv = Matrix(mask_.n_k, x_.dout.cols);
-        reference_ = scaled_lse();
-        if (mask_.sink != nullptr) sink_p_ = sink_probabilities();
-        delta_ = needs_dp(schedule_.delta_from) ? delta_from_probabilities() : delta_from_output();
+        reference_ = quantities_.scaled_lse();
+        if (mask_.sink != nullptr) sink_p_ = quantities_.sink_probabilities(reference_);
+        delta_ = needs_dp(schedule_.delta_from) ? delta_from_probabilities() : quantities_.delta_from_output(x_.dout);
         if (schedule_.zero_sum != ZeroSum::none) collect_row_sums();
         walk([&](const TileAt& where, const TileRange& rows, const TileRange& keys) {
             score_gradient(where, rows, keys, true);
@@ -47,16 +48,7 @@ class BackwardHead {
     }
 
     /// -sum_i p_sink delta, after run().
-    double sink_gradient() {
-        std::vector<double> minus_p(sink_p_);
-        for (double& p : minus_p) p = -p;
-        double sum = 0;
-        const MatrixView<double> total{&sum, 1, 1};
-        const double share = delta_share();
-        stage_.accumulate(Site::dsink, row_place(), {minus_p.data(), 1, mask_.n_q}, {delta_.data(), mask_.n_q, 1},
-                          total);
-        return share == 1.0 ? sum : stage_.round_intermediate(Site::dsink, sum / share);
-    }
+    double sink_gradient() { return quantities_.sink_gradient(sink_p_, delta_); }
 
   private:
     /// Key tiles outside, query tiles inside, as FlashAttention-2 does; tiles without a visible element are not visited.
@@ -76,123 +68,11 @@ class BackwardHead {
         }
     }
 
-    /// Where dropout scales the output, dO V^T is not divided by the kept share but dq, dk and dv are in the end, and delta
-    /// is that share of rowsum(dO o O) (flash_bwd_preprocess_kernel.h:36-48); elsewhere 1.
-    [[nodiscard]] double delta_share() const {
-        return schedule_.normalize == Normalize::before_pv || mask_.kept.data == nullptr ? 1.0 : mask_.keep;
-    }
-
-    /// exp(sink - lse), of the lse that the scores subtract; read where the forward's softmax is.
-    std::vector<double> sink_probabilities() {
-        if (schedule_.p_saved) {
-            std::vector<double> saved = forward_.sink_p;
-            stage_.pass(Site::sink_p, row_place(), column(saved));
-            return saved;
-        }
-        const bool natural = schedule_.bwd_exp_base == ExpBase::e || subtracts_raw();
-        std::vector<double> p = natural ? forward_.lse : reference_;
-        const double unit = natural ? 1.0 : scales_.log2e;
-        const ExpBase base = natural ? ExpBase::e : ExpBase::two;
-        stage_.pass(
-            Site::sink_p, row_place(), column(p),
-            [&](MatrixView<double> t) {
-                const double sink = stage_.round_intermediate(Site::sink_p, *mask_.sink * unit);
-                for_each(t,
-                         [&](double lse, auto, auto) { return stage_.round_intermediate(Site::sink_p, sink - lse); });
-                exponential(t, base, schedule_.functions);
-            },
-            [&](MatrixView<double> t) {
-                for_each(t, [&](double lse, auto, auto) { return *mask_.sink * unit - lse; });
-                exponential(t, base);
-            });
-        return p;
-    }
-
-    /// (s - lse/scale) c: what is subtracted is in units of the raw score.
-    [[nodiscard]] bool subtracts_raw() const {
-        return schedule_.bwd_argument == ArgumentForm::subtract_then_scale && schedule_.scale_at == ScaleAt::exponent;
-    }
-
-    std::vector<double> scaled_lse() {
-        std::vector<double> reference = forward_.lse;
-        if (schedule_.p_saved) return reference;
-        if (subtracts_raw()) {
-            stage_.pass(
-                Site::lse_scale, row_place(), column(reference),
-                [&](MatrixView<double> t) { for_each(t, [&](double x, auto, auto) { return x / scales_.natural; }); },
-                [&](MatrixView<double> t) { for_each(t, [&](double x, auto, auto) { return x / scales_.natural; }); });
-            return reference;
-        }
-        const bool in_log2 = schedule_.bwd_exp_base == ExpBase::two;
-        if (!in_log2) return reference;
-        constexpr double log2e_fp32 = 1.44269502162933349609375;  // float(M_LOG2E), as the kernels hold it
-        stage_.pass(
-            Site::lse_scale, row_place(), column(reference),
-            [&](MatrixView<double> t) { for_each(t, [&](double x, auto, auto) { return x * log2e_fp32; }); },
-            [&](MatrixView<double> t) { for_each(t, [&](double x, auto, auto) { return x * std::numbers::log2e; }); });
-        return reference;
-    }
-
-    /// The sum of row[0..count) in the order of the schedule, every addition rounded to float; products of two bf16 are
-    /// exact in float, so fma or multiply-and-add is the same.
-    double dot_in_order(const double* a, const double* b, std::ptrdiff_t count) const {
-        const auto f = [](double x) { return static_cast<double>(static_cast<float>(x)); };
-        if (schedule_.delta_order == DeltaOrder::sequential) {
-            double sum = 0;
-            for (std::ptrdiff_t j = 0; j < count; ++j) sum = f(sum + f(a[j] * b[j]));
-            return sum;
-        }
-        std::vector<double> lane(static_cast<std::size_t>(schedule_.delta_threads), 0.0);
-        const std::ptrdiff_t step = schedule_.delta_order == DeltaOrder::octet_pairs ? 2 : 1;
-        for (std::ptrdiff_t j = 0; j < count; j += step) {
-            double& sum = lane[static_cast<std::size_t>((j / 8) % schedule_.delta_threads)];
-            double term = f(a[j] * b[j]);
-            if (step == 2 && j + 1 < count) term = f(term + f(a[j + 1] * b[j + 1]));
-            sum = f(sum + term);
-        }
-        for (std::size_t half = lane.size() / 2; half > 0; half /= 2)
-            for (std::size_t t = 0; t < half; ++t) lane[t] = f(lane[t] + lane[t + half]);
-        return lane[0];
-    }
-
-    void settle_delta(std::vector<double>& delta, const std::vector<double>& exact) {
-        if (!stage_.watches(Site::delta)) {
-            stage_.round(Site::delta, row_place(), column(delta));
-            return;
-        }
-        std::vector<double> wanted = exact;
-        stage_.round(Site::delta, row_place(), column(delta));
-        stage_.show(Site::delta, row_place(), column(delta), column(wanted));
-    }
-
-    std::vector<double> delta_from_output() {
-        const Matrix& o = schedule_.delta_from == DeltaFrom::o_unrounded ? forward_.o_unrounded : forward_.o;
-        std::vector<double> exact(static_cast<std::size_t>(mask_.n_q));
-        std::vector<double> delta(exact.size());
-        const bool is_exact = stage_.rule(Site::delta).is_exact();
-        Matrix product(x_.dout);
-        for_each(product.view(), [&](double x, auto i, auto j) { return x * o(i, j); });
-        stage_.pass(Site::delta_product, row_place(), product.view());
-        const std::vector<double> ones(static_cast<std::size_t>(o.cols), 1.0);
-        for (std::ptrdiff_t i = 0; i < mask_.n_q; ++i) {
-            double sum = 0;
-            const double* row = product.view().row(i);
-            for (std::ptrdiff_t j = 0; j < o.cols; ++j) sum += row[j];
-            exact[static_cast<std::size_t>(i)] = sum * delta_share();
-            delta[static_cast<std::size_t>(i)] =
-                (is_exact ? sum : dot_in_order(row, ones.data(), o.cols)) * delta_share();
-        }
-        settle_delta(delta, exact);
-        return delta;
-    }
-
     /// rowsum(P o dP), or that over rowsum(P), with the P that ds is made of: before its cast, or after it (ds_p = cast), so
     /// that ds = p (dp - delta) sums to zero whichever it is. Two passes over the tiles: what a kernel that has no O to
     /// read must do.
     std::vector<double> delta_from_probabilities() {
-        std::vector<double> exact(static_cast<std::size_t>(mask_.n_q), 0.0);
-        std::vector<double> delta(exact.size(), 0.0);
-        std::vector<double> p_sum = mask_.sink == nullptr ? delta : sink_p_, exact_p_sum = p_sum;  // of value 0: no dP
+        ProbabilitySums sums(static_cast<std::size_t>(mask_.n_q), mask_.sink == nullptr ? nullptr : &sink_p_);
         const bool is_exact = stage_.rule(Site::delta).is_exact();
         const auto f = [&](double x) { return is_exact ? x : static_cast<double>(static_cast<float>(x)); };
         walk([&](const TileAt& where, const TileRange& rows, const TileRange& keys) {
@@ -200,21 +80,14 @@ class BackwardHead {
             for (std::ptrdiff_t i = 0; i < rows.count; ++i) {
                 const auto row = static_cast<std::size_t>(rows.first + i);
                 for (std::ptrdiff_t j = 0; j < keys.count; ++j) {
-                    delta[row] = f(delta[row] + f(p_(i, j) * dp_(i, j)));
-                    exact[row] += p_(i, j) * dp_(i, j);
-                    p_sum[row] = f(p_sum[row] + p_(i, j));
-                    exact_p_sum[row] += p_(i, j);
+                    sums.p_dp[row] = f(sums.p_dp[row] + f(p_(i, j) * dp_(i, j)));
+                    sums.exact_p_dp[row] += p_(i, j) * dp_(i, j);
+                    sums.p[row] = f(sums.p[row] + p_(i, j));
+                    sums.exact_p[row] += p_(i, j);
                 }
             }
         });
-        if (schedule_.delta_from == DeltaFrom::p_dp_normalized)
-            for (std::size_t i = 0; i < delta.size(); ++i) {
-                if (exact_p_sum[i] == 0) continue;  // no visible key
-                delta[i] = f(delta[i] / p_sum[i]);
-                exact[i] /= exact_p_sum[i];
-            }
-        settle_delta(delta, exact);
-        return delta;
+        return quantities_.delta_of(std::move(sums));
     }
 
     /// p_ and dp_ of a tile. Sweeps that only prepare delta or a correction pass every site again, unseen.
@@ -238,7 +111,7 @@ class BackwardHead {
             scores(stage, backward_sites, where, x_.q.middle_rows(rows.first, rows.count), columns(x_.k_t, keys),
                    scales_, plan_, mask_, p_, capped_);
             probabilities(stage, backward_sites, where, schedule_.bwd_argument, schedule_.bwd_exp_base, scales_, plan_,
-                          reference_.data() + rows.first, !subtracts_raw(), p_);
+                          reference_.data() + rows.first, !quantities_.subtracts_raw(), p_);
         }
         dp_ = dp_storage_.shaped(rows.count, keys.count);
         const double* delta = delta_.data() + rows.first;
@@ -365,10 +238,6 @@ class BackwardHead {
     static MatrixView<T> columns(MatrixView<T> m, const TileRange& keys) {
         return {m.data + keys.first, m.rows, keys.count, m.stride};
     }
-    [[nodiscard]] TileAt row_place() const { return {0, head_, 0, 0, 0, 0}; }
-    static MatrixView<double> column(std::vector<double>& x) {
-        return {x.data(), static_cast<std::ptrdiff_t>(x.size()), 1};
-    }
 
     Stage<I>& stage_;
     const RoundingPlan& plan_;
@@ -378,6 +247,7 @@ class BackwardHead {
     int head_;
     BackwardOperands x_;
     const HeadForward& forward_;
+    RowQuantities<I> quantities_;
     std::vector<double> reference_, delta_, sink_p_;
     ZeroSumProjection projection_;
     MatrixView<double> p_, dp_, capped_{};

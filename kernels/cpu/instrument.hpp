@@ -7,6 +7,7 @@
 #include <limits>
 #include <vector>
 
+#include <faultline/cpu/alteration.hpp>
 #include <faultline/plan/site.hpp>
 #include <faultline/tensor/matrix_view.hpp>
 
@@ -44,6 +45,13 @@ class Instrument {
     /// projection. The change must be the same both times, or the kernel would subtract a delta of another fault.
     [[nodiscard]] virtual bool alters(Site) const { return false; }
     virtual void at_again(Site, const TileAt&, MatrixView<double>, MatrixView<const double>) {}
+
+    /// What at() does to the tiles of a query head (of the layer, over the batch: TileAt::head), as data, in its order. A back
+    /// end that holds its tiles elsewhere does that to them, and shows at() copies of the tiles that it observes, as they were
+    /// before. An instrument that changes values and leaves this empty is one for the CPU alone.
+    virtual void alterations(int /*layer*/, int /*head*/, std::vector<Alteration>& /*to*/) const {}
+    /// Whether at() is to see this site's tiles, for what it records.
+    [[nodiscard]] virtual bool observes(Site site) const { return watches(site); }
 };
 
 /// An instrument as a sweep sees it that repeats what is shown elsewhere: it changes what it changes, and records nothing.
@@ -80,6 +88,15 @@ class Instruments final : public Instrument {
     void at_again(Site site, const TileAt& where, MatrixView<double> value, MatrixView<const double> exact) override {
         for (Instrument* part : parts_)
             if (part->alters(site)) part->at_again(site, where, value, exact);
+    }
+    void alterations(int layer, int head, std::vector<Alteration>& to) const override {
+        for (const Instrument* part : parts_) part->alterations(layer, head, to);
+    }
+    /// What is observed after a change has to be changed here too.
+    [[nodiscard]] bool observes(Site site) const override {
+        for (const Instrument* part : parts_)
+            if (part->observes(site)) return true;
+        return false;
     }
 
   private:

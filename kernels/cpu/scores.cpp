@@ -8,27 +8,47 @@
 
 namespace faultline::cpu {
 
+namespace {
+
 FAULTLINE_CLONES
-bool all_floats(MatrixView<const double> tile) {
-    for (std::ptrdiff_t i = 0; i < tile.rows; ++i) {
-        const double* row = tile.row(i);
-        int wider = 0;
-        for (std::ptrdiff_t j = 0; j < tile.cols; ++j)
-            wider |= static_cast<double>(static_cast<float>(row[j])) != row[j];
-        if (wider != 0) return false;
-    }
-    return true;
+bool all_floats(const double* row, std::ptrdiff_t count) {
+    int wider = 0;
+    for (std::ptrdiff_t j = 0; j < count; ++j) wider |= static_cast<double>(static_cast<float>(row[j])) != row[j];
+    return wider == 0;
 }
 
 FAULTLINE_CLONES
+void fused_row(double* row, std::ptrdiff_t count, float factor, float minus_shift) {
+    for (std::ptrdiff_t j = 0; j < count; ++j) row[j] = std::fmaf(static_cast<float>(row[j]), factor, minus_shift);
+}
+
+FAULTLINE_CLONES
+void tanh_of(double* x, std::ptrdiff_t count) {
+    for (std::ptrdiff_t j = 0; j < count; ++j) x[j] = binary64_functions::tanh(x[j]);
+}
+
+}  // namespace
+
 void fused_argument_fp32(MatrixView<double> tile, double c, const double* shift) {
     const auto factor = static_cast<float>(c);
     for (std::ptrdiff_t i = 0; i < tile.rows; ++i) {
         double* row = tile.row(i);
         const auto minus_shift = static_cast<float>(-shift[i]);
-        for (std::ptrdiff_t j = 0; j < tile.cols; ++j)
-            row[j] = std::fmaf(static_cast<float>(row[j]), factor, minus_shift);
+        if (!is_float(c) || !is_float(shift[i])) {
+            for (std::ptrdiff_t j = 0; j < tile.cols; ++j) row[j] = std::fma(row[j], c, -shift[i]);
+        } else if (all_floats(row, tile.cols)) {
+            fused_row(row, tile.cols, factor, minus_shift);
+        } else {
+            for (std::ptrdiff_t j = 0; j < tile.cols; ++j)
+                row[j] = is_float(row[j])
+                             ? static_cast<double>(std::fmaf(static_cast<float>(row[j]), factor, minus_shift))
+                             : std::fma(row[j], c, -shift[i]);
+        }
     }
+}
+
+void hyperbolic_tangent(MatrixView<double> tile) {
+    for (std::ptrdiff_t i = 0; i < tile.rows; ++i) tanh_of(tile.row(i), tile.cols);
 }
 
 namespace {

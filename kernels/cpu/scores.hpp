@@ -74,14 +74,12 @@ struct Scales {
     }
 };
 
-/// True if every element is a float: then a real fmaf is the kernel's operation.
-bool all_floats(MatrixView<const double> tile);
 inline bool is_float(double x) { return static_cast<double>(static_cast<float>(x)) == x; }
-inline MatrixView<const double> floats_of(const std::vector<double>& x) {
-    return {x.data(), 1, static_cast<std::ptrdiff_t>(x.size())};
-}
-/// x <- fma(x, c, -shift[i]) rounded once to float.
+/// x <- fma(x, c, -shift[i]): the kernel's fma in fp32 where its three operands are floats. A wider one (a counterfactual
+/// with an exact score, scale or lse) makes it one of binary64, whose result the site then rounds.
 void fused_argument_fp32(MatrixView<double> tile, double c, const double* shift);
+/// x <- tanh x.
+void hyperbolic_tangent(MatrixView<double> tile);
 /// exp2 or exp, element by element, of any argument including -inf.
 void exponential(MatrixView<double> tile, ExpBase base);
 
@@ -132,9 +130,6 @@ void cap_scores(Stage<I>& stage, Site site, const TileAt& where, const Scales& s
                 MatrixView<double> s) {
     const double scale = schedule.scale_at == ScaleAt::scores ? scales.gradient : 1.0;
     const bool one_constant = schedule.scale_at == ScaleAt::exponent;
-    const auto hyperbolic_tangent = [](MatrixView<double> t) {
-        for_each(t, [](double x, auto, auto) { return std::tanh(x); });
-    };
     // The argument is a tensor where tensors are bf16 or fp16; a rule of fewer bits than fp32 that is neither stands for what
     // the function returns (tanh.approx), whose argument is in a register.
     const Format& rule = stage.rule(site).format;
@@ -270,10 +265,9 @@ void probabilities(Stage<I>& stage, const ScoreSites& at, const TileAt& where, A
                 for_each(t, [&](double s, auto, auto) { return s + offset; });
             }
         } else if (form == ArgumentForm::fused && !scaled_before) {
-            // A float fma takes floats: with scale, lse or score exact (a counterfactual) it is a binary64 one.
-            if (stage.rule(at.argument).format == fp32 && all_floats(t) && is_float(c) && all_floats(floats_of(shift)))
+            if (stage.rule(at.argument).format == fp32)
                 fused_argument_fp32(t, c, shift.data());
-            else  // wider operands (a counterfactual): the product is rounded to binary64, 2^-53 relative
+            else  // wider than fp32: the product is rounded to binary64, 2^-53 relative
                 for_each(t,
                          [&](double s, auto i, auto) { return std::fma(s, c, -shift[static_cast<std::size_t>(i)]); });
         } else {

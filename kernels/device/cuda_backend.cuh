@@ -24,6 +24,10 @@ inline void check(cudaError_t status, const char* what) {
 }
 
 constexpr int threads_per_team = 256;
+/// Teams that keep a card of some hundred multiprocessors busy, and the least rows of a tile that a team may have: with
+/// fewer, most of its threads would have no row to sum.
+constexpr int wanted_teams = 264;
+constexpr std::ptrdiff_t least_rows = 16;
 
 /// The threads of one block.
 struct BlockTeam {
@@ -33,7 +37,7 @@ struct BlockTeam {
 };
 
 template <class Job>
-__global__ void __launch_bounds__(threads_per_team)
+__global__ void __launch_bounds__(threads_per_team, 2)  // registers of one would be all there are
     run_job(Job job, std::ptrdiff_t first, double* memory, std::ptrdiff_t doubles) {
     const std::ptrdiff_t team = blockIdx.x;
     job(BlockTeam{}, first + team, memory + team * doubles);
@@ -43,8 +47,9 @@ __global__ void __launch_bounds__(threads_per_team)
 /// other. Its memory is given back when it ends, however it ends.
 class CudaBackend {
   public:
-    /// tile_bytes: what the teams of a wave may have together for their tiles; one team has what it needs in any case.
-    explicit CudaBackend(std::size_t tile_bytes) : tile_bytes_(tile_bytes) {}
+    /// What the teams of a wave may have together for their tiles, and for their tapes; one team has what it needs in any
+    /// case.
+    CudaBackend(std::size_t tile_bytes, std::size_t tape_bytes) : tile_bytes_(tile_bytes), tape_bytes_(tape_bytes) {}
     CudaBackend(const CudaBackend&) = delete;
     CudaBackend& operator=(const CudaBackend&) = delete;
     ~CudaBackend() {
@@ -52,6 +57,11 @@ class CudaBackend {
         if (memory_ != nullptr) (void)cudaFreeAsync(memory_, stream());
         (void)cudaStreamSynchronize(stream());
     }
+
+    [[nodiscard]] int wanted_teams() const { return device::wanted_teams; }
+    [[nodiscard]] std::ptrdiff_t least_rows() const { return device::least_rows; }
+
+    [[nodiscard]] std::size_t tape_doubles() const { return tape_bytes_ / sizeof(double); }
 
     double* zeros(std::size_t n) {
         auto* to = static_cast<double*>(allocated(n * sizeof(double)));
@@ -108,7 +118,7 @@ class CudaBackend {
         if (bytes > 0) check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream()), "writing operands");
     }
 
-    std::size_t tile_bytes_;
+    std::size_t tile_bytes_, tape_bytes_;
     std::vector<void*> parts_;
     void* memory_ = nullptr;
     std::size_t memory_size_ = 0;

@@ -37,36 +37,37 @@ class Device final : public AttentionBackend {
     [[nodiscard]] int calls_at_once(int) const override { return most_calls; }
     [[nodiscard]] GroupForward forward(const HeadGroup& in, const RoundingPlan& plan,
                                        Instrument* instrument) const override {
-        expect_none(instrument);
-        return std::move(forward(std::span(&in, 1), plan).front());
+        return std::move(forward(std::span(&in, 1), plan, instrument).front());
     }
     [[nodiscard]] GroupBackward backward(const HeadGroup& in, const GroupForward& fwd, const RoundingPlan& plan,
                                          Instrument* instrument) const override {
-        expect_none(instrument);
-        return std::move(backward(std::span(&in, 1), std::span(&fwd, 1), plan).front());
+        return std::move(backward(std::span(&in, 1), std::span(&fwd, 1), plan, instrument).front());
     }
     [[nodiscard]] GroupTruth truth(const TruthProblem& problem, const TruthOptions& options) const override {
         return device::attention_truth(problem, options);
     }
-    [[nodiscard]] std::vector<GroupForward> forward(std::span<const HeadGroup> groups, const RoundingPlan& plan) const {
-        const emulated::Need need = emulated::forward_need(groups, plan);
-        const Lease lease(room_, bytes_of(need));
-        CudaBackend own(tile_bytes(need));
-        return emulated::forward(own, groups, plan);
+    [[nodiscard]] std::vector<GroupForward> forward(std::span<const HeadGroup> groups, const RoundingPlan& plan,
+                                                    Instrument* instrument = nullptr) const {
+        const emulated::Need need = emulated::forward_need(groups, plan, wanted_teams, least_rows);
+        const std::size_t tape = tape_bytes(instrument);
+        const Lease lease(room_, bytes_of(need) + tape);
+        CudaBackend own(tile_bytes(need), tape);
+        return emulated::forward(own, groups, plan, instrument);
     }
     [[nodiscard]] std::vector<GroupBackward> backward(std::span<const HeadGroup> groups,
-                                                      std::span<const GroupForward> forwards,
-                                                      const RoundingPlan& plan) const {
-        const emulated::Need need = emulated::backward_need(groups, plan);
-        const Lease lease(room_, bytes_of(need));
-        CudaBackend own(tile_bytes(need));
-        return emulated::backward(own, groups, forwards, plan);
+                                                      std::span<const GroupForward> forwards, const RoundingPlan& plan,
+                                                      Instrument* instrument = nullptr) const {
+        const emulated::Need need = emulated::backward_need(groups, plan, wanted_teams, least_rows);
+        const std::size_t tape = tape_bytes(instrument);
+        const Lease lease(room_, bytes_of(need) + tape);
+        CudaBackend own(tile_bytes(need), tape);
+        return emulated::backward(own, groups, forwards, plan, instrument);
     }
     [[nodiscard]] std::size_t all() const { return room_.all(); }
     [[nodiscard]] Room& shared() const { return room_; }
     [[nodiscard]] std::size_t bytes_of(const emulated::Need& need) const {
         const std::size_t bytes = need.whole * sizeof(double) + tile_bytes(need);
-        if (bytes > room_.all())
+        if (bytes > room_.all() - room_.all() / most_calls)
             throw WorkError("device cuda: a run needs " + std::to_string(bytes >> 20) + " MiB and " +
                             std::to_string(room_.all() >> 20) +
                             " are free: expected a shorter sequence, or smaller tiles (block_q, block_k) of the plan");
@@ -79,10 +80,8 @@ class Device final : public AttentionBackend {
         const std::size_t each = need.per_team * sizeof(double);
         return std::max(each, std::min(each * static_cast<std::size_t>(need.teams), room_.all() / most_calls));
     }
-    static void expect_none(const Instrument* instrument) {
-        if (instrument != nullptr)
-            throw RequestError(
-                "device cuda: the device form of the kernel has no instruments: expected no fault and nothing recorded");
+    [[nodiscard]] std::size_t tape_bytes(const Instrument* instrument) const {
+        return instrument == nullptr ? 0 : room_.all() / most_calls;
     }
     /// How much of its memory may be used.
     static std::size_t made_ready() {
@@ -138,8 +137,8 @@ Room& shared_room() { return device().shared(); }
 
 std::size_t bytes_of_run(const HeadGroup& group, const RoundingPlan& plan) {
     const std::span one(&group, 1);
-    return device().bytes_of(group.dout.empty() ? emulated::forward_need(one, plan)
-                                                : emulated::backward_need(one, plan));
+    return device().bytes_of(group.dout.empty() ? emulated::forward_need(one, plan, wanted_teams, least_rows)
+                                                : emulated::backward_need(one, plan, wanted_teams, least_rows));
 }
 
 std::vector<GroupForward> attention_forward(std::span<const HeadGroup> groups, const RoundingPlan& plan) {

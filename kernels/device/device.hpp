@@ -29,8 +29,8 @@ struct Info {
 [[nodiscard]] Info info();
 
 /// The back end that runs plans there: calls of several threads run beside each other, and each waits until there is memory
-/// for it. WorkError as info(), and where a call needs more than there is. RequestError for what the device's form has not:
-/// instruments, and softcap, sinks and dropout.
+/// for it. WorkError as info(), and where a call needs more than there is. An instrument changes values by its alterations()
+/// alone, and sees the tiles of each site in the CPU's order.
 [[nodiscard]] const AttentionBackend& backend();
 /// Bytes that backend() may use, all calls together, and what one run of the plan on the group takes of them.
 [[nodiscard]] std::size_t room();

@@ -8,7 +8,7 @@
 
 #include <faultline/cpu/row_arithmetic.hpp>
 #include <faultline/tensor_core/accumulate.hpp>
-#include <faultline/tensor_core/fused_add.hpp>
+#include <faultline/tensor_core/fused_float.hpp>
 
 namespace faultline::emulated {
 
@@ -49,14 +49,7 @@ FAULTLINE_HD_CALLED inline double dot(const Accumulation& accumulation, std::ptr
         case Kind::fused:
             break;
     }
-    const MatrixUnit& unit = accumulation.unit;
-    for (std::ptrdiff_t first = 0; first < k; first += unit.terms) {
-        const std::ptrdiff_t rest = k - first;
-        const int count = rest < unit.terms ? static_cast<int>(rest) : unit.terms;
-        c = fused::add(
-            unit, [&](int i) { return x(first + i); }, [&](int i) { return y(first + i); }, count, c);
-    }
-    return c;
+    return fused::sum_of_products(accumulation.unit, k, c, x, y);
 }
 
 }  // namespace faultline::emulated

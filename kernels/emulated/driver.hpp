@@ -1,214 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
 // Forward and backward of head groups of one shape on a back end that has teams: the host (one thread a team) or a CUDA
-// device (one block a team). What is done once a call (casts of inputs, the scale) the host does as kernels/cpu does it.
+// device (one block a team). What is done once a call or once a row the host does, by the functions of kernels/cpu.
 //
 // A Backend has
-//   double* zeros(n), const double* upload(from, n), void download(from, n, to)    memory of the side that computes
-//   const T* upload_value(value)                                                   one structure, the same
-//   void run(job, teams, doubles)     job(team, index, memory) for index < teams, each with so many doubles of memory
+//   double* zeros(n), void write(to, from, n), const double* upload(from, n), void download(from, n, to)
+//                                                            memory of the side that computes
+//   const T* upload_values(values, n)                        structures, the same
+//   void run(job, teams, doubles)                            job(team, index, memory) for index < teams, each with so many
+//                                                            doubles of memory
+//   int wanted_teams(), std::ptrdiff_t least_rows()          how many teams keep it busy, and the least rows of one
+//   std::size_t tape_doubles()                               how much tape teams may have together; one has what it needs
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <span>
 #include <vector>
 
-#include <faultline/base/error.hpp>
 #include <faultline/cpu/attention.hpp>
-#include <faultline/cpu/scores.hpp>
-#include <faultline/emulated/backward.hpp>
-#include <faultline/emulated/forward.hpp>
+#include <faultline/cpu/backward_rows.hpp>
+#include <faultline/emulated/heads.hpp>
+#include <faultline/emulated/jobs.hpp>
+#include <faultline/emulated/tape.hpp>
 
 namespace faultline::emulated {
 
-struct ForwardJob {
-    const FlatPlan* plan;
-    const HeadProblem* problems;
-    const ForwardOutputs* outputs;
-    std::uint64_t seed;
-    int layer, tiles;
-
-    template <class Team>
-    FAULTLINE_HD void operator()(const Team& team, std::ptrdiff_t index, double* memory) const {
-        const HeadProblem& x = problems[index / tiles];
-        const Sites sites{*plan, seed, layer};
-        Arena arena(memory);
-        const ForwardMemory tile(arena, plan->schedule, x.n_q(), x.n_k(), x.v.cols);
-        ForwardTile<Team>(team, sites, x, tile, outputs[index / tiles])
-            .run(TileAxis(x.n_q(), plan->schedule.block_q)[static_cast<int>(index % tiles)]);
+/// Slabs that give the back end its teams. `whole`: tiles are not cut (what is shown is a tile).
+inline Slabs slabs_of(const TileAxis& axis, std::size_t heads, int wanted, std::ptrdiff_t least_rows, bool whole) {
+    Slabs slabs{axis.count(), 1, axis.block()};
+    while (!whole && slabs.rows > least_rows && slabs.teams(static_cast<std::ptrdiff_t>(heads)) < wanted) {
+        slabs.rows = std::max(least_rows, (slabs.rows + 1) / 2);
+        slabs.per_tile = static_cast<int>((axis.block() + slabs.rows - 1) / slabs.rows);
     }
-};
-
-enum class BackwardPart : unsigned char { prepare, delta, collect, query, key };
-
-struct BackwardJob {
-    const FlatPlan* plan;
-    const HeadProblem* problems;
-    const BackwardRows* rows;
-    std::uint64_t seed;
-    int layer, tiles;
-    BackwardPart part;
-
-    template <class Team>
-    FAULTLINE_HD void operator()(const Team& team, std::ptrdiff_t index, double* memory) const {
-        const HeadProblem& x = problems[index / tiles];
-        const Sites sites{*plan, seed, layer};
-        Arena arena(memory);
-        const BackwardMemory tile_memory(arena, plan->schedule, x.n_q(), x.n_k());
-        BackwardTile<Team> tile(team, sites, x, rows[index / tiles], tile_memory);
-        const int t = static_cast<int>(index % tiles);
-        const TileRange queries = TileAxis(x.n_q(), plan->schedule.bwd_block_q)[part == BackwardPart::key ? 0 : t];
-        switch (part) {
-            case BackwardPart::prepare:
-                return tile.prepare(queries);
-            case BackwardPart::delta:
-                return tile.delta_from_probabilities(queries);
-            case BackwardPart::collect:
-                return tile.collect(queries);
-            case BackwardPart::query:
-                return tile.query_gradient(queries);
-            case BackwardPart::key:
-                return tile.key_gradients(TileAxis(x.n_k(), plan->schedule.bwd_block_k)[t]);
-        }
-    }
-};
-
-/// Gradients of one group after their sums: scaled, cast, and dk and dv summed over the query heads.
-struct FinishJob {
-    const FlatPlan* plan;
-    const View<double>* parts;  ///< [group][head]
-    const View<double>* sums;   ///< [group]; for dq, [group][head]
-    const int* heads;           ///< [group] the name of its first head, which seeds stochastic rounding
-    std::uint64_t seed;
-    int layer, per_group;
-    double factor;
-    Site cast;
-
-    template <class Team>
-    FAULTLINE_HD void operator()(const Team& team, std::ptrdiff_t group, double*) const {
-        const Sites sites{*plan, seed, layer};
-        const View<double>* part = parts + group * per_group;
-        const bool after_cast = plan->schedule.group_reduce == GroupReduce::after_cast;
-        each(team, part->rows, part->cols, [&](std::ptrdiff_t i, std::ptrdiff_t c) {
-            const std::ptrdiff_t counter = i * part->cols + c;
-            const auto finished = [&](double x, int head, int p) {
-                return sites.pass(
-                    cast, Place{head, 0, 0, p}, counter, [&] { return to_float(x * factor); },
-                    [&] { return x * factor; });
-            };
-            if (cast == Site::dq_cast) {
-                for (int h = 0; h < per_group; ++h) part[h](i, c) = finished(part[h](i, c), heads[group] + h, 0);
-                return;
-            }
-            double sum = 0;
-            for (int h = 0; h < per_group; ++h) {
-                const double x = part[h](i, c);
-                const double y = after_cast ? finished(x, heads[group], h) : x;
-                sum = h == 0 ? y : sum + y;
-            }
-            if (per_group > 1)
-                sum = sites.rounded(Site::kv_group_reduce, Place{heads[group], 0, 0, cast == Site::dv_cast ? 1 : 0},
-                                    counter, sum);
-            sums[group](i, c) = after_cast ? sum : finished(sum, heads[group], 0);
-        });
-    }
-};
-
-/// Whether the problem has what the device's form does not: softcap, sinks, dropout.
-inline bool beyond(const HeadGroup& group) {
-    return group.softcap != 0 || !group.sink.empty() || !group.dropout.empty();
-}
-
-inline FlatPlan flat(const RoundingPlan& plan) {
-    FlatPlan out;
-    out.schedule = plan.schedule;
-    for (std::size_t s = 0; s < site_count; ++s) out.rules[s] = plan[static_cast<Site>(s)];
-    return out;
-}
-
-/// The groups' operands after their casts, on the side that computes. All groups have the shapes of the first.
-template <class Backend>
-class Heads {
-  public:
-    Heads(Backend& backend, std::span<const HeadGroup> groups, const RoundingPlan& plan, bool backward)
-        : backend_(backend), plan_(plan), scales_(plan, groups.front()) {
-        const Schedule& schedule = plan.schedule;
-        values_ = {scales_.exponent, scales_.bwd_exponent, scales_.natural, scales_.log2e,
-                   scales_.logit_per_score(schedule)};
-        for (const HeadGroup& group : groups) {
-            if (beyond(group))
-                throw RequestError(
-                    "the device form of the kernel: has no softcap, sinks and dropout: expected none of them");
-            const View<const double> k = cast(Site::k_cast, group, group.first_head, group.k, scales_.inputs);
-            const View<const double> v = cast(Site::v_cast, group, group.first_head, group.v, 1.0);
-            const View<const double> centered = backward ? centered_keys(group, k) : k;
-            for (std::size_t h = 0; h < group.q.size(); ++h) {
-                const int head = group.first_head + static_cast<int>(h);
-                HeadProblem x;
-                x.q = cast(Site::q_cast, group, head, group.q[h], scales_.inputs);
-                x.k = k;
-                x.v = v;
-                x.k_for_dq = centered;
-                if (backward) x.dout = cast(Site::do_cast, group, head, group.dout[h], 1.0);
-                if (!group.bias.empty()) x.bias = sent(group.bias[h]);
-                x.scales = values_;
-                x.causal = group.causal;
-                x.head = head;
-                problems.push_back(x);
-            }
-        }
-    }
-
-    [[nodiscard]] const cpu::Scales& scales() const { return scales_; }
-    std::vector<HeadProblem> problems;  ///< [group][head]
-
-  private:
-    View<const double> sent(MatrixView<const double> x) {
-        const Matrix whole(x);
-        return {backend_.upload(whole.values.data(), whole.values.size()), x.rows, x.cols, x.cols};
-    }
-    View<const double> cast(Site site, const HeadGroup& group, int head, MatrixView<const double> x, double factor) {
-        Matrix out(x);
-        if (factor != 1.0)
-            for (double& value : out.values) value *= factor;
-        cpu::NoInstrument none;
-        cpu::Stage<cpu::NoInstrument> stage(plan_, &none, group.seed, group.layer);
-        stage.pass(site, TileAt{0, head, 0, 0, 0, 0}, out.view());
-        if (site == Site::k_cast) keys_ = out;
-        return sent(out.view());
-    }
-    /// k, or with key centering k - mean k, cast as k is.
-    View<const double> centered_keys(const HeadGroup& group, View<const double> k) {
-        if (!plan_.schedule.key_centering) return k;
-        const std::vector<double> mean = mean_visible_key(group, keys_.view());
-        Matrix centered = keys_;
-        cpu::for_each(centered.view(), [&](double x, auto, auto c) {
-            return faultline::round(x - mean[static_cast<std::size_t>(c)], plan_[Site::k_cast].format,
-                                    Rounding::nearest_even);
-        });
-        return sent(centered.view());
-    }
-
-    Backend& backend_;
-    const RoundingPlan& plan_;
-    cpu::Scales scales_;
-    ScaleValues values_;
-    Matrix keys_;
-};
-
-template <class Backend, class T>
-const T* sent_all(Backend& backend, const std::vector<T>& values) {
-    return backend.upload_values(values.data(), values.size());
-}
-template <class Backend>
-View<double> zero_matrix(Backend& backend, std::ptrdiff_t rows, std::ptrdiff_t cols) {
-    return {backend.zeros(static_cast<std::size_t>(rows * cols)), rows, cols, cols};
-}
-template <class Backend>
-Matrix fetched(Backend& backend, const View<double>& from) {
-    Matrix to(from.rows, from.cols);
-    backend.download(from.data, to.values.size(), to.values.data());
-    return to;
+    return slabs;
 }
 
 /// Doubles that a call takes on the side that computes.
@@ -220,61 +43,104 @@ struct Need {
 
 inline std::size_t elements(std::ptrdiff_t rows, std::ptrdiff_t cols) { return static_cast<std::size_t>(rows * cols); }
 
-inline Need forward_need(std::span<const HeadGroup> groups, const RoundingPlan& plan) {
+inline Need forward_need(std::span<const HeadGroup> groups, const RoundingPlan& plan, int wanted,
+                         std::ptrdiff_t least) {
     const HeadGroup& g = groups.front();
     const std::ptrdiff_t n_q = g.q.front().rows, n_k = g.k.rows, d = g.k.cols, d_v = g.v.cols;
-    const std::size_t heads = groups.size() * g.q.size();
-    Need need;
-    need.whole = groups.size() * (2 * elements(n_k, d) + 2 * elements(n_k, d_v)) +
-                 heads * (elements(n_q, d) + 2 * elements(n_q, d_v + 1));
-    if (!g.bias.empty()) need.whole += heads * elements(n_q, n_k);
-    if (plan.schedule.p_saved) need.whole += heads * elements(n_q, n_k);
+    const std::size_t heads = groups.size() * g.q.size(), scores = elements(n_q, n_k);
+    const bool saved = plan.schedule.p_saved;
+    const Slabs slabs = slabs_of(TileAxis(n_q, plan.schedule.block_q), heads, wanted, least, false);
     Arena tiles(nullptr);
-    (void)ForwardMemory(tiles, plan.schedule, n_q, n_k, d_v);
-    need.per_team = static_cast<std::size_t>(tiles.used());
-    need.teams = static_cast<std::ptrdiff_t>(heads) * TileAxis(n_q, plan.schedule.block_q).count();
+    (void)ForwardMemory(tiles, plan.schedule, slabs.rows, n_k, d_v, false);
+    return {groups.size() * elements(n_k, d + d_v) +
+                heads * (elements(n_q, d + 2 * d_v + 2) +
+                         scores * ((g.bias.empty() ? 0u : 1u) + (g.dropout.empty() ? 0u : 1u) + (saved ? 1u : 0u) +
+                                   (saved && g.softcap > 0 ? 1u : 0u))),
+            static_cast<std::size_t>(tiles.used()), slabs.teams(static_cast<std::ptrdiff_t>(heads))};
+}
+
+inline Need backward_need(std::span<const HeadGroup> groups, const RoundingPlan& plan, int wanted,
+                          std::ptrdiff_t least) {
+    const HeadGroup& g = groups.front();
+    const Schedule& schedule = plan.schedule;
+    const std::ptrdiff_t n_q = g.q.front().rows, n_k = g.k.rows, d = g.k.cols, d_v = g.v.cols;
+    const std::size_t heads = groups.size() * g.q.size();
+    Need need = forward_need(groups, plan, wanted, least);
+    need.whole +=
+        groups.size() * elements(n_k, d) + heads * (elements(n_q, 2 * d + d_v + 12) + elements(n_k, 2 * d + d_v));
+    for (const BackwardPart part : {BackwardPart::query, BackwardPart::key}) {
+        const TileAxis axis =
+            part == BackwardPart::key ? TileAxis(n_k, schedule.bwd_block_k) : TileAxis(n_q, schedule.bwd_block_q);
+        const Slabs slabs = slabs_of(axis, heads, wanted, least, false);
+        Arena tiles(nullptr);
+        (void)BackwardMemory(tiles, schedule, BackwardJob::tile_rows(schedule, part, slabs, n_q),
+                             BackwardJob::tile_keys(schedule, part, slabs, n_k), d, d_v, g.softcap > 0, false);
+        need.per_team = std::max(need.per_team, static_cast<std::size_t>(tiles.used()));
+        need.teams = std::max(need.teams, slabs.teams(static_cast<std::ptrdiff_t>(heads)));
+    }
     return need;
 }
 
-inline Need backward_need(std::span<const HeadGroup> groups, const RoundingPlan& plan) {
-    const HeadGroup& g = groups.front();
-    const std::ptrdiff_t n_q = g.q.front().rows, n_k = g.k.rows, d = g.k.cols, d_v = g.v.cols;
-    const std::size_t heads = groups.size() * g.q.size();
-    Need need = forward_need(groups, plan);
-    need.whole += groups.size() * 2 * elements(n_k, d + d_v) +
-                  heads * (elements(n_q, d_v) + 2 * elements(n_q, d) + 2 * elements(n_k, d) + elements(n_k, d_v) +
-                           8 * elements(n_q, 1));
-    Arena tiles(nullptr);
-    (void)BackwardMemory(tiles, plan.schedule, n_q, n_k);
-    need.per_team = static_cast<std::size_t>(tiles.used());
-    const int tiles_q = TileAxis(n_q, plan.schedule.bwd_block_q).count();
-    const int tiles_k = TileAxis(n_k, plan.schedule.bwd_block_k).count();
-    need.teams = static_cast<std::ptrdiff_t>(heads) * std::max(tiles_q, tiles_k);
-    return need;
+template <class Backend, class T>
+const T* sent_all(Backend& backend, const std::vector<T>& values) {
+    return backend.upload_values(values.data(), values.size());
 }
 
-/// The same as attention_forward of each group.
-template <class Backend>
-std::vector<GroupForward> forward(Backend& backend, std::span<const HeadGroup> groups, const RoundingPlan& plan) {
-    const Heads<Backend> heads(backend, groups, plan, false);
+namespace detail {
+
+template <class I, class Backend>
+std::vector<GroupForward> forward(Backend& backend, std::span<const HeadGroup> groups, const RoundingPlan& plan,
+                                  I& instrument, const Instrument* watched) {
+    const Schedule& schedule = plan.schedule;
+    const HeadGroup& g0 = groups.front();
+    Heads<Backend> heads(backend, groups, plan);
+    for (const HeadGroup& group : groups) {
+        cpu::check_call(group, plan, false);
+        cpu::Stage<I> stage(plan, &instrument, group.seed, group.layer);
+        cpu::show_scale(stage, group, heads.scales, schedule);
+        heads.add(group, stage, nullptr);
+    }
     const HeadProblem& first = heads.problems.front();
+    const std::ptrdiff_t n_q = first.n_q(), n_k = first.n_k(), d_v = first.v.cols;
+    const std::size_t count = heads.problems.size();
     std::vector<ForwardOutputs> outputs;
-    for (const HeadProblem& x : heads.problems) {
+    for (std::size_t h = 0; h < count; ++h) {
         ForwardOutputs out;
-        out.o = zero_matrix(backend, x.n_q(), x.v.cols);
-        out.o_unrounded = zero_matrix(backend, x.n_q(), x.v.cols);
-        out.lse = backend.zeros(static_cast<std::size_t>(x.n_q()));
-        if (plan.schedule.p_saved) out.p = zero_matrix(backend, x.n_q(), x.n_k());
+        out.o = zero_matrix(backend, n_q, d_v);
+        out.o_unrounded = zero_matrix(backend, n_q, d_v);
+        out.lse = backend.zeros(static_cast<std::size_t>(n_q));
+        if (schedule.p_saved) {
+            out.p = zero_matrix(backend, n_q, n_k);
+            if (heads.scales.cap > 0) out.capped = zero_matrix(backend, n_q, n_k);
+            if (first.has_sink) out.sink_p = backend.zeros(static_cast<std::size_t>(n_q));
+        }
         outputs.push_back(out);
     }
-    Arena needed(nullptr);
-    (void)ForwardMemory(needed, plan.schedule, first.n_q(), first.n_k(), first.v.cols);
-    const int tiles = TileAxis(first.n_q(), plan.schedule.block_q).count();
+    const CallWatch watch(watched, g0.layer, g0.first_head, count);
     const std::vector<FlatPlan> flat_plan{flat(plan)};
-    if (first.n_q() > 0)
-        backend.run(ForwardJob{sent_all(backend, flat_plan), sent_all(backend, heads.problems),
-                               sent_all(backend, outputs), groups.front().seed, groups.front().layer, tiles},
-                    static_cast<std::ptrdiff_t>(heads.problems.size()) * tiles, needed.used());
+    ForwardJob job;
+    job.plan = sent_all(backend, flat_plan);
+    job.problems = sent_all(backend, heads.problems);
+    job.seed = g0.seed;
+    job.layer = g0.layer;
+    job.watch = watch.sent(backend);
+    job.watched = watch.active();
+    job.outputs = sent_all(backend, outputs);
+    const TileAxis axis(n_q, schedule.block_q);
+    job.slabs = slabs_of(axis, count, backend.wanted_teams(), backend.least_rows(), watch.active());
+    const std::ptrdiff_t teams = n_q > 0 ? job.slabs.teams(static_cast<std::ptrdiff_t>(count)) : 0;
+    Arena needed(nullptr);
+    (void)ForwardMemory(needed, schedule, job.slabs.rows, n_k, d_v, watch.active());
+    if (job.watch.taped == 0) {
+        backend.run(job, teams, needed.used());
+    } else {
+        const TileAxis keys(n_k, schedule.block_k);
+        const std::ptrdiff_t capacity = tape_capacity(job.watch.taped, Pass::forward, keys.count(),
+                                                      schedule.key_splits + 3, axis.block(), keys.block(), d_v);
+        run_taped(backend, job, teams, needed.used(), capacity, [&](std::ptrdiff_t, std::vector<double>& tape) {
+            for (const TapedTile& t : tiles_of(tape, g0.layer)) show(instrument, t);
+        });
+    }
     std::vector<GroupForward> out;
     std::size_t at = 0;
     for (const HeadGroup& group : groups) {
@@ -283,103 +149,244 @@ std::vector<GroupForward> forward(Backend& backend, std::span<const HeadGroup> g
             HeadForward& head = result.heads.emplace_back();
             head.o = fetched(backend, outputs[at].o);
             head.o_unrounded = fetched(backend, outputs[at].o_unrounded);
-            head.lse.resize(static_cast<std::size_t>(first.n_q()));
-            backend.download(outputs[at].lse, head.lse.size(), head.lse.data());
-            if (plan.schedule.p_saved) head.p = fetched(backend, outputs[at].p);
+            head.lse = fetched(backend, outputs[at].lse, n_q);
+            if (outputs[at].p.data != nullptr) head.p = fetched(backend, outputs[at].p);
+            if (outputs[at].capped.data != nullptr) head.capped = fetched(backend, outputs[at].capped);
+            if (outputs[at].sink_p != nullptr) head.sink_p = fetched(backend, outputs[at].sink_p, n_q);
         }
     }
     return out;
 }
 
-/// The same as attention_backward of each group.
+/// One call's backward, step by step.
+template <class I, class Backend>
+class Backward {
+  public:
+    Backward(Backend& backend, std::span<const HeadGroup> groups, std::span<const GroupForward> forwards,
+             const RoundingPlan& plan, I& instrument, const Instrument* watched)
+        : backend_(backend),
+          groups_(groups),
+          forwards_(forwards),
+          schedule_(plan.schedule),
+          instrument_(instrument),
+          stage_(plan, &instrument, groups.front().seed, groups.front().layer),
+          heads_(backend, groups, plan),
+          plan_(plan),
+          per_group_(groups.front().q.size()),
+          watch_(watched, groups.front().layer, groups.front().first_head, groups.size() * per_group_) {}
+
+    std::vector<GroupBackward> run() {
+        cpu::Unseen<I> repeated(&instrument_);  // the casts of q, k, v were shown in the forward
+        cpu::Stage<I> unseen(plan_, repeated.get(), groups_.front().seed, groups_.front().layer);
+        for (const HeadGroup& group : groups_) {
+            cpu::check_call(group, plan_, true);
+            heads_.add(group, unseen, &stage_);
+        }
+        const HeadProblem& first = heads_.problems.front();
+        n_q_ = first.n_q(), n_k_ = first.n_k(), d_ = first.q.cols, d_v_ = first.v_t.rows;
+        prepare_rows();
+        prepare_job();
+        if (needs_dp(schedule_.delta_from)) delta_of_probabilities();
+        if (n_q_ > 0) {
+            if (schedule_.zero_sum != ZeroSum::none) run_part(BackwardPart::collect);
+            if (n_k_ > 0) key_part();
+            query_part();
+        }
+        return gradients();
+    }
+
+  private:
+    [[nodiscard]] std::size_t count() const { return heads_.problems.size(); }
+
+    void prepare_rows() {
+        const auto n = static_cast<std::size_t>(n_q_);
+        for (const HeadGroup& group : groups_)
+            for (std::size_t h = 0; h < per_group_; ++h) masks_.push_back(cpu::mask_of(group, h));
+        sink_p_.resize(count());
+        delta_.resize(count());
+        for (std::size_t h = 0; h < count(); ++h) {
+            const HeadForward& fwd = forwards_[h / per_group_].heads.at(h % per_group_);
+            quantities_.emplace_back(stage_, plan_, heads_.scales, masks_[h], heads_.problems[h].head, fwd);
+            const std::vector<double> reference = quantities_[h].scaled_lse();
+            if (masks_[h].sink != nullptr) sink_p_[h] = quantities_[h].sink_probabilities(reference);
+            BackwardRows& r = rows_.emplace_back();
+            r.reference = sent(backend_, reference);
+            if (needs_dp(schedule_.delta_from)) {
+                const cpu::ProbabilitySums zero(n, masks_[h].sink == nullptr ? nullptr : &sink_p_[h]);
+                r.p_dp = sent(backend_, zero.p_dp);
+                r.exact_p_dp = sent(backend_, zero.exact_p_dp);
+                r.p_sum = sent(backend_, zero.p);
+                r.exact_p_sum = sent(backend_, zero.exact_p);
+                r.delta = backend_.zeros(n);
+            } else {
+                delta_[h] = quantities_[h].delta_from_output(heads_.douts[h].view());
+                r.delta = sent(backend_, delta_[h]);
+            }
+            if (schedule_.p_saved) {
+                r.p = sent(backend_, fwd.p);
+                if (heads_.scales.cap > 0) r.capped = sent(backend_, fwd.capped);
+            }
+            if (schedule_.zero_sum != ZeroSum::none)
+                for (double** array : {&r.row_sum, &r.weight_sum, &r.largest, &r.largest_key, &r.open})
+                    *array = backend_.zeros(n);
+            r.dq = zero_matrix(backend_, n_q_, d_);
+            r.dk = zero_matrix(backend_, n_k_, d_);
+            r.dv = zero_matrix(backend_, n_k_, d_v_);
+            if (!BackwardMemory::projects(schedule_)) continue;
+            r.dq_part = zero_matrix(backend_, n_q_, d_);
+            r.dk_part = zero_matrix(backend_, n_k_, d_);
+        }
+    }
+
+    void prepare_job() {
+        flat_plan_.push_back(flat(plan_));
+        job_.plan = sent_all(backend_, flat_plan_);
+        job_.problems = sent_all(backend_, heads_.problems);
+        job_.seed = groups_.front().seed;
+        job_.layer = groups_.front().layer;
+        job_.watch = watch_.sent(backend_);
+        job_.watched = watch_.active();
+        job_.rows = sent_all(backend_, rows_);
+    }
+    [[nodiscard]] TileAxis queries() const { return {n_q_, schedule_.bwd_block_q}; }
+    [[nodiscard]] TileAxis keys() const { return {n_k_, schedule_.bwd_block_k}; }
+
+    /// The job of a part, its teams, and their memory.
+    std::ptrdiff_t teams_of(BackwardPart part, std::ptrdiff_t& doubles) {
+        job_.part = part;
+        job_.slabs = slabs_of(part == BackwardPart::key ? keys() : queries(), count(), backend_.wanted_teams(),
+                              backend_.least_rows(), watch_.active());
+        Arena needed(nullptr);
+        (void)BackwardMemory(needed, schedule_, BackwardJob::tile_rows(schedule_, part, job_.slabs, n_q_),
+                             BackwardJob::tile_keys(schedule_, part, job_.slabs, n_k_), d_, d_v_, heads_.scales.cap > 0,
+                             watch_.active());
+        doubles = needed.used();
+        return job_.slabs.teams(static_cast<std::ptrdiff_t>(count()));
+    }
+    void run_part(BackwardPart part) {
+        std::ptrdiff_t doubles = 0;
+        const std::ptrdiff_t teams = teams_of(part, doubles);
+        backend_.run(job_, teams, doubles);
+    }
+    template <class Play>
+    void run_taped_part(BackwardPart part, std::uint64_t taped, std::ptrdiff_t steps, Play&& play) {
+        std::ptrdiff_t doubles = 0;
+        const std::ptrdiff_t teams = teams_of(part, doubles);
+        BackwardJob job = job_;
+        job.watch.taped = taped;
+        const std::ptrdiff_t capacity =
+            tape_capacity(taped, Pass::backward, steps, 0, queries().block(), keys().block(), std::max(d_, d_v_));
+        run_taped(backend_, job, teams, doubles, capacity, play);
+    }
+
+    void delta_of_probabilities() {
+        if (n_q_ > 0) run_part(BackwardPart::sum_probabilities);
+        for (std::size_t h = 0; h < count(); ++h) {
+            cpu::ProbabilitySums sums(static_cast<std::size_t>(n_q_));
+            sums.p_dp = fetched(backend_, rows_[h].p_dp, n_q_);
+            sums.exact_p_dp = fetched(backend_, rows_[h].exact_p_dp, n_q_);
+            sums.p = fetched(backend_, rows_[h].p_sum, n_q_);
+            sums.exact_p = fetched(backend_, rows_[h].exact_p_sum, n_q_);
+            delta_[h] = quantities_[h].delta_of(std::move(sums));
+            backend_.write(rows_[h].delta, delta_[h].data(), delta_[h].size());
+        }
+    }
+
+    static constexpr std::uint64_t dq_bit = std::uint64_t{1} << index(Site::dq_accumulate);
+
+    /// dk and dv, and every tile of scores on the tape.
+    void key_part() {
+        const std::uint64_t taped = job_.watch.taped & ~dq_bit;
+        if (taped == 0) return run_part(BackwardPart::key);
+        run_taped_part(BackwardPart::key, taped, queries().count(), [&](std::ptrdiff_t, std::vector<double>& tape) {
+            for (const TapedTile& t : tiles_of(tape, job_.layer)) show(instrument_, t);
+        });
+    }
+    /// dq. Its tiles go to the instrument in the order of kernels/cpu, where key tiles are the outer loop, behind those of
+    /// the other sites.
+    void query_part() {
+        if ((job_.watch.taped & dq_bit) == 0) return run_part(BackwardPart::query);
+        const std::ptrdiff_t per_head = queries().count();
+        std::vector<std::vector<double>> tapes;
+        run_taped_part(BackwardPart::query, dq_bit, keys().count(),
+                       [&](std::ptrdiff_t team, std::vector<double>& tape) {
+                           tapes.push_back(std::move(tape));
+                           if ((team + 1) % per_head != 0) return;
+                           std::vector<TapedTile> tiles;
+                           for (std::vector<double>& one : tapes)
+                               for (const TapedTile& t : tiles_of(one, job_.layer)) tiles.push_back(t);
+                           const bool up = schedule_.bwd_key_order == Order::ascending;
+                           std::ranges::stable_sort(
+                               tiles, {}, [&](const TapedTile& t) { return up ? t.where.k_tile : -t.where.k_tile; });
+                           for (const TapedTile& t : tiles) show(instrument_, t);
+                           tapes.clear();
+                       });
+    }
+
+    std::vector<GroupBackward> gradients() {
+        const cpu::GradientFactors factors(stage_, schedule_, heads_.scales);
+        std::vector<GroupBackward> out(groups_.size());
+        for (std::size_t g = 0; g < groups_.size(); ++g) {
+            const int first_head = groups_[g].first_head;
+            std::vector<Matrix> dk, dv;
+            for (std::size_t h = 0; h < per_group_; ++h) {
+                const std::size_t at = g * per_group_ + h;
+                out[g].dq.push_back(fetched(backend_, rows_[at].dq));
+                dk.push_back(fetched(backend_, rows_[at].dk));
+                dv.push_back(fetched(backend_, rows_[at].dv));
+                if (masks_[at].sink != nullptr)
+                    out[g].dsink.push_back(quantities_[at].sink_gradient(sink_p_[at], delta_[at]));
+                cpu::finish_gradient(stage_, Site::dq_cast, first_head + static_cast<int>(h), factors.scores,
+                                     out[g].dq.back());
+            }
+            out[g].dk = cpu::reduce_group(stage_, Site::dk_cast, first_head, factors.scores, schedule_.group_reduce,
+                                          std::move(dk));
+            out[g].dv = cpu::reduce_group(stage_, Site::dv_cast, first_head, factors.values, schedule_.group_reduce,
+                                          std::move(dv));
+        }
+        return out;
+    }
+
+    Backend& backend_;
+    std::span<const HeadGroup> groups_;
+    std::span<const GroupForward> forwards_;
+    const Schedule& schedule_;
+    I& instrument_;
+    cpu::Stage<I> stage_;
+    Heads<Backend> heads_;
+    const RoundingPlan& plan_;
+    std::size_t per_group_;
+    CallWatch watch_;
+    std::ptrdiff_t n_q_ = 0, n_k_ = 0, d_ = 0, d_v_ = 0;
+    std::vector<cpu::Mask> masks_;
+    std::vector<cpu::RowQuantities<I>> quantities_;
+    std::vector<std::vector<double>> sink_p_, delta_;
+    std::vector<BackwardRows> rows_;
+    std::vector<FlatPlan> flat_plan_;
+    BackwardJob job_;
+};
+
+}  // namespace detail
+
+/// The same as attention_forward of each group. With an instrument, of one group: its tiles come in the order of kernels/cpu.
+template <class Backend>
+std::vector<GroupForward> forward(Backend& backend, std::span<const HeadGroup> groups, const RoundingPlan& plan,
+                                  Instrument* instrument = nullptr) {
+    if (instrument != nullptr) return detail::forward(backend, groups, plan, *instrument, instrument);
+    cpu::NoInstrument none;
+    return detail::forward(backend, groups, plan, none, nullptr);
+}
+
+/// The same as attention_backward of each group. With an instrument, of one group: the tiles of each site come in the order
+/// of kernels/cpu, those of dq_accumulate behind all others of their head.
 template <class Backend>
 std::vector<GroupBackward> backward(Backend& backend, std::span<const HeadGroup> groups,
-                                    std::span<const GroupForward> forwards, const RoundingPlan& plan) {
-    const Heads<Backend> heads(backend, groups, plan, true);
-    const Schedule& schedule = plan.schedule;
-    const HeadProblem& first = heads.problems.front();
-    const std::ptrdiff_t n_q = first.n_q(), n_k = first.n_k(), d = first.q.cols, d_v = first.v.cols;
-    const auto per_group = static_cast<int>(groups.front().q.size());
-    const auto n = static_cast<std::size_t>(n_q);
-    std::vector<BackwardRows> rows;
-    std::vector<View<double>> dq, dk, dv;
-    const bool projected = schedule.zero_sum == ZeroSum::uniform || schedule.zero_sum == ZeroSum::weighted;
-    for (std::size_t at = 0; at < heads.problems.size(); ++at) {
-        const HeadForward& fwd =
-            forwards[at / static_cast<std::size_t>(per_group)].heads.at(at % static_cast<std::size_t>(per_group));
-        BackwardRows r;
-        r.lse = backend.zeros(n);
-        backend.write(r.lse, fwd.lse.data(), n);
-        const Matrix& o = schedule.delta_from == DeltaFrom::o_unrounded ? fwd.o_unrounded : fwd.o;
-        r.o = {backend.upload(o.values.data(), o.values.size()), n_q, d_v, d_v};
-        if (schedule.p_saved) r.p = {backend.upload(fwd.p.values.data(), fwd.p.values.size()), n_q, n_k, n_k};
-        for (double** array : {&r.reference, &r.delta, &r.row_sum, &r.p_sum, &r.largest, &r.largest_key, &r.open})
-            *array = backend.zeros(n);
-        r.dq = zero_matrix(backend, n_q, d);
-        r.dk = zero_matrix(backend, n_k, d);
-        r.dv = zero_matrix(backend, n_k, d_v);
-        if (projected) {
-            r.dq_part = zero_matrix(backend, n_q, d);
-            r.dk_part = zero_matrix(backend, n_k, d);
-        }
-        rows.push_back(r);
-        dq.push_back(r.dq);
-        dk.push_back(r.dk);
-        dv.push_back(r.dv);
-    }
-    Arena needed(nullptr);
-    (void)BackwardMemory(needed, schedule, n_q, n_k);
-    const std::vector<FlatPlan> flat_plan{flat(plan)};
-    BackwardJob job{sent_all(backend, flat_plan), sent_all(backend, heads.problems),
-                    sent_all(backend, rows),      groups.front().seed,
-                    groups.front().layer,         TileAxis(n_q, schedule.bwd_block_q).count(),
-                    BackwardPart::prepare};
-    const auto run = [&](BackwardPart part) {
-        job.part = part;
-        job.tiles = part == BackwardPart::key ? TileAxis(n_k, schedule.bwd_block_k).count()
-                                              : TileAxis(n_q, schedule.bwd_block_q).count();
-        backend.run(job, static_cast<std::ptrdiff_t>(rows.size()) * job.tiles, needed.used());
-    };
-    if (n_q > 0) {
-        run(BackwardPart::prepare);
-        if (needs_dp(schedule.delta_from)) run(BackwardPart::delta);
-        if (schedule.zero_sum != ZeroSum::none) run(BackwardPart::collect);
-        run(BackwardPart::query);
-        if (n_k > 0) run(BackwardPart::key);
-    }
-    // With scaled inputs the chain rule leaves sqrt(scale) for dq and dk; where ds was scaled before its cast, nothing.
-    const double factor = schedule.scale_at == ScaleAt::inputs
-                              ? heads.scales().inputs
-                              : (schedule.ds_scale == DsScale::after ? heads.scales().natural : 1.0);
-    std::vector<View<double>> dk_sums, dv_sums;
-    std::vector<int> names;
-    for (const HeadGroup& group : groups) {
-        dk_sums.push_back(zero_matrix(backend, n_k, d));
-        dv_sums.push_back(zero_matrix(backend, n_k, d_v));
-        names.push_back(group.first_head);
-    }
-    FinishJob finish{job.plan, sent_all(backend, dq), nullptr, sent_all(backend, names), job.seed, job.layer, per_group,
-                     factor,   Site::dq_cast};
-    const auto count = static_cast<std::ptrdiff_t>(groups.size());
-    backend.run(finish, count, 0);
-    finish.parts = sent_all(backend, dk);
-    finish.sums = sent_all(backend, dk_sums);
-    finish.cast = Site::dk_cast;
-    backend.run(finish, count, 0);
-    finish.parts = sent_all(backend, dv);
-    finish.sums = sent_all(backend, dv_sums);
-    finish.cast = Site::dv_cast;
-    finish.factor = 1.0;
-    backend.run(finish, count, 0);
-    std::vector<GroupBackward> out(groups.size());
-    for (std::size_t g = 0; g < groups.size(); ++g) {
-        for (int h = 0; h < per_group; ++h)
-            out[g].dq.push_back(
-                fetched(backend, dq[g * static_cast<std::size_t>(per_group) + static_cast<std::size_t>(h)]));
-        out[g].dk = fetched(backend, dk_sums[g]);
-        out[g].dv = fetched(backend, dv_sums[g]);
-    }
-    return out;
+                                    std::span<const GroupForward> forwards, const RoundingPlan& plan,
+                                    Instrument* instrument = nullptr) {
+    if (instrument != nullptr)
+        return detail::Backward<Instrument, Backend>(backend, groups, forwards, plan, *instrument, instrument).run();
+    cpu::NoInstrument none;
+    return detail::Backward<cpu::NoInstrument, Backend>(backend, groups, forwards, plan, none, nullptr).run();
 }
 
 }  // namespace faultline::emulated

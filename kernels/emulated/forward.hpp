@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The forward of one query tile: the streaming softmax over its key tiles, every site in the order in which the data flows
-// (kernels/cpu/forward.hpp). Query tiles are independent, one team each.
+// The forward of one query tile, or of some of its rows: the streaming softmax over its key tiles, every site in the order in
+// which the data flows (kernels/cpu/forward.hpp). Rows are independent of each other, so a team may have any of them.
 #pragma once
 
 #include <faultline/cpu/row_arithmetic.hpp>
@@ -8,146 +8,236 @@
 
 namespace faultline::emulated {
 
-/// What a team works in: tiles and row statistics of one query tile.
+/// What a team works in: tiles and row statistics of `rows` rows.
 struct ForwardMemory {
-    View<double> s, cast, o, split_o;  ///< [block_q, block_k], the same, [block_q, d_v], [splits * block_q, d_v]
-    double *maximum, *old_maximum, *alpha, *running_lse, *lanes, *rounded_lanes, *joined, *lse, *split_lse, *weights;
-    double* floats;  ///< one number: 1 while every operand of a fused argument is a float
+    View<double> s, cast, o, split_o;  ///< [rows, block_k], the same, [rows, d_v], [splits * rows, d_v]
+    double *maximum, *old_maximum, *alpha, *running_lse, *lanes, *rounded_lanes, *joined, *inverse, *shift, *term, *lse;
+    double *split_lse, *weights;  ///< [splits * rows], the tree of merged_lse for each row
+    double* exact;                ///< the largest tile that is shown; nullptr where nothing is
+    double* scratch;              ///< one number
 
-    FAULTLINE_HD ForwardMemory(Arena& arena, const Schedule& schedule, std::ptrdiff_t n_q, std::ptrdiff_t n_k,
-                               std::ptrdiff_t d_v) {
-        const std::ptrdiff_t rows = TileAxis(n_q, schedule.block_q).block(),
-                             cols = TileAxis(n_k, schedule.block_k).block();
-        const std::ptrdiff_t splits = schedule.key_splits;
+    FAULTLINE_HD ForwardMemory(Arena& arena, const Schedule& schedule, std::ptrdiff_t rows, std::ptrdiff_t n_k,
+                               std::ptrdiff_t d_v, bool watched) {
+        const std::ptrdiff_t cols = TileAxis(n_k, schedule.block_k).block();
+        const std::ptrdiff_t splits = schedule.key_splits > 1 ? schedule.key_splits : 0;
         s = arena.take(rows, cols);
-        cast = arena.take(rows, cols);
+        cast = arena.take(schedule.row_sum_adds != RowSumAdds::unrounded ? rows : 0, cols);
         o = arena.take(rows, d_v);
-        split_o = arena.take(splits > 1 ? splits * rows : 0, d_v);
-        maximum = arena.take(rows);
-        old_maximum = arena.take(rows);
-        alpha = arena.take(rows);
-        running_lse = arena.take(rows);
+        split_o = arena.take(splits * rows, d_v);
+        for (double** array : {&maximum, &old_maximum, &alpha, &running_lse, &joined, &inverse, &shift, &term, &lse})
+            *array = arena.take(rows);
         lanes = arena.take(4 * rows);
         rounded_lanes = arena.take(4 * rows);
-        joined = arena.take(rows);
-        lse = arena.take(rows);
-        split_lse = arena.take(splits > 1 ? splits * rows : 0);
-        weights = arena.take(splits > 1 ? 2 * splits * rows : 0);  // the tree of merged_lse, per row
-        floats = arena.take(1);
+        split_lse = arena.take(splits * rows);
+        weights = arena.take(2 * splits * rows);
+        exact = watched ? arena.take(rows * (cols > d_v ? cols : d_v)) : nullptr;
+        scratch = arena.take(1);
     }
 };
 
-template <class Team>
+template <class Stage>
 class ForwardTile {
   public:
-    FAULTLINE_HD ForwardTile(const Team& team, const Sites& sites, const HeadProblem& problem,
-                             const ForwardMemory& memory, const ForwardOutputs& out)
-        : team_(team), sites_(sites), schedule_(sites.plan.schedule), x_(problem), m_(memory), out_(out) {}
+    FAULTLINE_HD ForwardTile(Stage& stage, const HeadProblem& problem, const ForwardMemory& memory,
+                             const ForwardOutputs& out)
+        : stage_(stage), team_(stage.team()), schedule_(stage.plan().schedule), x_(problem), m_(memory), out_(out) {}
 
-    FAULTLINE_HD void run(const TileRange& rows) {
+    /// Rows [row0, row0 + rows) of the query tile.
+    FAULTLINE_HD void run(const TileRange& tile, std::ptrdiff_t row0, std::ptrdiff_t rows) {
+        tile_ = tile;
+        row0_ = row0;
         rows_ = rows;
-        const std::ptrdiff_t last = visible_keys(rows.first + rows.count - 1, x_.n_q(), x_.n_k(), x_.causal);
+        // The whole tile's: a key tile that its last row sees is one that all of its rows pass.
+        const std::ptrdiff_t last = visible_keys(tile.first + tile.count - 1, x_.n_q(), x_.n_k(), x_.causal);
         const TileAxis keys(x_.n_k(), schedule_.block_k);
         const int visited = static_cast<int>((last + keys.block() - 1) / keys.block());
         if (schedule_.key_splits == 1) {
-            stream(keys, 0, visited);
+            stream(keys, 0, visited, true);
             store();
             return;
         }
         const int per_split = (keys.count() + schedule_.key_splits - 1) / schedule_.key_splits;
         for (int split = 0; split < schedule_.key_splits; ++split) {
             const int begin = split * per_split, end = begin + per_split;
-            stream(keys, begin < visited ? begin : visited, end < visited ? end : visited);
+            stream(keys, begin < visited ? begin : visited, end < visited ? end : visited, split == 0);
             store_split(split);
         }
         store_merged();
     }
 
   private:
-    [[nodiscard]] FAULTLINE_HD Place row_place(std::ptrdiff_t key0 = 0, int part = 0) const {
-        return {x_.head, rows_.first, key0, part};
+    [[nodiscard]] FAULTLINE_HD View<double> column(double* x) const { return emulated::column(x, rows_); }
+    [[nodiscard]] FAULTLINE_HD View<double> output() const { return m_.o.shaped(rows_, m_.o.cols); }
+    /// A site of rows, and one of the output tile.
+    [[nodiscard]] FAULTLINE_HD static Place of_rows(Place where) {
+        where.j0 = 0;
+        where.cols = 1;
+        return where;
+    }
+    [[nodiscard]] FAULTLINE_HD Place row_place() const {
+        Place where;
+        where.head = x_.head;
+        where.query0 = tile_.first;
+        where.q_tile = tile_.index;
+        where.i0 = row0_ - tile_.first;
+        return where;
+    }
+    [[nodiscard]] FAULTLINE_HD Place output_place() const {
+        return row_place().of_product(row0_ - tile_.first, m_.o.cols);
     }
 
-    FAULTLINE_HD void stream(const TileAxis& keys, int begin, int end) {
-        each_row(team_, rows_.count, [&](std::ptrdiff_t i) {
-            m_.maximum[i] = m_.running_lse[i] = -infinity();
+    FAULTLINE_HD void stream(const TileAxis& keys, int begin, int end, bool sink_here) {
+        has_sink_ = sink_here && x_.has_sink;
+        const double first_maximum = has_sink_ && schedule_.sink_in_max ? sink_score() : -infinity();
+        each_row(team_, rows_, [&](std::ptrdiff_t i) {
+            m_.maximum[i] = first_maximum;
+            m_.running_lse[i] = -infinity();
             for (int t = 0; t < 4; ++t) m_.lanes[4 * i + t] = m_.rounded_lanes[4 * i + t] = 0;
         });
-        each(team_, rows_.count, m_.o.cols, [&](std::ptrdiff_t i, std::ptrdiff_t c) { m_.o(i, c) = 0; });
+        const View<double> o = output();
+        each(team_, o.rows, o.cols, [&](std::ptrdiff_t i, std::ptrdiff_t c) { o(i, c) = 0; });
         for (int step = 0; step < end - begin; ++step)
             key_tile(keys[schedule_.key_order == Order::ascending ? begin + step : end - 1 - step], step == 0);
+        if (has_sink_ && (schedule_.normalize != Normalize::before_pv || begin == end)) add_sink(row_place());
+    }
+
+    /// The sink's logit in the unit of the row maximum.
+    [[nodiscard]] FAULTLINE_HD double sink_score() const {
+        return schedule_.scale_at == ScaleAt::exponent ? x_.sink / x_.scales.natural
+                                                       : x_.sink * x_.scales.score_unit(schedule_.exp_base);
+    }
+
+    /// Row sums <- row sums + exp(sink - m), after the keys, with the maximum as it is then.
+    FAULTLINE_HD_CALLED void add_sink(const Place& where) {
+        const bool in_exponent = schedule_.scale_at == ScaleAt::exponent;
+        const double unit = schedule_.exp_base == ExpBase::two ? x_.scales.log2e : 1.0;
+        each_row(team_, rows_, [&](std::ptrdiff_t i) {
+            if (m_.maximum[i] == -infinity()) m_.maximum[i] = sink_score();  // no key was seen
+            m_.term[i] = m_.maximum[i];
+        });
+        const auto argument = [&](double m, auto&& rounded) {
+            const double sink = rounded(x_.sink * unit);
+            const double top = in_exponent ? rounded(m * x_.scales.exponent) : m;
+            return rounded(rounded(sink - top) + schedule_.max_offset);
+        };
+        stage_.pass(
+            Site::sink_exp, of_rows(where), column(m_.term),
+            [&](double m, std::ptrdiff_t, std::ptrdiff_t) {
+                return exponential(argument(m, [&](double x) { return stage_.intermediate(Site::sink_exp, x); }),
+                                   schedule_.exp_base, schedule_.functions);
+            },
+            [&](double m, std::ptrdiff_t, std::ptrdiff_t) {
+                return exponential(argument(m, [](double x) { return x; }), schedule_.exp_base);
+            });
+        add_sink_to(m_.lanes, where, schedule_.row_sum_adds != RowSumAdds::two_sums);
+        if (schedule_.row_sum_adds == RowSumAdds::two_sums) add_sink_to(m_.rounded_lanes, where, true);
+        if (!schedule_.p_saved) return;
+        each_row(team_, rows_, [&](std::ptrdiff_t i) {
+            out_.sink_p[row0_ + i] = stage_.intermediate(Site::p_normalize, m_.term[i] / joined(output_lanes(i)));
+        });
+    }
+
+    FAULTLINE_HD void add_sink_to(double* lanes, const Place& where, bool shown) {
+        each_row(team_, rows_, [&](std::ptrdiff_t i) { m_.joined[i] = joined(lanes + 4 * i) + m_.term[i]; });
+        if (shown)
+            stage_.pass(Site::sink_sum, of_rows(where), column(m_.joined));
+        else
+            each_row(team_, rows_,
+                     [&](std::ptrdiff_t i) { m_.joined[i] = stage_.intermediate(Site::sink_sum, m_.joined[i]); });
+        each_row(team_, rows_, [&](std::ptrdiff_t i) {
+            for (int t = 0; t < 4; ++t) lanes[4 * i + t] = 0;
+            lanes[4 * i] = m_.joined[i];
+        });
     }
 
     FAULTLINE_HD void key_tile(const TileRange& keys, bool first) {
-        const Place where{x_.head, rows_.first, keys.first, 0};
-        const double c = x_.scales.exponent, offset = schedule_.max_offset;
-        const ScoreSites at = forward_sites();
-        if (team_.rank() == 0) *m_.floats = is_float(c) ? 1 : 0;
-        team_.sync();
-        each(team_, rows_.count, keys.count, [&](std::ptrdiff_t i, std::ptrdiff_t j) {
-            const double s = score(sites_, at, where, x_, i, j, keys.count);
-            m_.s(i, j) = s;
-            if (!is_float(s)) *m_.floats = 0;  // whoever writes, writes the same
-        });
-        each_row(team_, rows_.count, [&](std::ptrdiff_t i) {
+        const Place where = score_place(x_, tile_, keys, row0_, keys.first);
+        const View<double> p = m_.s.shaped(rows_, keys.count);
+        scores(stage_, forward_sites(), where, x_, p,
+               out_.capped.data == nullptr ? View<double>{} : out_.capped.part(row0_, keys.first, rows_, keys.count));
+        each_row(team_, rows_, [&](std::ptrdiff_t i) {
             m_.old_maximum[i] = m_.maximum[i];
-            const double m = next_maximum(m_.s.row(i), keys.count, m_.maximum[i], schedule_, x_.scales.logit_per_score,
-                                          x_.scales.exponent);
-            m_.maximum[i] = sites_.rounded(Site::row_max, where, i, m);
-            m_.alpha[i] = rescale_factor(where, i, first);
-            if (!is_float(reference_of(sites_, at, m_.maximum[i], false, c, offset).shift)) *m_.floats = 0;
+            m_.maximum[i] = next_maximum(p.row(i), keys.count, m_.maximum[i], schedule_, x_.scales.logit_per_score,
+                                         x_.scales.exponent);
         });
-        const bool floats = is_fp32(sites_.plan[at.argument].format) && *m_.floats != 0;
-        each(team_, rows_.count, keys.count, [&](std::ptrdiff_t i, std::ptrdiff_t j) {
-            const Reference r = reference_of(sites_, at, m_.maximum[i], false, c, offset);
-            const double a =
-                argument(sites_, at, where, i * keys.count + j, schedule_.argument, c, offset, r, floats, m_.s(i, j));
-            const double p = probability(sites_, at, where, i, j, keys.count, a);
-            m_.s(i, j) = p;
-            if (schedule_.row_sum_adds != RowSumAdds::unrounded)
-                m_.cast(i, j) = sites_.rounded(Site::p_cast, where, i * keys.count + j, p);
-        });
-        each_row(team_, rows_.count, [&](std::ptrdiff_t i) {
-            const bool rounded = schedule_.row_sum_adds == RowSumAdds::rounded;
-            add_tile(m_.lanes + 4 * i, rounded ? m_.cast.row(i) : m_.s.row(i), keys.count, m_.alpha[i]);
-            if (schedule_.row_sum_adds == RowSumAdds::two_sums)
-                add_tile(m_.rounded_lanes + 4 * i, m_.cast.row(i), keys.count, m_.alpha[i]);
-            m_.joined[i] = joined(output_lanes(i));
-        });
-        each(team_, rows_.count, keys.count, [&](std::ptrdiff_t i, std::ptrdiff_t j) {
-            double p = m_.s(i, j);
-            const std::ptrdiff_t counter = i * keys.count + j;
-            if (schedule_.normalize == Normalize::before_pv)
-                p = divided(Site::p_normalize, where, counter, m_.joined[i], p);
-            if (schedule_.p_saved) out_.p(rows_.first + i, keys.first + j) = p;
-            m_.s(i, j) = sites_.rounded(Site::p_cast, where, counter, p);
-        });
-        add_output(where, keys, first);
+        stage_.pass(Site::row_max, of_rows(where), column(m_.maximum));
+        rescale_factors(of_rows(where), first);
+        probabilities(stage_, forward_sites(), where, x_.scales, m_.maximum, false, m_.shift, p);
+        update_sums(where, p);
+        if (schedule_.normalize == Normalize::before_pv) {
+            if (has_sink_) add_sink(where);
+            divide(Site::p_normalize, where, output_lanes(0), p);
+        }
+        if (schedule_.p_saved)
+            each(team_, rows_, keys.count,
+                 [&](std::ptrdiff_t i, std::ptrdiff_t j) { out_.p(row0_ + i, keys.first + j) = p(i, j); });
+        stage_.pass(Site::p_cast, where, p);
+        if (schedule_.normalize == Normalize::before_pv)
+            drop_and_scale(stage_, Site::p_dropout, where, x_, p);
+        else
+            drop(stage_, where, x_, p);  // 1/keep: when the output is divided by the row sum
+        add_output(where, p, keys, first);
         if (schedule_.normalize == Normalize::each_tile) normalize_state(where);
     }
 
     /// alpha = exp(scale (m_old - m_new)): subtract, scale, exp.
-    [[nodiscard]] FAULTLINE_HD double rescale_factor(const Place& where, std::ptrdiff_t i, bool first) const {
-        if (first) return 0;
+    FAULTLINE_HD void rescale_factors(const Place& where, bool first) {
+        each_row(team_, rows_, [&](std::ptrdiff_t i) {
+            m_.alpha[i] = first ? 0.0 : m_.old_maximum[i] - (m_.maximum[i] == -infinity() ? 0.0 : m_.maximum[i]);
+        });
+        if (first) return;
         const double c = x_.scales.exponent;
-        const double difference = m_.old_maximum[i] - (m_.maximum[i] == -infinity() ? 0.0 : m_.maximum[i]);
-        const double a = sites_.pass(
-            Site::rescale_argument, where, i,
-            [&] { return sites_.intermediate(Site::rescale_argument, difference) * c; },
-            [&] { return difference * c; });
-        return sites_.pass(
-            Site::rescale_factor, where, i, [&] { return exponential(a, schedule_.exp_base, schedule_.functions); },
-            [&] { return exponential(a, schedule_.exp_base); });
+        stage_.pass(
+            Site::rescale_argument, where, column(m_.alpha),
+            [&](double x, std::ptrdiff_t, std::ptrdiff_t) {
+                return stage_.intermediate(Site::rescale_argument, x) * c;
+            },
+            [&](double x, std::ptrdiff_t, std::ptrdiff_t) { return x * c; });
+        stage_.pass(
+            Site::rescale_factor, where, column(m_.alpha),
+            [&](double x, std::ptrdiff_t, std::ptrdiff_t) {
+                return exponential(x, schedule_.exp_base, schedule_.functions);
+            },
+            [&](double x, std::ptrdiff_t, std::ptrdiff_t) { return exponential(x, schedule_.exp_base); });
+    }
+
+    FAULTLINE_HD void update_sums(const Place& where, const View<double>& p) {
+        const bool two = schedule_.row_sum_adds == RowSumAdds::two_sums;
+        if (schedule_.row_sum_adds != RowSumAdds::unrounded)
+            // As a whole tile at its place: a stochastic cast draws the bits that p_cast will draw.
+            stage_.round(Site::p_cast, where, p, m_.cast.shaped(p.rows, p.cols));
+        add_tile(m_.lanes, where, schedule_.row_sum_adds == RowSumAdds::rounded ? m_.cast.shaped(p.rows, p.cols) : p,
+                 !two);
+        if (two) add_tile(m_.rounded_lanes, where, m_.cast.shaped(p.rows, p.cols), true);
     }
 
     /// Additions happen in fp32; the running sum may be held in something narrower between tiles.
     [[nodiscard]] FAULTLINE_HD double added(double x) const {
-        return sites_.plan[Site::row_sum].accumulation.kind == Accumulation::Kind::exact ? x : to_float(x);
+        return stage_.rule(Site::row_sum).accumulation.kind == Accumulation::Kind::exact ? x : to_float(x);
     }
-    FAULTLINE_HD void add_tile(double* lanes, const double* p, std::ptrdiff_t count, double alpha) const {
-        add_row(p, count, schedule_.row_sum_order, alpha, lanes, [&](double x) { return added(x); });
-        for (int t = 0; t < lanes_of(schedule_.row_sum_order); ++t)
-            lanes[t] = sites_.intermediate(Site::row_sum, lanes[t]);
+    FAULTLINE_HD void add_tile(double* all_lanes, const Place& where, const View<double>& p, bool shown) {
+        const bool seen = shown && stage_.watches(Site::row_sum);
+        const bool exact = stage_.is_exact_rule(Site::row_sum);
+        double* wanted = stage_.exact();
+        each_row(team_, rows_, [&](std::ptrdiff_t i) {
+            double* lanes = all_lanes + 4 * i;
+            const double* row = p.row(i);
+            if (seen) {
+                double sum = joined_lanes(lanes, schedule_.row_sum_order, [](double x) { return x; }) * m_.alpha[i];
+                for (std::ptrdiff_t j = 0; j < p.cols; ++j) sum += row[j];
+                wanted[i] = sum;
+            }
+            add_row(row, p.cols, schedule_.row_sum_order, m_.alpha[i], lanes, [&](double x) { return added(x); });
+            for (int t = 0; t < lanes_of(schedule_.row_sum_order); ++t)
+                lanes[t] = stage_.intermediate(Site::row_sum, lanes[t]);
+            if (!seen) return;
+            m_.joined[i] = m_.term[i] = joined(lanes);
+            if (exact) wanted[i] = m_.joined[i];  // the two differ by the order of binary64 additions
+        });
+        if (!seen) return;
+        stage_.show(Site::row_sum, of_rows(where), column(m_.joined), column(wanted));
+        each_row(team_, rows_,  // a change goes into the first lane
+                 [&](std::ptrdiff_t i) { all_lanes[4 * i] += m_.joined[i] - m_.term[i]; });
     }
     [[nodiscard]] FAULTLINE_HD double joined(const double* lanes) const {
         return joined_lanes(lanes, schedule_.row_sum_order, [&](double x) { return added(x); });
@@ -157,136 +247,145 @@ class ForwardTile {
         return (schedule_.row_sum_adds == RowSumAdds::two_sums ? m_.rounded_lanes : m_.lanes) + 4 * i;
     }
 
-    /// x / sum, as the kernel divides; rows without a visible key stay 0.
-    [[nodiscard]] FAULTLINE_HD double divided(Site site, const Place& where, std::ptrdiff_t counter, double sum,
-                                              double x) const {
-        const double l = sum == 0 || sum != sum ? 1.0 : sum;
-        return sites_.pass(
-            site, where, counter,
-            [&] { return schedule_.division == Division::reciprocal ? x * sites_.intermediate(site, 1.0 / l) : x / l; },
-            [&] { return x / l; });
+    /// x <- x / sum, as the kernel divides; rows without a visible key stay 0. The output is divided by the kept share too.
+    FAULTLINE_HD_CALLED void divide(Site site, const Place& where, const double* lanes, const View<double>& x) {
+        const double share = site == Site::o_normalize ? x_.scales.inverse_keep : 1.0;
+        const bool divides = schedule_.division == Division::divide;
+        each_row(team_, rows_, [&](std::ptrdiff_t i) {
+            const double sum = joined(lanes + 4 * i);
+            m_.joined[i] = sum == 0 || sum != sum ? 1.0 : sum;
+            m_.inverse[i] = stage_.intermediate(site, 1.0 / m_.joined[i]);
+            if (share != 1.0) m_.inverse[i] = stage_.intermediate(site, m_.inverse[i] * share);
+        });
+        stage_.pass(
+            site, where, x,
+            [&](double o, std::ptrdiff_t i, std::ptrdiff_t) {
+                if (!divides) return o * m_.inverse[i];
+                o = o / m_.joined[i];
+                return share == 1.0 ? o : stage_.intermediate(site, o) * share;
+            },
+            [&](double o, std::ptrdiff_t i, std::ptrdiff_t) { return o / m_.joined[i] * share; });
     }
 
-    FAULTLINE_HD void add_output(const Place& where, const TileRange& keys, bool first) {
-        const std::ptrdiff_t cols = m_.o.cols;
-        const Rule& rule = sites_.plan[Site::pv_accumulate];
-        each(team_, rows_.count, cols, [&](std::ptrdiff_t i, std::ptrdiff_t c) {
-            const std::ptrdiff_t counter = i * cols + c;
-            const Strided p{m_.s.row(i), 1}, v{&x_.v(keys.first, c), x_.v.stride};
-            const auto sum = [&](const Accumulation& order, double start) {
-                return dot(order, keys.count, start, p, v);
-            };
-            double o = m_.o(i, c);
-            if (!first) o = sites_.rounded(Site::o_rescale, where, counter, o * m_.alpha[i]);
-            if (schedule_.pv_carry == Carry::chained || first)
-                o = sites_.rounded(Site::pv_accumulate, where, counter, sum(rule.accumulation, o));
-            else
-                o = sites_.pass(
-                    Site::pv_accumulate, where, counter,
-                    [&] { return o + sites_.intermediate(Site::pv_accumulate, sum(rule.accumulation, 0.0)); },
-                    [&] { return sum(exact_order(), o); });
-            m_.o(i, c) = o;
-        });
+    FAULTLINE_HD void add_output(const Place& tile, const View<double>& p, const TileRange& keys, bool first) {
+        const View<double> o = output();
+        Place where = tile.of_product(row0_ - tile_.first, o.cols);
+        where.visible0 = PTRDIFF_MAX / 2;
+        where.biased = false;
+        if (!first) {
+            each(team_, o.rows, o.cols, [&](std::ptrdiff_t i, std::ptrdiff_t c) { o(i, c) = o(i, c) * m_.alpha[i]; });
+            stage_.pass(Site::o_rescale, where, o);
+        }
+        const auto sum = [&](const Accumulation& order, double start, std::ptrdiff_t i, std::ptrdiff_t c) {
+            return dot(order, keys.count, start, Strided{p.row(i), 1}, Strided{&x_.v(keys.first, c), x_.v.stride});
+        };
+        if (schedule_.pv_carry == Carry::chained || first) {
+            stage_.accumulate(Site::pv_accumulate, where, o, sum);
+            return;
+        }
+        const Accumulation order = stage_.rule(Site::pv_accumulate).accumulation;
+        stage_.pass(
+            Site::pv_accumulate, where, o,
+            [&](double x, std::ptrdiff_t i, std::ptrdiff_t c) {
+                return x + stage_.intermediate(Site::pv_accumulate, sum(order, 0.0, i, c));
+            },
+            [&](double x, std::ptrdiff_t i, std::ptrdiff_t c) { return sum(exact_order(), x, i, c); });
     }
 
     /// FlashAttention-1: after every key tile o <- o / l, and the row's state becomes its lse.
-    FAULTLINE_HD void normalize_state(const Place& where) {
-        const std::ptrdiff_t cols = m_.o.cols;
-        each_row(team_, rows_.count, [&](std::ptrdiff_t i) { m_.joined[i] = joined(m_.lanes + 4 * i); });
-        each(team_, rows_.count, cols, [&](std::ptrdiff_t i, std::ptrdiff_t c) {
-            m_.o(i, c) = divided(Site::o_normalize, where, i * cols + c, m_.joined[i], m_.o(i, c));
-        });
-        Place after = where;  // the tile's second maximum
-        after.part = 1;
-        each_row(team_, rows_.count, [&](std::ptrdiff_t i) {
-            m_.running_lse[i] = lse_of_row(where, i, -infinity());
-            m_.maximum[i] = sites_.rounded(Site::row_max, after, i, m_.running_lse[i] / x_.scales.natural);
+    FAULTLINE_HD_CALLED void normalize_state(const Place& tile) {
+        Place where = tile.of_product(row0_ - tile_.first, m_.o.cols);
+        divide(Site::o_normalize, where, m_.lanes, output());
+        lse_of_rows(of_rows(tile), -infinity(), m_.running_lse);
+        each_row(team_, rows_, [&](std::ptrdiff_t i) {
+            m_.maximum[i] = m_.running_lse[i] / x_.scales.natural;
             for (int t = 0; t < 4; ++t) m_.lanes[4 * i + t] = 0;
             m_.lanes[4 * i] = m_.running_lse[i] == -infinity() ? 0.0 : 1.0;
         });
+        Place after = of_rows(tile);  // the tile's second maximum
+        after.part = 1;
+        stage_.pass(Site::row_max, after, column(m_.maximum));
     }
 
     /// `empty`: what a row without a visible key stores.
-    [[nodiscard]] FAULTLINE_HD double lse_of_row(const Place& where, std::ptrdiff_t i, double empty) const {
-        const double sum = joined(m_.lanes + 4 * i), m = m_.maximum[i];
-        const double score_unit = schedule_.exp_base == ExpBase::two ? x_.scales.log2e : 1.0;
+    FAULTLINE_HD_CALLED void lse_of_rows(const Place& where, double empty, double* lse) {
+        const double score_unit = x_.scales.score_unit(schedule_.exp_base);
         const double unit = schedule_.scale_at == ScaleAt::exponent ? x_.scales.natural : 1.0 / score_unit;
         constexpr double ln2 = 0.693147180559945309417232121458176568;
         const double offset = schedule_.max_offset * ln2;
-        const double lse = sites_.pass(
-            Site::lse, where, i,
-            [&] {
-                const double log_part = sites_.intermediate(Site::lse, logarithm(sum, schedule_.functions) - offset);
+        each_row(team_, rows_, [&](std::ptrdiff_t i) {
+            lse[i] = m_.maximum[i];
+            m_.joined[i] = joined(m_.lanes + 4 * i);
+        });
+        stage_.pass(
+            Site::lse, where, column(lse),
+            [&](double m, std::ptrdiff_t i, std::ptrdiff_t) {
+                const double log_part =
+                    stage_.intermediate(Site::lse, logarithm(m_.joined[i], schedule_.functions) - offset);
                 if (schedule_.lse_form == LseForm::natural) return fma(m, unit, log_part);
-                const double in_log2 = sites_.intermediate(Site::lse, m * x_.scales.exponent);
-                return fma(in_log2, sites_.intermediate(Site::lse, ln2), log_part);
+                const double in_log2 = stage_.intermediate(Site::lse, m * x_.scales.exponent);
+                return fma(in_log2, stage_.intermediate(Site::lse, ln2), log_part);
             },
-            [&] { return m * unit + (binary64_functions::log(sum) - offset); });
-        return sum == 0 || sum != sum ? empty : lse;
+            [&](double m, std::ptrdiff_t i, std::ptrdiff_t) {
+                return m * unit + (binary64_functions::log(m_.joined[i]) - offset);
+            });
+        each_row(team_, rows_, [&](std::ptrdiff_t i) {
+            if (m_.joined[i] == 0 || m_.joined[i] != m_.joined[i]) lse[i] = empty;
+        });
     }
 
     FAULTLINE_HD void store() {
-        const Place where = row_place();
-        if (schedule_.normalize == Normalize::after_pv) normalize_output(where);
-        store_output(where);
-        each_row(team_, rows_.count, [&](std::ptrdiff_t i) {
-            double lse;
-            if (schedule_.normalize == Normalize::each_tile)
-                lse = m_.running_lse[i] == -infinity() ? infinity() : m_.running_lse[i];
-            else
-                lse = lse_of_row(where, i, infinity());
-            out_.lse[rows_.first + i] = lse;
-        });
+        if (schedule_.normalize == Normalize::after_pv)
+            divide(Site::o_normalize, output_place(), output_lanes(0), output());
+        store_output();
+        if (schedule_.normalize == Normalize::each_tile)
+            each_row(team_, rows_, [&](std::ptrdiff_t i) {
+                m_.lse[i] = m_.running_lse[i] == -infinity() ? infinity() : m_.running_lse[i];
+            });
+        else
+            lse_of_rows(row_place(), infinity(), m_.lse);
+        each_row(team_, rows_, [&](std::ptrdiff_t i) { out_.lse[row0_ + i] = m_.lse[i]; });
     }
 
-    FAULTLINE_HD void normalize_output(const Place& where) {
-        const std::ptrdiff_t cols = m_.o.cols;
-        each_row(team_, rows_.count, [&](std::ptrdiff_t i) { m_.joined[i] = joined(output_lanes(i)); });
-        each(team_, rows_.count, cols, [&](std::ptrdiff_t i, std::ptrdiff_t c) {
-            m_.o(i, c) = divided(Site::o_normalize, where, i * cols + c, m_.joined[i], m_.o(i, c));
-        });
-    }
-
-    FAULTLINE_HD void store_output(const Place& where) {
-        const std::ptrdiff_t cols = m_.o.cols;
-        each(team_, rows_.count, cols, [&](std::ptrdiff_t i, std::ptrdiff_t c) {
-            out_.o_unrounded(rows_.first + i, c) = m_.o(i, c);
-            out_.o(rows_.first + i, c) = sites_.rounded(Site::o_cast, where, i * cols + c, m_.o(i, c));
-        });
+    FAULTLINE_HD void store_output() {
+        const View<double> o = output();
+        each(team_, o.rows, o.cols,
+             [&](std::ptrdiff_t i, std::ptrdiff_t c) { out_.o_unrounded(row0_ + i, c) = o(i, c); });
+        stage_.pass(Site::o_cast, output_place(), o);
+        each(team_, o.rows, o.cols, [&](std::ptrdiff_t i, std::ptrdiff_t c) { out_.o(row0_ + i, c) = o(i, c); });
     }
 
     FAULTLINE_HD void store_split(int split) {
-        const Place where = row_place(0, split);
-        const std::ptrdiff_t cols = m_.o.cols;
-        normalize_output(where);
-        each(team_, rows_.count, cols, [&](std::ptrdiff_t i, std::ptrdiff_t c) {
-            m_.split_o(split * rows_.count + i, c) =
-                sites_.rounded(Site::partial_o_cast, where, i * cols + c, m_.o(i, c));
-        });
-        each_row(team_, rows_.count,
-                 [&](std::ptrdiff_t i) { m_.split_lse[split * rows_.count + i] = lse_of_row(where, i, -infinity()); });
+        Place where = output_place(), of_lse = row_place();
+        where.part = where.k_tile = of_lse.part = of_lse.k_tile = split;
+        const View<double> o = output();
+        divide(Site::o_normalize, where, output_lanes(0), o);
+        stage_.pass(Site::partial_o_cast, where, o);
+        each(team_, o.rows, o.cols,
+             [&](std::ptrdiff_t i, std::ptrdiff_t c) { m_.split_o(split * rows_ + i, c) = o(i, c); });
+        lse_of_rows(of_lse, -infinity(), m_.split_lse + split * rows_);
     }
 
     /// The combine kernel: log sum_i exp(lse_i) as a tree over i xor half, …, 1, then sum_i exp(lse_i - lse) o_i.
-    FAULTLINE_HD void store_merged() {
-        const int splits = schedule_.key_splits;
-        const std::ptrdiff_t cols = m_.o.cols;
-        const Place merged = row_place(0, splits);
-        each_row(team_, rows_.count, [&](std::ptrdiff_t i) {
-            m_.lse[i] = sites_.pass(
-                Site::lse, merged, i,
-                [&] { return merged_lse(i, [&](double x) { return sites_.intermediate(Site::lse, x); }); },
-                [&] { return merged_lse(i, [](double x) { return x; }); });
-            out_.lse[rows_.first + i] = m_.lse[i] == -infinity() ? infinity() : m_.lse[i];
-        });
-        const Place where = row_place();
-        each(team_, rows_.count, cols, [&](std::ptrdiff_t i, std::ptrdiff_t c) {
-            m_.o(i, c) = sites_.pass(
-                Site::merge, where, i * cols + c,
-                [&] { return merged_output(i, c, [&](double x) { return sites_.intermediate(Site::merge, x); }); },
-                [&] { return merged_output(i, c, [](double x) { return x; }); });
-        });
-        store_output(where);
+    FAULTLINE_HD_CALLED void store_merged() {
+        Place merged = row_place();
+        merged.part = merged.k_tile = schedule_.key_splits;  // after those of the splits
+        const auto same = [](double x) { return x; };
+        stage_.pass(
+            Site::lse, merged, column(m_.lse),
+            [&](double, std::ptrdiff_t i, std::ptrdiff_t) {
+                return merged_lse(i, [&](double x) { return stage_.intermediate(Site::lse, x); });
+            },
+            [&](double, std::ptrdiff_t i, std::ptrdiff_t) { return merged_lse(i, same); });
+        each_row(team_, rows_,
+                 [&](std::ptrdiff_t i) { out_.lse[row0_ + i] = m_.lse[i] == -infinity() ? infinity() : m_.lse[i]; });
+        stage_.pass(
+            Site::merge, output_place(), output(),
+            [&](double, std::ptrdiff_t i, std::ptrdiff_t c) {
+                return merged_output(i, c, [&](double x) { return stage_.intermediate(Site::merge, x); });
+            },
+            [&](double, std::ptrdiff_t i, std::ptrdiff_t c) { return merged_output(i, c, same); });
+        store_output();
     }
 
     template <class Round>
@@ -294,7 +393,7 @@ class ForwardTile {
         const int splits = schedule_.key_splits;
         double top = m_.split_lse[i];
         for (int s = 1; s < splits; ++s) {
-            const double lse = m_.split_lse[s * rows_.count + i];
+            const double lse = m_.split_lse[s * rows_ + i];
             top = top < lse ? lse : top;
         }
         if (top == infinity() || top == -infinity()) return top;
@@ -302,8 +401,7 @@ class ForwardTile {
         while (lanes < splits) lanes *= 2;
         double* part = m_.weights + i * 2 * splits;
         for (int s = 0; s < lanes; ++s)
-            part[s] =
-                s < splits ? rounded(binary64_functions::exp(rounded(m_.split_lse[s * rows_.count + i] - top))) : 0.0;
+            part[s] = s < splits ? rounded(binary64_functions::exp(rounded(m_.split_lse[s * rows_ + i] - top))) : 0.0;
         for (int half = lanes / 2; half > 0; half /= 2)
             for (int s = 0; s < half; ++s) part[s] = rounded(part[s] + part[s + half]);
         return rounded(rounded(binary64_functions::log(part[0])) + top);
@@ -315,19 +413,21 @@ class ForwardTile {
         double o = 0;
         if (total == infinity() || total == -infinity()) return o;
         for (int s = 0; s < schedule_.key_splits; ++s) {
-            const double weight = rounded(binary64_functions::exp(rounded(m_.split_lse[s * rows_.count + i] - total)));
-            o = rounded(fma(weight, m_.split_o(s * rows_.count + i, c), o));
+            const double weight = rounded(binary64_functions::exp(rounded(m_.split_lse[s * rows_ + i] - total)));
+            o = rounded(fma(weight, m_.split_o(s * rows_ + i, c), o));
         }
         return o;
     }
 
-    const Team& team_;
-    const Sites& sites_;
+    Stage& stage_;
+    const typename Stage::Team& team_;
     const Schedule& schedule_;
     const HeadProblem& x_;
     const ForwardMemory& m_;
     const ForwardOutputs& out_;
-    TileRange rows_{};
+    TileRange tile_{};
+    std::ptrdiff_t row0_ = 0, rows_ = 0;
+    bool has_sink_ = false;  // of the split in hand
 };
 
 }  // namespace faultline::emulated

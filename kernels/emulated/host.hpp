@@ -5,14 +5,24 @@
 #include <cstddef>
 #include <cstring>
 #include <deque>
+#include <span>
+#include <string_view>
+#include <utility>
 #include <vector>
 
+#include <faultline/cpu/backend.hpp>
 #include <faultline/emulated/driver.hpp>
 
 namespace faultline::emulated {
 
 class HostBackend {
   public:
+    /// One thread has no use for more teams than one; tests ask for more, to cut tiles as a device does.
+    explicit HostBackend(int wanted_teams = 1, std::ptrdiff_t least_rows = 1, std::size_t tape_doubles = 1 << 20)
+        : wanted_teams_(wanted_teams), least_rows_(least_rows), tape_doubles_(tape_doubles) {}
+    [[nodiscard]] int wanted_teams() const { return wanted_teams_; }
+    [[nodiscard]] std::ptrdiff_t least_rows() const { return least_rows_; }
+    [[nodiscard]] std::size_t tape_doubles() const { return tape_doubles_; }
     double* zeros(std::size_t n) { return buffers_.emplace_back(n, 0.0).data(); }
     const double* upload(const double* from, std::size_t n) {
         double* to = zeros(n);
@@ -35,7 +45,30 @@ class HostBackend {
     }
 
   private:
+    int wanted_teams_;
+    std::ptrdiff_t least_rows_;
+    std::size_t tape_doubles_;
     std::deque<std::vector<double>> buffers_;
+};
+
+/// The device's form as a back end of its own, for tests of what runs plans.
+class HostForm final : public AttentionBackend {
+  public:
+    [[nodiscard]] std::string_view name() const override { return "device form on the host"; }
+    [[nodiscard]] int calls_at_once(int threads) const override { return threads; }
+    [[nodiscard]] GroupForward forward(const HeadGroup& in, const RoundingPlan& plan,
+                                       Instrument* instrument) const override {
+        HostBackend backend;
+        return std::move(emulated::forward(backend, std::span(&in, 1), plan, instrument).front());
+    }
+    [[nodiscard]] GroupBackward backward(const HeadGroup& in, const GroupForward& fwd, const RoundingPlan& plan,
+                                         Instrument* instrument) const override {
+        HostBackend backend;
+        return std::move(emulated::backward(backend, std::span(&in, 1), std::span(&fwd, 1), plan, instrument).front());
+    }
+    [[nodiscard]] GroupTruth truth(const TruthProblem& problem, const TruthOptions& options) const override {
+        return attention_truth(problem, options);
+    }
 };
 
 }  // namespace faultline::emulated

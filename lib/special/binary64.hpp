@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// exp, exp2 and log in binary64, of additions, multiplications and integer operations alone: the same bits on every
+// exp, exp2, log and tanh in binary64, of additions, multiplications and integer operations alone: the same bits on every
 // processor, with every C library and on a CUDA device (compiled without contraction: -ffp-contract=off, -fmad=false). The
 // C library's are neither: glibc picks another one where the processor has FMA. A kernel's own function is emulated by
 // rounding these to the site's format, which is the correctly rounded value but where the exact one lies within their error
@@ -7,7 +7,7 @@
 //
 // Method: Cody and Waite's reduction with a two-part ln 2, Taylor's polynomial for the exponential, the atanh series for
 // the logarithm. Errors (tests/lib/special/binary64_test.cpp measures them against MPFR): exp and exp2 below 1.25 ulp, log
-// below 2 ulp.
+// below 2 ulp, tanh below 3 ulp.
 #pragma once
 
 #include <cstdint>
@@ -35,9 +35,8 @@ inline constexpr double ln2 = 0x1.62e42fefa39efp-1;
 inline constexpr double ln2_high = 0x1.62e42feep-1;  ///< 32 bits: times a whole number below 2^21 it is exact
 inline constexpr double ln2_low = 0x1.a39ef35793c76p-33;
 
-/// e^r 2^n, |r| <= ln2/2, `shifted` = n + to_whole, |n| < 2000. The remainder of the polynomial is below
-/// (ln2/2)^14 / 14! = 2^-57.
-FAULTLINE_HD inline double scaled_exp(double r, double shifted) {
+/// e^r - 1, |r| <= ln2/2. The remainder of the polynomial is below (ln2/2)^14 / 14! = 2^-57.
+FAULTLINE_HD inline double exp_minus_one(double r) {
     double sum = r * (1.0 / 6227020800) + 1.0 / 479001600;
     sum = sum * r + 1.0 / 39916800;
     sum = sum * r + 1.0 / 3628800;
@@ -49,8 +48,12 @@ FAULTLINE_HD inline double scaled_exp(double r, double shifted) {
     sum = sum * r + 1.0 / 24;
     sum = sum * r + 1.0 / 6;
     sum = sum * r + 0.5;
-    sum = (sum * r) * r + r;
-    sum = sum + 1.0;
+    return (sum * r) * r + r;
+}
+
+/// e^r 2^n, |r| <= ln2/2, `shifted` = n + to_whole, |n| < 2000.
+FAULTLINE_HD inline double scaled_exp(double r, double shifted) {
+    const double sum = exp_minus_one(r) + 1.0;
     // 2^n as two factors, n reaching beyond the exponents of normal numbers on both sides; unsigned, since processors
     // without AVX-512 have no arithmetic shift of 64-bit vectors.
     const std::uint64_t n = bits_of(shifted) - bits_of(to_whole);
@@ -81,6 +84,21 @@ FAULTLINE_HD inline double scaled_exp(double r, double shifted) {
     const double r = (clamped - n * detail::ln2_high) - n * detail::ln2_low;
     const double value = detail::scaled_exp(r, shifted);
     return x < lowest ? 0.0 : value;
+}
+
+/// tanh x for any x; NaN for NaN. As (e^2|x| - 1) / (e^2|x| + 1).
+[[nodiscard]] FAULTLINE_HD inline double tanh(double x) {
+    constexpr double highest = 44;  // 1 - tanh 22 is below 2^-62
+    const std::uint64_t sign = detail::bits_of(x) & 0x8000000000000000u;
+    double twice = detail::from_bits(detail::bits_of(x) ^ sign) * 2.0;
+    twice = twice > highest ? highest : twice;
+    const double shifted = twice * 0x1.71547652b82fep0 + detail::to_whole;
+    const double n = shifted - detail::to_whole;
+    const double r = (twice - n * detail::ln2_high) - n * detail::ln2_low;
+    const double power = detail::from_bits((detail::bits_of(shifted) - detail::bits_of(detail::to_whole) + 1023) << 52);
+    // n = 0 leaves the small e^r - 1 as it is; beyond, nothing cancels: 2^n - 1 is at least 1 and 2^n (e^r - 1) above -0.6.
+    const double t = power * detail::exp_minus_one(r) + (power - 1.0);
+    return detail::from_bits(detail::bits_of(t / (t + 2.0)) | sign);
 }
 
 /// ln x: -inf for 0, NaN below 0 and for NaN.

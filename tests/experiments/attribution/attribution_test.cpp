@@ -10,8 +10,10 @@
 
 #include <faultline/attribution/attribution.hpp>
 #include <faultline/attribution/group_run.hpp>
+#include <faultline/attribution/json.hpp>
 #include <faultline/attribution/level.hpp>
 #include <faultline/attribution/rows.hpp>
+#include <faultline/emulated/host.hpp>
 #include <faultline/plan/presets.hpp>
 #include <faultline/random/random_stream.hpp>
 
@@ -52,6 +54,28 @@ TEST(Groups, DrawDifferentNumbersInEveryLayer) {
             EXPECT_EQ(groups[0].inputs.seed, groups_of(layer, {}, seed)[0].inputs.seed);
             EXPECT_TRUE(seeds.insert(groups[0].inputs.seed).second) << name << " " << seed;
         }
+}
+
+// Truth, counterfactuals, corrections, recorded tiles, rows, a planted fault: nothing depends on the back end.
+TEST(Backend, GivesTheSameAttribution) {
+    Capture capture;
+    capture.path = "made";
+    capture.layers.push_back(grouped_layer());
+    AttributionOptions options;
+    options.faults.push_back(parse_fault("delta:per_head:10%"));
+    options.corrections = {parse_correction("delta_exact"), parse_correction("zero_sum_weighted"),
+                           parse_correction("qk_norm")};
+    const Attribution cpu = attribute(capture, plan("fa2"), options);
+    const emulated::HostForm form;
+    options.backend = &form;
+    const Attribution own = attribute(capture, plan("fa2"), options);
+    EXPECT_EQ(to_json(cpu), to_json(own));
+    for (std::size_t s = 0; s < cpu.layers[0].local.size(); ++s) {
+        EXPECT_EQ(cpu.layers[0].local[s].signed_mean, own.layers[0].local[s].signed_mean);
+        EXPECT_EQ(cpu.layers[0].local[s].rms, own.layers[0].local[s].rms);
+    }
+    EXPECT_EQ(cpu.layers[0].rows.zero_sum, own.layers[0].rows.zero_sum);
+    EXPECT_GT(cpu.layers[0].faults[0].count, 0);
 }
 
 TEST(MeanKey, OfKeysThatSomeQuerySees) {

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <faultline/emulated/host.hpp>
 #include <faultline/plan/presets.hpp>
 #include <faultline/verdict/null_model.hpp>
 
@@ -59,6 +60,22 @@ TEST(SignFlip, OfOneSiteGivesErrorsOfTheSameSizeAndNoMean) {
     }
     EXPECT_NEAR(static_cast<double>(flipped), static_cast<double>(run.values.size()) / 2,
                 4 * std::sqrt(static_cast<double>(run.values.size()) / 4));
+}
+
+TEST(SignFlip, GivesTheSameBitsInTheDevicesForm) {
+    const Capture capture = testing::made_capture({}, {.n = 40, .d = 16});
+    const attribution::Group group = attribution::groups_of(capture.layers[0], {}, 0)[0];
+    for (const char* name : {"fa2", "math", "fa3-fp8"}) {
+        const RoundingPlan plan = for_head_dim(faultline::plan(name), 16);
+        SignFlip flip(low_precision_sites(plan), 3, 5);
+        const emulated::HostForm form;
+        const attribution::RunOutputs cpu = attribution::run_plan(group, plan, &flip),
+                                      own = attribution::run_plan(group, plan, &flip, form);
+        for (const Output output : all_outputs)
+            for (std::size_t i = 0; i < cpu[output].size(); ++i)
+                EXPECT_EQ(cpu[output][i], own[output][i]) << name << ' ' << faultline::name(output);
+        EXPECT_NE(cpu[Output::dq][0], attribution::run_plan(group, plan)[Output::dq][0]) << name;
+    }
 }
 
 TEST(LowPrecisionSites, AreTheCastsOrAllWhereThePlanHasNone) {

@@ -64,6 +64,23 @@ TEST(Binary64, ExponentialsAtTheSeamsOfTheReduction) {
     EXPECT_EQ(own::exp(-0.0), 1.0);
 }
 
+TEST(Binary64, TanhWithinWhatItsHeaderSays) {
+    for (const auto& [low, high] :
+         {std::pair{-0.2, 0.2}, {0.1, 0.6}, {-2.0, 2.0}, {1.0, 25.0}, {1e-300, 1e-290}, {-1e-9, 1e-9}})
+        EXPECT_LT(worst(own::tanh, mpfr_tanh, low, high, 20000, 4), 3.0) << low;
+    for (int k = 1; k < 64; ++k) {  // where the reduction changes sides: 2 x = (k + 1/2) ln 2
+        const double seam = (k + 0.5) * 0.34657359027997264;
+        for (const double x : {std::nextafter(seam, 0.0), seam, std::nextafter(seam, 100.0)})
+            ASSERT_LT(ulps(own::tanh, mpfr_tanh, x), 3.0) << x;
+    }
+    EXPECT_EQ(own::tanh(0.0), 0.0);
+    EXPECT_TRUE(std::signbit(own::tanh(-0.0)));
+    EXPECT_EQ(own::tanh(infinity), 1.0);
+    EXPECT_EQ(own::tanh(-infinity), -1.0);
+    EXPECT_EQ(own::tanh(-22.5), -1.0);
+    EXPECT_TRUE(std::isnan(own::tanh(std::numeric_limits<double>::quiet_NaN())));
+}
+
 TEST(Binary64, LogarithmWithinWhatItsHeaderSays) {
     for (const auto& [low, high] :
          {std::pair{0.5, 2.0}, {1.0, 4096.0}, {1e-300, 1e-290}, {0.999, 1.001}, {1e250, 1e300}})

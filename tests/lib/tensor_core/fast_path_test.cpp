@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <faultline/tensor_core/accumulate.hpp>
+#include <faultline/tensor_core/fused_float.hpp>
 #include <faultline/tensor_core/reference.hpp>
 
 #include "numbers.hpp"
@@ -38,9 +39,20 @@ void compare(const Accumulation& accumulation, const testing::Shape& shape_a, co
     for (int i = 0; i < m; ++i)
         for (int j = 0; j < n; ++j)
             vc(i, j) = numbers.accumulator(accumulation.unit.output, style, va(i, 0) * vb(0, j));
-    std::vector<double> expected = c;
+    std::vector<double> expected = c, by_floats = c;
     reference::multiply_accumulate(accumulation, va, vb, {expected.data(), m, n, n + pad});
     multiply_accumulate(accumulation, va, vb, vc);
+    if (accumulation.kind == Accumulation::Kind::fused)  // what a thread of a device computes, element by element
+        for (int i = 0; i < m; ++i)
+            for (int j = 0; j < n; ++j) {
+                double& own = by_floats[static_cast<std::size_t>(i * (n + pad) + j)];
+                own = fused::sum_of_products(
+                    accumulation.unit, k, own, [&](std::ptrdiff_t t) { return va(i, t); },
+                    [&](std::ptrdiff_t t) { return vb(t, j); });
+                ASSERT_EQ(bits(own), bits(expected[static_cast<std::size_t>(i * (n + pad) + j)]))
+                    << accumulation << " by floats, style " << style << " [" << m << ", " << k << ", " << n << "] at "
+                    << i << ", " << j;
+            }
     for (std::size_t i = 0; i < c.size(); ++i)
         ASSERT_TRUE(same(accumulation, c[i], expected[i]))
             << accumulation << " style " << style << " [" << m << ", " << k << ", " << n << "] at " << i << ": " << c[i]

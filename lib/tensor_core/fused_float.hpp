@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// The matrix units' rule (fused_add.hpp) by floating-point operations, for a thread of a device that has directed rounding
+// and no fast shifts of 128 bits. It is fused_fast.cpp's wide path, element by element: with the unit 2^u of the aligned sum,
+//   - a product rounded toward zero to binary64 truncates to the same multiple of 2^u as the exact one, since 2^u is at least
+//     2^(E-40) for the largest exponent E and binary64's spacing there at most 2^(E-51);
+//   - x + 2^(u+52), toward zero and with x's sign on both, has no room for anything below 2^u;
+//   - the sum of the multiples has fewer than 53 bits (1024 products of F + 2 <= 42 bits).
+// Infinities, NaN and exponents that could leave binary64's range take fused::add. The host has the same functions, with
+// directed rounding made of the error of rounding to nearest, so that tests without a device judge what a device runs.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include <faultline/tensor_core/fused_add.hpp>
+
+namespace faultline::fused {
+
+namespace detail {
+
+/// |x| one step smaller.
+FAULTLINE_HD inline double toward_zero(double x) { return from_bits(bits_of(x) - 1); }
+
+/// a b toward zero; what underflows may be either neighbour, and is far below any unit.
+FAULTLINE_HD inline double product_toward_zero(double a, double b) {
+#if defined(__CUDA_ARCH__)
+    return __dmul_rz(a, b);
+#else
+    const double p = a * b;
+    constexpr std::uint64_t low27 = (1u << 27) - 1;
+    if (((bits_of(a) | bits_of(b)) & low27) == 0) return p;  // 26 bits each: exact
+    const double error = std::fma(a, b, -p);
+    return (error < 0 && p > 0) || (error > 0 && p < 0) ? toward_zero(p) : p;
+#endif
+}
+
+/// x + anchor toward zero, |anchor| > |x|, both of one sign.
+FAULTLINE_HD inline double sum_toward_zero(double x, double anchor) {
+#if defined(__CUDA_ARCH__)
+    return __dadd_rz(x, anchor);
+#else
+    const double sum = x + anchor, error = x - (sum - anchor);
+    return (error < 0 && sum > 0) || (error > 0 && sum < 0) ? toward_zero(sum) : sum;
+#endif
+}
+
+/// |x| < 2^128, as fp32, toward zero.
+FAULTLINE_HD inline double fp32_toward_zero(double x) {
+#if defined(__CUDA_ARCH__)
+    return static_cast<double>(__double2float_rz(x));
+#else
+    const float nearest = static_cast<float>(x);
+    const double value = static_cast<double>(nearest);
+    if (std::fabs(value) <= std::fabs(x)) return value;
+    return static_cast<double>(std::nextafterf(nearest, 0.0f));
+#endif
+}
+
+FAULTLINE_HD inline double with_sign_of(double magnitude, double sign) {
+    return from_bits(bits_of(magnitude) | (bits_of(sign) & 0x8000000000000000u));
+}
+
+/// Below any exponent that takes part, alone and added to the largest that is not huge.
+inline constexpr int no_exponent = -8000;
+/// Past this exponent of a product fused::add decides.
+inline constexpr int huge_exponent = 500;
+
+/// The exponent by which a unit aligns x; of what is not finite one that is huge with any other.
+FAULTLINE_HD inline int exponent_of(double x, int min_exponent, int of_zero) {
+    const std::uint64_t bits = bits_of(x);
+    const int field = static_cast<int>(bits >> 52 & 0x7FF);
+    if (field == 0x7FF) return 1 << 20;
+    if ((bits << 1) == 0) return of_zero;
+    return field - 1023 > min_exponent ? field - 1023 : min_exponent;
+}
+
+template <class A, class B>
+FAULTLINE_HD_CALLED double add_in_general(const MatrixUnit& u, const A& a, const B& b, int count, double c) {
+    return add(u, a, b, count, c);
+}
+
+/// At most `terms` products, which stay in registers between the search for the largest exponent and the sum.
+template <int terms, class A, class B>
+FAULTLINE_HD double add_by_floats(const MatrixUnit& u, const A& a, const B& b, int count, double c) {
+    const bool ignored = u.zero == ZeroOperand::ignored;
+    const int zero_a = ignored ? no_exponent : zero_operand_exponent(u.zero, u.a_min_exponent);
+    const int zero_b = ignored ? no_exponent : zero_operand_exponent(u.zero, u.b_min_exponent);
+    int largest = exponent_of(c, accumulator_min_exponent(u.output), zero_accumulator_exponent);
+    double product[terms];
+#if defined(__CUDA_ARCH__)
+#pragma unroll
+#endif
+    for (int i = 0; i < terms; ++i) {
+        product[i] = 0;
+        if (i < count) {
+            double x = a(i), y = b(i);
+            if (u.input_fraction_bits != 0) {
+                x = truncate_input(x, u.input_fraction_bits, u.a_min_exponent);
+                y = truncate_input(y, u.input_fraction_bits, u.b_min_exponent);
+            }
+            const int e = exponent_of(x, u.a_min_exponent, zero_a) + exponent_of(y, u.b_min_exponent, zero_b);
+            largest = e > largest ? e : largest;
+            product[i] = product_toward_zero(x, y);
+        }
+    }
+    if (largest > huge_exponent) return add_in_general(u, a, b, count, c);
+    const int unit = largest - u.fraction_bits;
+    const double anchor = power_of_two(unit + 52);
+    const double c_anchor = with_sign_of(anchor, c);
+    double sum = sum_toward_zero(c, c_anchor) - c_anchor;
+#if defined(__CUDA_ARCH__)
+#pragma unroll
+#endif
+    for (int i = 0; i < terms; ++i) {
+        const double own = with_sign_of(anchor, product[i]);
+        sum += sum_toward_zero(product[i], own) - own;
+    }
+    if (sum == 0) return 0.0;
+    if (u.output == OutputFormat::f16_rne)
+        return write_output(static_cast<std::int64_t>(sum * power_of_two(-unit)), unit, u.output);
+    if (std::fabs(sum) >= 0x1p128) return with_sign_of(from_bits(0x7FF0000000000000u), sum);
+    double r = fp32_toward_zero(sum);
+    if (u.output == OutputFormat::e8m13_rz)
+        r = write_output(static_cast<std::int64_t>(sum * power_of_two(-unit)), unit, u.output);
+    return r == 0 ? 0.0 : r;
+}
+
+}  // namespace detail
+
+/// c + sum over i < k of x(i) y(i) in fused adds of u.terms products each: add() of fused_add.hpp, group after group.
+template <class X, class Y>
+FAULTLINE_HD double sum_of_products(const MatrixUnit& u, std::ptrdiff_t k, double c, const X& x, const Y& y) {
+    for (std::ptrdiff_t first = 0; first < k; first += u.terms) {
+        const auto a = [&](int i) { return x(first + i); };
+        const auto b = [&](int i) { return y(first + i); };
+        const std::ptrdiff_t rest = k - first;
+        const int count = rest < u.terms ? static_cast<int>(rest) : u.terms;
+        if (u.terms <= 8)
+            c = detail::add_by_floats<8>(u, a, b, count, c);
+        else if (u.terms <= 16)
+            c = detail::add_by_floats<16>(u, a, b, count, c);
+        else if (u.terms <= 32)
+            c = detail::add_by_floats<32>(u, a, b, count, c);
+        else
+            c = detail::add_in_general(u, a, b, count, c);
+    }
+    return c;
+}
+
+}  // namespace faultline::fused
