@@ -36,8 +36,17 @@ struct BlockTeam {
     __device__ void sync() const { __syncthreads(); }
 };
 
+/// How many teams of a job stand on a multiprocessor at least: what bounds the registers of its threads.
 template <class Job>
-__global__ void __launch_bounds__(threads_per_team, 2)  // registers of one would be all there are
+constexpr int teams_at_once() {
+    if constexpr (requires { Job::teams_at_once; })
+        return Job::teams_at_once;
+    else
+        return 1;
+}
+
+template <class Job>
+__global__ void __launch_bounds__(threads_per_team, teams_at_once<Job>())
     run_job(Job job, std::ptrdiff_t first, double* memory, std::ptrdiff_t doubles) {
     const std::ptrdiff_t team = blockIdx.x;
     job(BlockTeam{}, first + team, memory + team * doubles);
@@ -49,7 +58,8 @@ class CudaBackend {
   public:
     /// What the teams of a wave may have together for their tiles, and for their tapes; one team has what it needs in any
     /// case.
-    CudaBackend(std::size_t tile_bytes, std::size_t tape_bytes) : tile_bytes_(tile_bytes), tape_bytes_(tape_bytes) {}
+    explicit CudaBackend(std::size_t tile_bytes, std::size_t tape_bytes = 0)
+        : tile_bytes_(tile_bytes), tape_bytes_(tape_bytes) {}
     CudaBackend(const CudaBackend&) = delete;
     CudaBackend& operator=(const CudaBackend&) = delete;
     ~CudaBackend() {

@@ -132,6 +132,7 @@ std::vector<GroupForward> forward(Backend& backend, std::span<const HeadGroup> g
     Arena needed(nullptr);
     (void)ForwardMemory(needed, schedule, job.slabs.rows, n_k, d_v, watch.active());
     if (job.watch.taped == 0) {
+        job.last_first = true;
         backend.run(job, teams, needed.used());
     } else {
         const TileAxis keys(n_k, schedule.block_k);
@@ -266,6 +267,7 @@ class Backward {
     void run_part(BackwardPart part) {
         std::ptrdiff_t doubles = 0;
         const std::ptrdiff_t teams = teams_of(part, doubles);
+        job_.last_first = true;
         backend_.run(job_, teams, doubles);
     }
     template <class Play>
@@ -273,6 +275,7 @@ class Backward {
         std::ptrdiff_t doubles = 0;
         const std::ptrdiff_t teams = teams_of(part, doubles);
         BackwardJob job = job_;
+        job.last_first = false;  // the tape's order is that of the teams
         job.watch.taped = taped;
         const std::ptrdiff_t capacity =
             tape_capacity(taped, Pass::backward, steps, 0, queries().block(), keys().block(), std::max(d_, d_v_));

@@ -35,6 +35,9 @@ struct Share {
 
 /// What all jobs have: teams [first, …) of the launch.
 struct JobBase {
+    /// Without a bound nvcc takes nearly all registers of a multiprocessor for one team, whose waits nothing then hides.
+    static constexpr int teams_at_once = 2;
+
     const FlatPlan* plan;
     const HeadProblem* problems;
     std::uint64_t seed;
@@ -42,6 +45,7 @@ struct JobBase {
     Watch watch;
     bool watched;  ///< something stands at some site
     Slabs slabs;
+    bool last_first = false;  ///< under a causal mask the last query tile sees most keys: it is begun first
     std::ptrdiff_t first_team = 0;
 };
 
@@ -52,7 +56,8 @@ struct ForwardJob : JobBase {
     FAULTLINE_HD void operator()(const Team& team, std::ptrdiff_t index, double* memory) const {
         const Schedule& schedule = plan->schedule;
         const std::ptrdiff_t n_q = problems->n_q();
-        const Share share(slabs, TileAxis(n_q, schedule.block_q), Order::ascending, first_team + index);
+        const Share share(slabs, TileAxis(n_q, schedule.block_q), last_first ? Order::descending : Order::ascending,
+                          first_team + index);
         if (share.count <= 0) return;
         const HeadProblem& x = problems[share.head];
         Arena arena(memory);
@@ -85,7 +90,11 @@ struct BackwardJob : JobBase {
         const std::ptrdiff_t n_q = problems->n_q(), n_k = problems->n_k();
         const bool by_key = part == BackwardPart::key;
         const TileAxis axis = by_key ? TileAxis(n_k, schedule.bwd_block_k) : TileAxis(n_q, schedule.bwd_block_q);
-        const Share share(slabs, axis, by_key ? schedule.bwd_key_order : schedule.bwd_query_order, first_team + index);
+        const Share share(slabs, axis,
+                          last_first ? (by_key ? Order::ascending : Order::descending)
+                          : by_key   ? schedule.bwd_key_order
+                                     : schedule.bwd_query_order,
+                          first_team + index);
         if (share.count <= 0) return;
         const HeadProblem& x = problems[share.head];
         Arena arena(memory);

@@ -60,12 +60,10 @@ FAULTLINE_HD inline double with_sign_of(double magnitude, double sign) {
     return from_bits(bits_of(magnitude) | (bits_of(sign) & 0x8000000000000000u));
 }
 
-/// Below any exponent that takes part, alone and added to the largest that is not huge.
-inline constexpr int no_exponent = -8000;
 /// Past this exponent of a product fused::add decides.
 inline constexpr int huge_exponent = 500;
 
-/// The exponent by which a unit aligns x; of what is not finite one that is huge with any other.
+/// The exponent by which a unit aligns x, not 0; of what is not finite one that is huge.
 FAULTLINE_HD inline int exponent_of(double x, int min_exponent, int of_zero) {
     const std::uint64_t bits = bits_of(x);
     const int field = static_cast<int>(bits >> 52 & 0x7FF);
@@ -73,6 +71,11 @@ FAULTLINE_HD inline int exponent_of(double x, int min_exponent, int of_zero) {
     if ((bits << 1) == 0) return of_zero;
     return field - 1023 > min_exponent ? field - 1023 : min_exponent;
 }
+
+// Exponent fields where they stand in the upper half of a double: maxima and sums of them need no shift.
+inline constexpr std::uint32_t field_mask = 0x7FF00000u, magnitude_mask = 0x7FFFFFFFu;
+FAULTLINE_HD inline std::uint32_t upper_half(double x) { return static_cast<std::uint32_t>(bits_of(x) >> 32); }
+FAULTLINE_HD inline std::uint32_t larger(std::uint32_t a, std::uint32_t b) { return a > b ? a : b; }
 
 template <class A, class B>
 FAULTLINE_HD_CALLED double add_in_general(const MatrixUnit& u, const A& a, const B& b, int count, double c) {
@@ -82,10 +85,10 @@ FAULTLINE_HD_CALLED double add_in_general(const MatrixUnit& u, const A& a, const
 /// At most `terms` products, which stay in registers between the search for the largest exponent and the sum.
 template <int terms, class A, class B>
 FAULTLINE_HD double add_by_floats(const MatrixUnit& u, const A& a, const B& b, int count, double c) {
-    const bool ignored = u.zero == ZeroOperand::ignored;
-    const int zero_a = ignored ? no_exponent : zero_operand_exponent(u.zero, u.a_min_exponent);
-    const int zero_b = ignored ? no_exponent : zero_operand_exponent(u.zero, u.b_min_exponent);
-    int largest = exponent_of(c, accumulator_min_exponent(u.output), zero_accumulator_exponent);
+    if (u.zero != ZeroOperand::ignored) return add_in_general(u, a, b, count, c);
+    const auto min_a = static_cast<std::uint32_t>(u.a_min_exponent + 1023) << 20;
+    const auto min_b = static_cast<std::uint32_t>(u.b_min_exponent + 1023) << 20;
+    std::uint32_t sums = 0, magnitudes = 0;  // the largest sum of two fields, and upper half of a product
     double product[terms];
 #if defined(__CUDA_ARCH__)
 #pragma unroll
@@ -98,12 +101,19 @@ FAULTLINE_HD double add_by_floats(const MatrixUnit& u, const A& a, const B& b, i
                 x = truncate_input(x, u.input_fraction_bits, u.a_min_exponent);
                 y = truncate_input(y, u.input_fraction_bits, u.b_min_exponent);
             }
-            const int e = exponent_of(x, u.a_min_exponent, zero_a) + exponent_of(y, u.b_min_exponent, zero_b);
-            largest = e > largest ? e : largest;
             product[i] = product_toward_zero(x, y);
+            const std::uint32_t magnitude = upper_half(product[i]) & magnitude_mask;
+            const std::uint32_t sum =
+                larger(upper_half(x) & field_mask, min_a) + larger(upper_half(y) & field_mask, min_b);
+            // A product whose upper half is 0 is 0, or too far below zero_accumulator_exponent to count.
+            sums = larger(sums, magnitude != 0 ? sum : 0);
+            magnitudes = larger(magnitudes, magnitude);  // infinite or NaN where an operand is
         }
     }
-    if (largest > huge_exponent) return add_in_general(u, a, b, count, c);
+    const int of_products = static_cast<int>(sums >> 20) - 2046;
+    int largest = exponent_of(c, accumulator_min_exponent(u.output), zero_accumulator_exponent);
+    largest = of_products > largest ? of_products : largest;
+    if (largest > huge_exponent || magnitudes >= field_mask) return add_in_general(u, a, b, count, c);
     const int unit = largest - u.fraction_bits;
     const double anchor = power_of_two(unit + 52);
     const double c_anchor = with_sign_of(anchor, c);
