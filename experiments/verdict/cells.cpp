@@ -47,7 +47,8 @@ std::vector<Cell> cells_of(std::ptrdiff_t rows, std::ptrdiff_t cols, std::ptrdif
         if (direction == Direction::mean_key && !mean_key) continue;
         const double per_row = direction == Direction::mean_key ? 1 : d;
         cells.push_back({direction, Extent::head, 0, rows, n * per_row});
-        for (std::ptrdiff_t first = 0; first < rows; first += block) {
+        // One block is the head itself: the same sum a second time would be a second test of one thing.
+        for (std::ptrdiff_t first = 0; block < rows && first < rows; first += block) {
             const std::ptrdiff_t count = std::min(block, rows - first);
             cells.push_back({direction, Extent::rows, first, count, static_cast<double>(count) * per_row});
         }
@@ -92,7 +93,7 @@ std::vector<double> cell_sums(MatrixView<const double> value, MatrixView<const d
         double all = 0;
         for (const double x : by_block) all += x;
         sums.push_back(all);
-        sums.insert(sums.end(), by_block.begin(), by_block.end());
+        if (blocks > 1) sums.insert(sums.end(), by_block.begin(), by_block.end());
     };
     put(shift);
     sums.insert(sums.end(), feature_shift.begin(), feature_shift.end());

@@ -14,6 +14,18 @@
 namespace faultline::verdict {
 namespace {
 
+// One block of rows is the whole head: each thing is tested, and said, once.
+TEST(Cells, OneBlockIsTheHead) {
+    for (const std::ptrdiff_t block : {12, 13}) {
+        const std::vector<Cell> cells = cells_of(12, 3, block, true);
+        for (const Cell& cell : cells) EXPECT_NE(cell.extent, Extent::rows) << cell.where();
+        Matrix values(12, 3);
+        const std::vector<double> sigma(12, 1.0);
+        EXPECT_EQ(cell_sums(values.view(), values.view(), sigma, block, {0.6, 0, 0.8}).size(), cells.size());
+    }
+    EXPECT_EQ(cells_of(12, 3, 6, true).size(), cells_of(12, 3, 12, true).size() + 2 * 4);
+}
+
 /// P(|T| > t) for an even number of degrees of freedom, in 300 bits: 1 - A(t | n) with the finite sum of Abramowitz and
 /// Stegun 26.7.3, A = sin a (1 + cos^2 a / 2 + 1*3/(2*4) cos^4 a + … ), tan a = t / sqrt(n). Nothing of the fraction that
 /// is tested is in it.
