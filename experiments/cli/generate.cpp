@@ -2,6 +2,7 @@
 // faultline generate: inputs that find faults, as captures.
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <memory>
 #include <optional>
 
@@ -137,16 +138,33 @@ Status families(const GenerateSettings& own, const Invocation& call) {
     if (!own.plan.empty()) plan = plan_named(own.plan, call.settings, "plan");
     std::vector<LayerCapture> layers;
     nlohmann::ordered_json names = nlohmann::ordered_json::array();
-    for (const InputFamily* family : chosen) {
-        if (interrupted()) break;
-        for (LayerCapture& layer : make_layers(*family, shape, static_cast<std::uint64_t>(own.seed))) {
+    nlohmann::ordered_json left_out = nlohmann::ordered_json::array();
+    std::vector<std::string> remarks;
+    std::exception_ptr failed;
+    const auto make = [&](const InputFamily& family) {
+        std::vector<LayerCapture> made = make_layers(family, shape, static_cast<std::uint64_t>(own.seed));
+        for (LayerCapture& layer : made)
             if (plan)
                 observe(layer, *plan, plan->name, static_cast<std::uint64_t>(own.seed),
                         static_cast<int>(std::min<std::int64_t>(call.common.threads, 4096)));
-            layers.push_back(std::move(layer));
+        (void)tensors_of(made, dtype, chosen_blocks(own));  // says now what the type cannot hold
+        return made;
+    };
+    for (const InputFamily* family : chosen) {
+        if (interrupted()) break;
+        try {
+            for (LayerCapture& layer : make(*family)) layers.push_back(std::move(layer));
+            names.push_back(std::string(family->name));
+        } catch (const RequestError& error) {
+            // All that there is, is all that this plan and type can have; what was asked for by its name, is asked for.
+            if (own.families != "all") throw;
+            left_out.push_back(std::string(family->name));
+            remarks.push_back(fmt::format("faultline generate: {} is left out: {}", family->name, error.what()));
+            if (!failed) failed = std::current_exception();
         }
-        names.push_back(std::string(family->name));
     }
+    if (layers.empty() && failed) std::rethrow_exception(failed);  // none can be had: it is the request
+    for (const std::string& text : remarks) remark(text);
     if (interrupted()) {
         remark("faultline generate: interrupted: nothing is written");
         return Status::failed;
@@ -156,6 +174,7 @@ Status families(const GenerateSettings& own, const Invocation& call) {
         print(nlohmann::ordered_json{{"schema", "faultline.generation/1"},
                                      {"output", call.common.output},
                                      {"layers", names},
+                                     {"left_out", left_out},
                                      {"seed", own.seed}}
                   .dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) +
               "\n");

@@ -1,8 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // faultline generate as a user meets it.
+#include <filesystem>
+#include <utility>
+
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
+
+#include <faultline/tensor/safetensors.hpp>
 
 #include "support.hpp"
 
@@ -49,6 +55,27 @@ TEST(GenerateProgram, ListsAndSearches) {
     EXPECT_THAT(found.out, AllOf(HasSubstr("site o_cast"), HasSubstr("random inputs in the same ranges")));
     for (const std::string& line : lines(found.out)) EXPECT_LE(line.size(), 110u) << line;
     EXPECT_THAT(folder.files(), ElementsAre("worst.safetensors"));
+}
+
+// "all" is all that the plan and the type can have; a family asked for by its name is asked for.
+TEST(GenerateProgram, AllLeavesOutWhatCannotBe) {
+    const Folder folder;
+    const std::vector<std::string> small{"--heads",    "1",  "--seq", "32",
+                                         "--head-dim", "32", "-o",    folder / "x.safetensors"};
+    for (const auto& [family, options] :
+         {std::pair{"sink-logit", std::vector<std::string>{"--plan", "fa1"}}, {"paged", {"--dtype", "mxfp8_e4m3"}}}) {
+        std::vector<std::string> request{"generate", "all", "--force"}, named{family};
+        for (const auto* words : {&options, &small}) {
+            request.insert(request.end(), words->begin(), words->end());
+            named.insert(named.end(), words->begin(), words->end());
+        }
+        std::filesystem::remove(folder / "x.safetensors");
+        EXPECT_THAT(refusal(folder, named), HasSubstr(family));
+        const Outcome all = run_program(request);
+        EXPECT_EQ(all.status, 0) << all.err;
+        EXPECT_THAT(all.err, HasSubstr(fmt::format("{} is left out: ", family)));
+        EXPECT_FALSE(read_safetensors(folder / "x.safetensors").tensors.empty());
+    }
 }
 
 TEST(GenerateProgram, RefusesInASentence) {
