@@ -225,8 +225,8 @@ Status show_capture(const TensorSet& file, const std::string& path, const Invoca
               "\n");
         return Status::done;
     }
-    std::string out =
-        fmt::format("{}: capture, {} layers, {} tensors\n", file.source, layers.size(), file.tensors.size());
+    std::string out = fmt::format("{}: capture, {} layer{}, {} tensors\n", file.source, layers.size(),
+                                  layers.size() == 1 ? "" : "s", file.tensors.size());
     std::vector<std::string> facts;
     for (const auto& [key, value] : file.metadata) facts.push_back(fmt::format("{}={}", escaped(key), escaped(value)));
     for (const std::string& line : wrapped(fmt::format("{}", fmt::join(facts, "  ")), 106)) out += "  " + line + "\n";
@@ -241,6 +241,53 @@ Status show_capture(const TensorSet& file, const std::string& path, const Invoca
     return Status::done;
 }
 
+/// What `train` continues from: the step, the settings that the next one depends on, and the tensors.
+Status show_checkpoint(const TensorSet& file, const Invocation& call) {
+    if (!call.common.output.empty())
+        throw RequestError(
+            fmt::format("{}: {} is a checkpoint, of which nothing is summarised in a file: expected no output",
+                        call.settings.where("output"), file.source));
+    constexpr std::string_view prefix = "config.";
+    ordered_json config = ordered_json::object(), state = ordered_json::object(), tensors = ordered_json::array();
+    std::vector<std::string> settings;
+    for (const auto& [key, value] : file.metadata) {
+        if (!key.starts_with(prefix)) {
+            state[key] = value;
+            continue;
+        }
+        config[key.substr(prefix.size())] = value;
+        settings.push_back(fmt::format("{}={}", escaped(key.substr(prefix.size())), escaped(value)));
+    }
+    const auto metadata = [&](const char* key) {
+        const auto found = file.metadata.find(key);
+        return found == file.metadata.end() ? std::string("?") : escaped(found->second);
+    };
+    std::string out = fmt::format("{}: checkpoint of faultline train, next step {}, {} optimizer steps, {} tensors\n",
+                                  file.source, metadata("next_step"), metadata("optimizer_steps"), file.tensors.size());
+    for (const std::string& line : wrapped(fmt::format("{}", fmt::join(settings, "  ")), 106))
+        out += "  " + line + "\n";
+    out += "\n";
+    for (const auto& [name, tensor] : file.tensors) {
+        out += fmt::format("  {:<24} {} {}\n", escaped(name), print_name(tensor.dtype), shape_text(tensor.shape));
+        tensors.push_back({{"name", name}, {"dtype", print_name(tensor.dtype)}, {"shape", tensor.shape}});
+    }
+    if (call.common.json)
+        out = ordered_json{{"schema", "faultline.inspect/1"},
+                           {"input", file.source},
+                           {"metadata", std::move(state)},
+                           {"config", std::move(config)},
+                           {"tensors", std::move(tensors)}}
+                  .dump(1, ' ', false, ordered_json::error_handler_t::replace) +
+              "\n";
+    print(out);
+    return Status::done;
+}
+
+bool is_checkpoint(const TensorSet& file) {
+    const auto schema = file.metadata.find("schema");
+    return schema != file.metadata.end() && schema->second.starts_with("faultline.checkpoint/");
+}
+
 Status run(const std::string& path, const Invocation& call) {
     if (path.empty())
         throw RequestError(
@@ -251,7 +298,8 @@ Status run(const std::string& path, const Invocation& call) {
         const std::string kind = file.manifest().kind;
         if (!kind.empty() && kind != "capture") return show_record(file, call);
     }
-    return show_capture(read_tensors(path), path, call);
+    const TensorSet file = read_tensors(path);
+    return is_checkpoint(file) ? show_checkpoint(file, call) : show_capture(file, path, call);
 }
 
 }  // namespace
@@ -260,7 +308,7 @@ Command inspect_command() {
     return {"inspect", "Say what a capture, or a file that faultline wrote, holds",
             "  faultline inspect run7.safetensors", [](Settings& settings) -> Run {
                 const auto path = std::make_shared<std::string>();
-                settings.positional("file", *path, "A capture, or an HDF5 file that faultline wrote");
+                settings.positional("file", *path, "A capture, or a file that faultline wrote: HDF5, or a checkpoint");
                 return [path](const Invocation& call) { return run(*path, call); };
             }};
 }

@@ -80,6 +80,7 @@ class Settings {
     [[nodiscard]] std::vector<std::string_view> keys() const;
     void read_file(const std::string& path, const std::vector<std::string_view>& commands);
     void read_assignment(const std::string& assignment);
+    static void expect_no_option(const Setting& setting);
 
     std::string command_;
     std::vector<std::unique_ptr<Setting>> settings_;

@@ -49,6 +49,14 @@ std::string read_text(const std::string& path) {
     return text;
 }
 
+/// What stands where a value is missing.
+void refuse_option(const std::string& where, const std::string& value) {
+    if (value.starts_with("--"))
+        throw RequestError(
+            fmt::format("{}: {}: begins with \"--\" as an option: expected a value (\"./{}\" for a file of that name)",
+                        where, in_quotes(value), escaped(value, value.size())));
+}
+
 }  // namespace
 
 void Settings::read_file(const std::string& path, const std::vector<std::string_view>& commands) {
@@ -113,7 +121,14 @@ void Settings::read_assignment(const std::string& assignment) {
     }
 }
 
+/// A forgotten value takes the next option: --report --quiet would write a file of that name.
+void Settings::expect_no_option(const Setting& setting) {
+    if (setting.is_flag || setting.is_positional) return;
+    for (const std::string& item : setting.given) refuse_option("--" + setting.key, item);
+}
+
 void Settings::read(const std::vector<std::string_view>& commands) {
+    for (const std::string& file : config_) refuse_option("--config", file);
     if (config_.size() > 1)
         throw RequestError(fmt::format("--config: is given {} times: expected one file (--set changes single settings)",
                                        config_.size()));
@@ -123,6 +138,7 @@ void Settings::read(const std::vector<std::string_view>& commands) {
     for (const std::string& assignment : assignments_) read_assignment(assignment);
     for (const auto& setting : settings_) {
         if (setting->given.empty()) continue;
+        expect_no_option(*setting);
         std::string text;
         for (const std::string& item : setting->given)
             text += (&item == &setting->given.front() ? "" : std::string(1, setting->separator)) + item;

@@ -118,6 +118,21 @@ TEST_F(Train, KilledAndResumedIsTheRunThatNeverStopped) {
     EXPECT_TRUE(whole.contains("steps/injected_rms"));
 }
 
+// What a run goes on from can be looked at.
+TEST_F(Train, ACheckpointIsShownByInspect) {
+    ASSERT_EQ(run_program(arguments("2", {"-o", folder / "run.h5"})).status, 0);
+    const std::string file = folder / "run.checkpoint.safetensors";
+    const Outcome text = run_program({"inspect", file}), object = run_program({"inspect", file, "--json"});
+    ASSERT_EQ(text.status, 0) << text.err;
+    ASSERT_EQ(object.status, 0) << object.err;
+    EXPECT_THAT(text.out, AllOf(HasSubstr("checkpoint of faultline train, next step 2, 2 optimizer steps"),
+                                HasSubstr("context=32"), HasSubstr("weights")));
+    const nlohmann::json json = nlohmann::json::parse(object.out);
+    EXPECT_EQ(json["metadata"]["next_step"], "2");
+    EXPECT_EQ(json["config"]["width"], "16");
+    EXPECT_THAT(refused("inspect", {file, "-o", folder / "x.h5"}, &folder), HasSubstr("is a checkpoint"));
+}
+
 TEST_F(Train, AnInterruptSavesAndSaysHowToGoOn) {
     for (const int signal : {SIGINT, SIGTERM}) {
         const std::string file = folder / (std::to_string(signal) + ".h5");
