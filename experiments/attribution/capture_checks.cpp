@@ -76,6 +76,8 @@ void refuse(const TensorSet& file, std::string_view tensor, std::string_view wro
     throw RequestError(fmt::format("{}: tensor {}: {}", file.source, in_quotes(tensor), wrong));
 }
 
+std::string or_one(std::ptrdiff_t extent) { return extent == 1 ? "1" : fmt::format("{} or 1", extent); }
+
 std::string shape_text(const HeadArray& array) {
     return fmt::format("[{}, {}, {}, {}]", array.batch, array.heads, array.rows, array.cols);
 }
@@ -115,10 +117,10 @@ HeadArray mask_array(const TensorSet& file, const Tensor& tensor, const LayerCap
     const bool broadcasts =
         (mask.batch == 1 || mask.batch == layer.q.batch) && (mask.heads == 1 || mask.heads == layer.q.heads);
     if (mask.rows != layer.q.rows || mask.cols != layer.k.rows || !broadcasts) {
-        refuse(
-            file, tensor.name,
-            fmt::format("shape {}: expected [{} or 1, {} or 1, {}, {}] (batch, heads, queries, keys)",
-                        faultline::shape_text(tensor.shape), layer.q.batch, layer.q.heads, layer.q.rows, layer.k.rows));
+        refuse(file, tensor.name,
+               fmt::format("shape {}: expected [{}, {}, {}, {}] (batch, heads, queries, keys)",
+                           faultline::shape_text(tensor.shape), or_one(layer.q.batch), or_one(layer.q.heads),
+                           layer.q.rows, layer.k.rows));
     }
     constexpr double masked = -std::numeric_limits<double>::infinity();
     for (std::size_t i = 0; i < mask.values.size(); ++i) {

@@ -14,6 +14,9 @@ namespace faultline::detail {
 /// Throws RequestError `SOURCE: tensor "NAME": WRONG`.
 [[noreturn]] void refuse(const TensorSet& file, std::string_view tensor, std::string_view wrong);
 
+/// An extent that may be broadcast: "4 or 1", and "1" where there is one.
+[[nodiscard]] std::string or_one(std::ptrdiff_t extent);
+
 /// A tensor of rank 2, 3 or 4 as [batch, heads, rows, cols], missing leading dimensions 1. Refuses other ranks, empty
 /// dimensions and dtypes that are no floating-point format.
 [[nodiscard]] HeadArray head_array(const TensorSet& file, const Tensor& tensor);

@@ -60,8 +60,9 @@ HeadArray dropout_mask(const TensorSet& file, const Tensor& tensor, const LayerC
                       extent[3] == layer.k.rows;
     if (!fits)
         refuse(file, tensor.name,
-               fmt::format("shape {}: expected [{} or 1, {} or 1, {}, {}] (batch, heads, queries, keys)",
-                           faultline::shape_text(shape), layer.q.batch, layer.heads(), layer.q.rows, layer.k.rows));
+               fmt::format("shape {}: expected [{}, {}, {}, {}] (batch, heads, queries, keys)",
+                           faultline::shape_text(shape), or_one(layer.q.batch), or_one(layer.heads()), layer.q.rows,
+                           layer.k.rows));
     HeadArray mask{extent[0], extent[1], extent[2], extent[3], tensor.to_double(), tensor.dtype};
     for (std::size_t i = 0; i < mask.values.size(); ++i)
         if (mask.values[i] != 0 && mask.values[i] != 1)

@@ -207,6 +207,17 @@ class Splitter {
         expect_alone("cu_seqlens_k", "cu_seqlens");
         expect_alone("cu_seqlens_k", "block_table");
         expect_alone("cu_seqlens", "block_table");
+        // One side's boundaries say that the batch is packed: without the other's, rows of rank 3 cannot be cut.
+        const auto expect_cut = [&](const char* input, const char* list, const char* other) {
+            if (required(input).shape.size() == 3)
+                throw RequestError(fmt::format(
+                    "{}: tensor {} is missing: expected it beside {}, since {} is packed, [total, heads, head_dim]",
+                    file_.source, in_quotes(layer_ + "." + list), in_quotes(layer_ + "." + other),
+                    in_quotes(layer_ + "." + input)));
+        };
+        if (cu_q != nullptr && cu_k == nullptr && find("block_table") == nullptr)
+            expect_cut("k", "cu_seqlens_k", "cu_seqlens_q");
+        if (cu_k != nullptr && cu_q == nullptr) expect_cut("q", "cu_seqlens_q", "cu_seqlens_k");
         queries_ = cu_q != nullptr ? packed(file_, *cu_q) : padded(file_, required("q"), find("seqused_q"));
         if (const Tensor* table = find("block_table"))
             keys_ = paged(file_, required("k"), *table, find("seqused_k"));

@@ -217,7 +217,6 @@ TEST(Sequences, WhatDoesNotFitIsNamed) {
     refused(packed(), "cu_seqlens_q", {5}, {0, 5, 4, 18, 88}, "integers from 0 that do not fall");
     refused(packed(), "cu_seqlens_k", {4}, {0, 9, 21, 124}, "has 3 sequences");
     refused(packed(), "cu_seqlens_k", {5}, {0, 0, 21, 54, 124}, "sequence 0 has 5 queries and no key");
-    refused(packed(), "cu_seqlens_k", {}, {}, "expected [batch, heads, seq, head_dim] beside a list of lengths");
     refused(padded(), "seqused_k", {4}, {9, 12, 73, 70}, "expected 4 lengths of 0 to 72");
     refused(paged(), "seqused_k", {4}, {9, 12, 33, 81}, "sequence 3 has 81 keys: expected 0 to 80");
     refused(paged(), "seqused_k", {4}, {9, 17, 33, 70}, "page 1 of sequence 1 is -1: expected 0 to 19");
@@ -237,6 +236,10 @@ TEST(Sequences, WhatDoesNotFitIsNamed) {
     refused(other_cache({cache[0], cache[1] / 2, cache[2], cache[3]}), "none", {}, {}, "pages of the cache");
     // Two lists of one side's lengths.
     refused(packed(), "seqused_k", {4}, {9, 12, 33, 60}, "stands beside \"l.cu_seqlens_k\": expected one of them");
+    refused(packed(), "cu_seqlens_k", {}, {},
+            "tensor \"l.cu_seqlens_k\" is missing: expected it beside \"l.cu_seqlens_q\"");
+    refused(packed(), "cu_seqlens_q", {}, {},
+            "tensor \"l.cu_seqlens_q\" is missing: expected it beside \"l.cu_seqlens_k\"");
     refused(packed(), "seqused_q", {4}, {5, 12, 1, 70}, "stands beside \"l.cu_seqlens_q\": expected one of them");
     refused(packed(), "cu_seqlens", {5}, {0, 5, 17, 18, 88}, "expected one of them");
     refused(paged(), "cu_seqlens_k", {5}, {0, 9, 21, 54, 124}, "stands beside \"l.block_table\"");
