@@ -38,6 +38,37 @@ std::string change_text(const std::vector<Difference>& changes) {
     return fmt::format("{}: {} -> {}{}", first.field, first.from, first.to, rest);
 }
 
+/// Text after a label, broken at blanks and commas, its further lines below its beginning: changes of two rules may differ in
+/// the last word alone.
+std::string wrapped(const std::string& label, const std::string& text) {
+    std::string out, line = label;
+    for (std::size_t begin = 0; begin < text.size();) {
+        const std::size_t end = std::min(text.find_first_of(" ,", begin), text.size() - 1) + 1;
+        if (line.size() + end - begin > line_width + 1 && line.size() > label.size()) {
+            out += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
+            line = std::string(label.size(), ' ');
+        }
+        line += text.substr(begin, end - begin);
+        begin = end;
+    }
+    return out + line + "\n";
+}
+
+/// Plans that the outputs do not tell from the first: as many elements of every output.
+std::vector<std::string> equals_of(const KernelIdentification& k) {
+    std::vector<std::string> equals;
+    for (const RankedPlan& plan : k.ranking)
+        if (plan.match == k.ranking.front().match) equals.push_back(plan.plan);
+    return equals;
+}
+
+/// What the kernel is, in the heading: a plan that others tie with is not the answer by itself.
+std::string answer(const KernelIdentification& k) {
+    const std::size_t others = equals_of(k).size() - 1;
+    if (others == 0 || !k.changes.empty()) return k.nearest + (k.changes.empty() ? "" : ", changed");
+    return fmt::format("{} or {} other{}, not told apart", k.nearest, others, others == 1 ? "" : "s");
+}
+
 /// Names after a heading, broken into lines.
 std::string name_list(const std::string& title, const std::vector<std::string>& names) {
     if (names.empty()) return {};
@@ -57,9 +88,7 @@ std::string ranking_text(const KernelIdentification& k, bool full) {
     std::string out = heading();
     const std::size_t shown = full ? k.ranking.size() : std::min(plans_shown, k.ranking.size());
     for (std::size_t i = 0; i < shown; ++i) out += row(k.ranking[i].plan, k.ranking[i].match);
-    std::vector<std::string> equals;
-    for (const RankedPlan& plan : k.ranking)
-        if (plan.match == k.ranking.front().match) equals.push_back(plan.plan);
+    const std::vector<std::string> equals = equals_of(k);
     if (equals.size() > 1) out += name_list("not told apart by these outputs:", equals);
     return out;
 }
@@ -87,9 +116,8 @@ std::string rest_text(const KernelIdentification& k, bool full) {
         fmt::format("  {} of {} elements differ{}\n", k.match.all().differing(), k.match.all().total,
                     helping.empty() ? "" : "; changes that make some of them equal, and how many they lose:");
     for (const Trial* trial : helping) {
-        const std::string line = fmt::format("    {:>7} won {:>8} lost  {}", trial->flips.won, trial->flips.lost,
-                                             change_text(trial->changes));
-        out += line.substr(0, line_width) + "\n";
+        out += wrapped(fmt::format("    {:>7} won {:>8} lost  ", trial->flips.won, trial->flips.lost),
+                       change_text(trial->changes));
     }
     for (const SiteEvidence& e : k.sites) (e.told ? told : silent).emplace_back(name(e.site));
     out += name_list("sites whose rounding the outputs show:", told);
@@ -110,9 +138,9 @@ std::string table(const Identification& identification, bool full) {
     std::string out;
     for (const KernelIdentification& k : identification.kernels) {
         if (!out.empty()) out += "\n";
-        out += fmt::format(
-            "{}: {} (head size {}, {}, {})\n", escaped(k.kernel), k.nearest + (k.changes.empty() ? "" : ", changed"),
-            k.head_dim, k.causal ? "causal" : "no causal mask", escaped(fmt::format("{}", fmt::join(k.layers, ", "))));
+        out +=
+            fmt::format("{}: {} (head size {}, {}, {})\n", escaped(k.kernel), answer(k), k.head_dim,
+                        k.causal ? "causal" : "no causal mask", escaped(fmt::format("{}", fmt::join(k.layers, ", "))));
         out += ranking_text(k, full);
         if (k.trials.empty()) continue;
         out += found_text(k);

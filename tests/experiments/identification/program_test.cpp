@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include <faultline/identification/table.hpp>
 #include <faultline/plan/plan_toml.hpp>
 #include <faultline/plan/presets.hpp>
 #include <faultline/tensor/safetensors.hpp>
@@ -78,6 +79,30 @@ TEST(IdentifyProgram, RefusesInASentence) {
     EXPECT_THAT(refusal(folder, {file, "-o", folder / "plan.h5"}), HasSubstr("expected a name that ends in .toml"));
     EXPECT_THAT(refusal(folder, {::faultline::testing::shipped_capture(), "-o", folder / "two.toml"}),
                 AllOf(HasSubstr("2 kernels"), HasSubstr("--kernel")));
+}
+
+// A heading names no plan as the answer that others tie with, and changes are told apart to their last word.
+TEST(IdentifyProgram, SaysTiesAndWholeChanges) {
+    const Folder folder;
+    const std::string file = folder / "made.safetensors";
+    ASSERT_EQ(run_program({"generate", "benign", "--plan", "fa2", "--heads", "1", "--seq", "16", "--head-dim", "16",
+                           "-o", file, "--quiet"})
+                  .status,
+              0);
+    const Outcome tied = run_program({"identify", file, "--quiet", "--plans", "fa2,fa3", "--rank-only"});
+    ASSERT_EQ(tied.status, 0) << tied.err;
+    EXPECT_THAT(tied.out, HasSubstr("fa2: fa2 or 1 other, not told apart (head size 16"));
+    // Two changes of one field whose last words differ, far beyond a line.
+    KernelIdentification k;
+    k.kernel = k.nearest = "kernel";
+    k.ranking.push_back({"kernel", {}, {}});
+    const std::string rule =
+        "fused,terms=16,fraction_bits=25,min_exponent=-133,alignment=product,input_fraction_bits=10,";
+    for (const char* last : {"output=f32", "output=f32_rz"})
+        k.trials.push_back({"products", {{"sites.s_accumulate.accumulation", rule, rule + last}}, {}, {1, 0}});
+    const std::string text = table(Identification{"made", {k}, true}, false);
+    EXPECT_THAT(text, AllOf(HasSubstr("output=f32\n"), HasSubstr("output=f32_rz\n")));
+    for (const std::string& line : lines(text)) EXPECT_LE(line.size(), 110u) << line;
 }
 
 TEST(IdentifyProgram, RefusesACaptureWithoutObservedOutputs) {
