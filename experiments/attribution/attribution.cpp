@@ -9,6 +9,7 @@
 
 #include <faultline/attribution/level.hpp>
 #include <faultline/attribution/rows.hpp>
+#include <faultline/attribution/same_element.hpp>
 #include <faultline/attribution/stages.hpp>
 #include <faultline/base/error.hpp>
 #include <faultline/base/parallel.hpp>
@@ -36,7 +37,7 @@ ObservedOutput observed_output(const Work& work, const FirstStage& first, const 
     ObservedOutput seen;
     seen.kernel = kernel.name;
     std::size_t equal = 0, near = 0, total = 0;
-    const Format stored = format_of(array.dtype);
+    const SameElement same(array.dtype);
     std::vector<ErrorSums> sums;
     for (std::size_t g = 0; g < work.groups.size(); ++g) {
         const Group& group = work.groups[g];
@@ -50,8 +51,9 @@ ObservedOutput observed_output(const Work& work, const FirstStage& first, const 
             const std::vector<double>& plan = first.bases[g].plan[output][i].values;
             for (std::size_t a = 0; a < plan.size(); ++a) {
                 const double x = values.back().values[a];
-                equal += plan[a] == x;
-                near += plan[a] == x || std::abs(plan[a] - x) <= ulp(x, stored);
+                const SameElement::Answer answer = same(plan[a], x);
+                equal += answer.equal;
+                near += answer.within_one_ulp;
                 ++total;
             }
         }
@@ -124,7 +126,7 @@ void add_redundant(const Work& work, const FirstStage& first, const AttributionO
     for (OutputAttribution& a : outputs)
         for (std::vector<Site>& sites : redundant_sets(work.sites, a.sites)) {
             runs[sites].resize(work.groups.size());
-            a.redundant.push_back({std::move(sites), {}, 0});
+            a.redundant.push_back({std::move(sites), {}, 0, 0});
         }
     count.expect(runs.size() * work.groups.size());
     for (auto& [sites, by_group] : runs)
@@ -143,6 +145,7 @@ void add_redundant(const Work& work, const FirstStage& first, const AttributionO
             const SiteEffect effect = site_effect(runs[together.sites], o, plan_squared, a.plan, a.floor);
             together.repaired = effect.repaired;
             together.share = effect.share;
+            together.moved_squared = effect.moved_squared;
         }
 }
 
@@ -175,6 +178,7 @@ LayerAttribution attribute(const LayerCapture& layer, const RoundingPlan& plan, 
     if (layer.dropout) a.keep = layer.keep;
     a.sites = work.sites;
     a.faults.resize(work.faults.list.size());
+    for (const Fault& fault : work.faults.list) a.fault_sites.push_back(std::get<Site>(fault.site));
     for (const GroupBase& base : first.bases)
         for (std::size_t f = 0; f < base.realised.size(); ++f) a.faults[f].join(base.realised[f]);
     for (const Site site : work.sites) {

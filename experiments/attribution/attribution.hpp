@@ -32,14 +32,18 @@ struct SiteEffect {
     double interaction = 0;    ///< share - alone_squared: 0 where the site's error is added to the others' and has no
                                ///< correlation with them; below 0 where others do the same (redundant) or cancel it
     bool alone_below_floor = false;  ///< alone is not distinguishable from binary64 arithmetic: read it as 0
+    double moved_squared =
+        0;  ///< |E - E_repaired|^2 / |E|^2: how far the repair moves the output, whichever way. Large with a share near or
+            ///< below 0 where the site hides what others do; infinite where it changes which elements are finite
 };
 
 /// Sites that do much alone and whose repair, one at a time, changes next to nothing (is_redundant): another of them rounds
 /// the same thing again. What they are responsible for shows when all of them are repaired.
 struct RedundantSites {
-    std::vector<Site> sites;  ///< schedule order, two or more
-    ErrorMeasure repaired;    ///< of the plan with all of them exact
-    double share = 0;         ///< as SiteEffect::share
+    std::vector<Site> sites;   ///< schedule order, two or more
+    ErrorMeasure repaired;     ///< of the plan with all of them exact
+    double share = 0;          ///< as SiteEffect::share
+    double moved_squared = 0;  ///< as SiteEffect::moved_squared
 };
 
 /// Alone the site is worth naming, and its repair changes the squared error by less than a tenth of what it does alone.
@@ -51,7 +55,7 @@ inline constexpr double worth_naming = 0.05;
 struct ObservedOutput {
     std::string kernel;
     ErrorMeasure error;
-    double bit_equal_to_plan = 0;       ///< share of elements
+    double bit_equal_to_plan = 0;       ///< share of elements, by SameElement, as identify counts them
     double within_one_ulp_of_plan = 0;  ///< share, in ulps of the stored format
 };
 
@@ -118,6 +122,7 @@ struct LayerAttribution {
     bool causal = true;
     std::vector<Site> sites;            ///< the plan's rounding sites, schedule order
     std::vector<Realised> faults;       ///< parallel to AttributionOptions::faults: what each did in the plan's run
+    std::vector<Site> fault_sites;      ///< parallel to faults: where each stood
     std::vector<TileStatistics> local;  ///< local error by site (all rounding sites), per head and tile
     std::vector<OutputAttribution> outputs;
     RowStatistics rows;
@@ -128,19 +133,27 @@ struct LayerAttribution {
 /// A preset that reproduces a kernel better than the plan that was attributed (identification/nearer_plans.hpp).
 struct NearerPlan {
     std::string kernel, plan;
-    double bit_equal = 0;             ///< share of the kernel's elements that this plan has, all outputs
-    double bit_equal_to_asked = 0;    ///< … that the plan asked for has
-    int head = 0;                     ///< query head that they were compared on, with those that share its keys
+    double bit_equal = 0;           ///< share of the kernel's elements that this plan has, all outputs
+    double bit_equal_to_asked = 0;  ///< … that the plan asked for has
+    std::vector<int> heads;  ///< query heads that they were compared on, with those that share their keys; empty: all
     std::vector<std::string> layers;  ///< … and in which layers
+};
+
+/// The preset that a capture is attributed by because nobody named one (identification/nearer_plans.hpp).
+struct ChosenPlan {
+    std::string kernel, plan;
+    double bit_equal = 0;  ///< share of the kernel's elements that it has, all outputs, heads and layers asked for
+    std::vector<std::string> as_near;  ///< presets that have as many and are listed behind it
 };
 
 struct Attribution {
     std::string input;
     RoundingPlan plan;
     std::vector<LayerAttribution> layers;
-    std::vector<NearerPlan> nearer;  ///< filled by who asks for it; empty: none known
-    std::vector<Fault> faults;       ///< that stood in the plan's kernel
-    bool complete = true;            ///< false: interrupted; the layers present are whole
+    std::vector<NearerPlan> nearer;    ///< filled by who asks for it; empty: none known
+    std::optional<ChosenPlan> chosen;  ///< filled by who chose the plan; nothing: it was named, or there is no kernel
+    std::vector<Fault> faults;         ///< that stood in the plan's kernel
+    bool complete = true;              ///< false: interrupted; the layers present are whole
 };
 
 struct AttributionOptions {

@@ -2,6 +2,7 @@
 #include <faultline/attribution/counterfactuals.hpp>
 
 #include <cmath>
+#include <limits>
 
 namespace faultline::attribution {
 
@@ -28,7 +29,9 @@ std::array<SiteSums, 4> repaired_together(const Group& group, const GroupBase& b
                 // e^2 - (e - r)^2 without the cancellation of two squares.
                 const long double removed = static_cast<long double>(with[a]) - without[a];
                 const long double fall = removed * (2 * static_cast<long double>(e[i]) - removed);
-                if (std::isfinite(fall)) found[o].fall += fall;
+                if (!std::isfinite(fall)) continue;
+                found[o].fall += fall;
+                found[o].moved += removed * removed;
             }
         }
     }
@@ -48,10 +51,11 @@ std::array<SiteSums, 4> site_counterfactuals(const Group& group, const GroupBase
 SiteEffect site_effect(const std::vector<std::array<SiteSums, 4>>& by_group, std::size_t o, long double plan_squared,
                        const ErrorMeasure& plan, const ErrorMeasure& floor) {
     SiteEffect effect;
-    long double fall = by_group.front()[o].fall;
+    long double fall = by_group.front()[o].fall, moved = by_group.front()[o].moved;
     ErrorSums alone = by_group.front()[o].alone, repaired = by_group.front()[o].repaired;
     for (std::size_t g = 1; g < by_group.size(); ++g) {
         fall += by_group[g][o].fall;
+        moved += by_group[g][o].moved;
         alone.join(by_group[g][o].alone);
         repaired.join(by_group[g][o].repaired);
     }
@@ -59,10 +63,13 @@ SiteEffect site_effect(const std::vector<std::array<SiteSums, 4>>& by_group, std
     effect.repaired = repaired.measure();
     if (plan_squared > 0) {
         effect.share = static_cast<double>(fall / plan_squared);
+        effect.moved_squared = static_cast<double>(moved / plan_squared);
         const double size = (effect.alone.error_norm / plan.error_norm).to_double();
         effect.alone_squared = size * size;
         effect.interaction = effect.share - effect.alone_squared;
     }
+    // No distance between finite elements says how far it is from a number to none.
+    if (effect.repaired.nonfinite != plan.nonfinite) effect.moved_squared = std::numeric_limits<double>::infinity();
     // Within a factor of two of what binary64 itself leaves, the site did nothing that can be told.
     effect.alone_below_floor =
         effect.alone.nonfinite == 0 && effect.alone.error_norm <= WideReal(2.0) * floor.error_norm;

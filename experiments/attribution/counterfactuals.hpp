@@ -12,7 +12,8 @@ namespace faultline::attribution {
 /// One site's effect on one output of one group.
 struct SiteSums {
     ErrorSums alone, repaired;
-    long double fall = 0;  ///< |E|^2 - |E'|^2 over the elements that are finite in both
+    long double fall = 0;   ///< |E|^2 - |E'|^2 over the elements that are finite in both
+    long double moved = 0;  ///< |E - E'|^2 over the same
 };
 
 /// What is known of a group before its counterfactuals run.

@@ -28,17 +28,30 @@ std::string signed_text(double x, int decimals) {
     return std::isfinite(x) ? fmt::format("{:+.{}f}", x, decimals) : "-";
 }
 
-double weight(const OutputAttribution& output, std::size_t s) {
+double weight(const LayerAttribution& layer, const OutputAttribution& output, std::size_t s) {
     const SiteEffect& e = output.sites[s];
-    return std::max(std::abs(e.share), std::isfinite(e.alone_squared) ? e.alone_squared : 0.0);
+    double most = std::max(std::abs(e.share), e.moved_squared);
+    for (const RedundantSites& set : output.redundant)
+        if (std::count(set.sites.begin(), set.sites.end(), layer.sites[s]) > 0)
+            most = std::max({most, std::abs(set.share), set.moved_squared});
+    return most;
 }
 
-std::vector<std::size_t> by_weight(const OutputAttribution& output) {
+std::vector<std::size_t> by_weight(const LayerAttribution& layer, const OutputAttribution& output) {
+    std::vector<std::pair<double, double>> keys;
+    for (std::size_t s = 0; s < output.sites.size(); ++s) {
+        const double own = weight(layer, output, s), alone = output.sites[s].alone_squared;
+        keys.emplace_back(own >= worth_a_line ? own : 0, std::isfinite(alone) ? alone : 0);
+    }
     std::vector<std::size_t> order(output.sites.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
-    std::stable_sort(order.begin(), order.end(),
-                     [&](std::size_t a, std::size_t b) { return weight(output, a) > weight(output, b); });
+    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return keys[a] > keys[b]; });
     return order;
+}
+
+bool is_worth_a_line(const LayerAttribution& layer, const OutputAttribution& output, std::size_t s) {
+    const double alone = output.sites[s].alone_squared;
+    return weight(layer, output, s) >= worth_a_line || (std::isfinite(alone) && alone >= worth_a_line);
 }
 
 std::string modified_text(const LayerAttribution& layer) {
@@ -60,57 +73,142 @@ const ObservedOutput* nearest_kernel(const OutputAttribution& output) {
     return best == output.observed.end() ? nullptr : &*best;
 }
 
-std::string against_kernels(const OutputAttribution& output) {
+/// `plan`: its name. Kernels are often called as the preset that was made for them.
+std::string against_kernels(const OutputAttribution& output, const std::string& plan) {
     constexpr double most = 0.9, alike = 1.1;
     const ObservedOutput* kernel = nearest_kernel(output);
     if (kernel == nullptr) return "";
+    const std::string its_name = (kernel->kernel == plan ? "the kernel " : "") + escaped(kernel->kernel);
     const std::string same = share_text(kernel->bit_equal_to_plan) + " of its elements are the same";
     // Nearly all elements alike, and yet the error is another one: a few elements that are far off, or not finite, make it.
     const WideReal &own = output.plan.rel_error, &its = kernel->error.rel_error;
     const bool as_wrong = kernel->error.nonfinite == 0 && its < WideReal(alike) * own && own < WideReal(alike) * its;
     if (kernel->bit_equal_to_plan >= most && (as_wrong || own == its))
-        return fmt::format(" as {} is ({})", escaped(kernel->kernel), same);
+        return fmt::format(" as {} is ({})", its_name, same);
     const std::string not_finite =
         kernel->error.nonfinite > 0 ? fmt::format(", {} of them not finite", kernel->error.nonfinite) : "";
-    return fmt::format(" where {}, nearest to it, is {} ({}{})", escaped(kernel->kernel), error_text(its), same,
-                       not_finite);
+    return fmt::format(" where {}, nearest to it, is {} ({}{})", its_name, error_text(its), same, not_finite);
 }
 
-/// Who did it, the largest part of the squared error first: sites whose repair takes it away, and sites that do the same
-/// thing, of which repairing one takes nothing away. Where no repair does, the site that is worst alone.
-std::string culprits(const LayerAttribution& layer, const OutputAttribution& output) {
+/// A site and what it did, with the part of the squared error that decides its place in the sentence.
+struct Culprit {
+    double part = 0;
+    std::vector<Site> sites;
+    std::string text;
+};
+
+/// Of a site whose repair does not make the error smaller, and yet moves the output more than that of any other.
+std::string moved_text(const OutputAttribution& output, std::size_t s) {
+    const SiteEffect& e = output.sites[s];
+    if (!std::isfinite(e.moved_squared))
+        return fmt::format("its repair leaves {} elements not finite, of {}", e.repaired.nonfinite,
+                           output.plan.nonfinite);
+    return fmt::format("its repair moves it by {}, to {}",
+                       error_text(WideReal(std::sqrt(e.moved_squared)) * output.plan.rel_error),
+                       error_text(e.repaired.rel_error));
+}
+
+/// Who did it, the largest part of the squared error first: sites whose repair takes it away, sites that do the same thing, of
+/// which repairing one takes nothing away, and a site that hides what others do, so that its repair moves the output more
+/// than that of any other and makes the error no smaller. Where there is none, the site that is worst alone.
+std::vector<Culprit> culprits_of(const LayerAttribution& layer, const OutputAttribution& output) {
     constexpr std::size_t most = 3;
-    std::vector<std::pair<double, std::string>> found;
+    std::vector<Culprit> found;
     for (const RedundantSites& set : output.redundant) {
         if (set.share < worth_naming) continue;
         std::vector<std::string_view> names;
         for (const Site site : set.sites) names.push_back(name(site));
-        found.emplace_back(set.share,
-                           fmt::format("{} together ({}; redundant: repairing one of them alone changes nothing)",
-                                       fmt::join(names, " and "), share_text(set.share)));
+        found.push_back({set.share, set.sites,
+                         fmt::format("{} together ({}; redundant: repairing one of them alone changes nothing)",
+                                     fmt::join(names, " and "), share_text(set.share))});
     }
     for (std::size_t s = 0; s < output.sites.size(); ++s)
         if (output.sites[s].share >= worth_naming)
-            found.emplace_back(output.sites[s].share,
-                               fmt::format("{} ({})", name(layer.sites[s]), share_text(output.sites[s].share)));
-    std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+            found.push_back({output.sites[s].share,
+                             {layer.sites[s]},
+                             fmt::format("{} ({})", name(layer.sites[s]), share_text(output.sites[s].share))});
+    std::stable_sort(found.begin(), found.end(), [](const Culprit& a, const Culprit& b) { return a.part > b.part; });
+    if (found.size() > most) found.resize(most);
+    if (output.sites.empty()) return found;
+    const std::size_t first = by_weight(layer, output).front();
+    const SiteEffect& e = output.sites[first];
+    if (e.share < worth_naming && std::max(-e.share, e.moved_squared) >= worth_naming)
+        found.insert(found.begin(), {e.moved_squared,
+                                     {layer.sites[first]},
+                                     fmt::format("{} ({})", name(layer.sites[first]), moved_text(output, first))});
+    return found;
+}
+
+/// Of each planted fault that is not among them: what its repair does, be it little.
+std::string planted_text(const LayerAttribution& layer, const OutputAttribution& output,
+                         const std::vector<Culprit>& named) {
     std::string text;
-    for (std::size_t i = 0; i < std::min(most, found.size()); ++i) text += (i == 0 ? ", by " : ", ") + found[i].second;
-    if (!found.empty() || output.sites.empty()) return text;
-    const std::size_t worst = by_weight(output).front();
-    if (output.sites[worst].alone_squared < worth_naming) return text;
-    return fmt::format("; no site's repair takes {} of its square away, {} does most alone ({})",
-                       share_text(worth_naming), name(layer.sites[worst]),
-                       error_text(output.sites[worst].alone.rel_error));
+    std::vector<Site> said;
+    for (const Culprit& culprit : named) said.insert(said.end(), culprit.sites.begin(), culprit.sites.end());
+    for (const Site site : layer.fault_sites) {
+        const auto at = std::find(layer.sites.begin(), layer.sites.end(), site);
+        if (at == layer.sites.end() || std::count(said.begin(), said.end(), site) > 0) continue;
+        said.push_back(site);
+        const std::size_t s = static_cast<std::size_t>(at - layer.sites.begin());
+        text += fmt::format("; planted at {}: {}", name(site),
+                            output.sites[s].moved_squared == 0 ? "its repair moves nothing" : moved_text(output, s));
+    }
+    return text;
+}
+
+std::string culprits(const LayerAttribution& layer, const OutputAttribution& output) {
+    const std::vector<Culprit> found = culprits_of(layer, output);
+    std::string text;
+    for (const Culprit& culprit : found) text += (text.empty() ? ", by " : ", ") + culprit.text;
+    if (found.empty() && !output.sites.empty()) {
+        const std::size_t worst = by_weight(layer, output).front();
+        if (output.sites[worst].alone_squared >= worth_naming)
+            text = fmt::format("; no site's repair takes {} of its square away, {} does most alone ({})",
+                               share_text(worth_naming), name(layer.sites[worst]),
+                               error_text(output.sites[worst].alone.rel_error));
+    }
+    return text + planted_text(layer, output, found);
+}
+
+/// The elements that plans were compared on.
+std::string compared_on(const NearerPlan& n) {
+    constexpr std::size_t most = 3;
+    const std::string heads = n.heads.empty()       ? "all heads"
+                              : n.heads.size() == 1 ? fmt::format("head {}", n.heads.front())
+                                                    : fmt::format("heads {}", fmt::join(n.heads, ", "));
+    if (n.layers.size() > most) return fmt::format("{} of {} layers", heads, n.layers.size());
+    std::vector<std::string> layers;
+    for (const std::string& layer : n.layers) layers.push_back(escaped(layer));
+    return fmt::format("{} of {}", heads, fmt::join(layers, ", "));
 }
 
 }  // namespace
 
+std::vector<std::string> plan_remarks(const Attribution& a) {
+    std::vector<std::string> remarks;
+    if (const auto& chosen = a.chosen) {
+        std::string text = fmt::format("{} is the preset nearest to {}: it has {} of its elements", chosen->plan,
+                                       escaped(chosen->kernel), share_text(chosen->bit_equal));
+        if (!chosen->as_near.empty())
+            text += fmt::format("; {} {} as many", fmt::join(chosen->as_near, ", "),
+                                chosen->as_near.size() == 1 ? "has" : "have");
+        remarks.push_back(std::move(text));
+    }
+    for (const NearerPlan& n : a.nearer)
+        remarks.push_back(
+            fmt::format("{} is nearer to --plan {}, which has {} of its elements, than to plan {}, which has {} ({})",
+                        escaped(n.kernel), n.plan, share_text(n.bit_equal), a.plan.name,
+                        share_text(n.bit_equal_to_asked), compared_on(n)));
+    return remarks;
+}
+
 std::string verdict(const LayerAttribution& layer, const OutputAttribution& output, const RoundingPlan& plan) {
     const std::optional<Format> format = stored_format(plan, output.output);
-    std::string text =
-        fmt::format("{}: {} is {} wrong", name(output.output), plan.name, error_text(output.plan.rel_error));
-    text += against_kernels(output);
+    const bool namesake = std::any_of(output.observed.begin(), output.observed.end(),
+                                      [&](const ObservedOutput& seen) { return seen.kernel == plan.name; });
+    std::string text = fmt::format("{}: {}{} is {} wrong", name(output.output), namesake ? "the plan " : "", plan.name,
+                                   error_text(output.plan.rel_error));
+    text += against_kernels(output, plan.name);
     if (output.plan.nonfinite > 0) text += fmt::format(", {} elements not finite", output.plan.nonfinite);
     const auto best = std::find_if(output.corrections.begin(), output.corrections.end(),
                                    [&](const CorrectedOutput& c) { return c.correction == output.best_correction; });

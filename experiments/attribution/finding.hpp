@@ -17,10 +17,20 @@ namespace faultline::attribution {
 /// What the problem has beyond scores and mask, as ", softcap 30, sinks, dropout keeps 0.9"; empty for nothing.
 [[nodiscard]] std::string modified_text(const LayerAttribution& layer);
 
-/// What a site matters: its share, or what it does alone where others then hide it; both of squared error.
-[[nodiscard]] double weight(const OutputAttribution& output, std::size_t site);
-/// Sites by weight, heaviest first.
-[[nodiscard]] std::vector<std::size_t> by_weight(const OutputAttribution& output);
+/// What a site matters, of the plan's squared error: the larger of its share and of what its repair moves, by itself or
+/// with the sites that do the same. What it does alone is no part of it: where the repair moves nothing, something else in this
+/// plan has the output, as a fault that makes every probability 0 has it.
+[[nodiscard]] double weight(const LayerAttribution& layer, const OutputAttribution& output, std::size_t site);
+/// Squared error from which a site is worth a line of a table: 0.5% of the plan's.
+inline constexpr double worth_a_line = 0.005;
+/// Sites by weight, heaviest first; those that are not worth a line by what they do alone.
+[[nodiscard]] std::vector<std::size_t> by_weight(const LayerAttribution& layer, const OutputAttribution& output);
+/// Whether the site is worth a line, by its weight or alone.
+[[nodiscard]] bool is_worth_a_line(const LayerAttribution& layer, const OutputAttribution& output, std::size_t site);
+
+/// What is to be known of the plan before its roundings are read as a kernel's, a sentence each: which kernel it was chosen
+/// for, and which preset is nearer to a kernel, compared on what.
+[[nodiscard]] std::vector<std::string> plan_remarks(const Attribution& attribution);
 
 [[nodiscard]] std::string verdict(const LayerAttribution& layer, const OutputAttribution& output,
                                   const RoundingPlan& plan);

@@ -53,6 +53,7 @@ ordered_json error_json(const ErrorMeasure& e) {
 /// alone and repaired are the relative errors; the sign is that of the error which the site makes alone.
 ordered_json site_json(const SiteEffect& effect, const TileStatistics& local) {
     ordered_json out{{"share", number(effect.share)},
+                     {"moved_squared", number(effect.moved_squared)},
                      {"alone", number(effect.alone.rel_error)},
                      {"repaired", number(effect.repaired.rel_error)},
                      {"signed_bias", number(effect.alone.signed_bias)},
@@ -169,11 +170,16 @@ std::string to_json(const Attribution& attribution) {
                           {"plan", n.plan},
                           {"bit_equal", number(n.bit_equal)},
                           {"bit_equal_to_asked", number(n.bit_equal_to_asked)},
-                          {"head", n.head},
+                          {"heads", n.heads.empty() ? ordered_json(nullptr) : ordered_json(n.heads)},
                           {"layers", n.layers}});
     ordered_json object{{"schema", "faultline.attribution/1"}, {"input", attribution.input},
                         {"plan", attribution.plan.name},       {"complete", attribution.complete},
                         {"nearer_plans", std::move(nearer)},   {"layers", std::move(layers)}};
+    if (const auto& chosen = attribution.chosen)
+        object["chosen_plan"] = {{"kernel", chosen->kernel},
+                                 {"plan", chosen->plan},
+                                 {"bit_equal", number(chosen->bit_equal)},
+                                 {"as_near", chosen->as_near}};
     for (const Fault& fault : attribution.faults) object["faults"].push_back(to_string(fault));
     // Names come out of files and need not be UTF-8.
     return object.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n";

@@ -11,6 +11,7 @@
 #include <faultline/attribution/level.hpp>
 #include <faultline/attribution/svg.hpp>
 #include <faultline/attribution/table.hpp>
+#include <faultline/format/names.hpp>
 #include <faultline/plan/plan_toml.hpp>
 
 namespace faultline {
@@ -83,16 +84,10 @@ std::string errors_table(const LayerAttribution& layer) {
     return out + "</table>\n";
 }
 
-/// Sites that do something, what matters most first: the share, or what a site does alone where others then hide it.
-std::vector<std::size_t> by_weight(const OutputAttribution& output) {
-    const auto weight = [&](std::size_t s) {
-        const double alone = output.sites[s].alone_squared;
-        return std::max(std::abs(output.sites[s].share), std::isfinite(alone) ? alone : 0.0);
-    };
-    std::vector<std::size_t> order;
-    for (std::size_t s = 0; s < output.sites.size(); ++s)
-        if (weight(s) >= worth_a_line) order.push_back(s);
-    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return weight(a) > weight(b); });
+/// Sites that do something, what matters most first, in the order of the printed table.
+std::vector<std::size_t> by_weight(const LayerAttribution& layer, const OutputAttribution& output) {
+    std::vector<std::size_t> order = attribution::by_weight(layer, output);
+    std::erase_if(order, [&](std::size_t s) { return !attribution::is_worth_a_line(layer, output, s); });
     return order;
 }
 
@@ -102,7 +97,7 @@ std::string sites_table(const LayerAttribution& layer, const OutputAttribution& 
         "<table><tr><th>site</th><th></th><th>share</th><th>alone</th><th>repaired</th><th>mean/rms</th><th>t over rows</th>";
     if (key) out += "<th>along mean key</th><th>sign</th>";
     out += "</tr>\n";
-    const std::vector<std::size_t> order = by_weight(output);
+    const std::vector<std::size_t> order = by_weight(layer, output);
     for (std::size_t i = 0; i < std::min(order.size(), sites_listed); ++i) {
         const SiteEffect& e = output.sites[order[i]];
         out += fmt::format("<tr><td>{}</td><td class=\"l\">{}</td><td>{}</td>", name(layer.sites[order[i]]),
@@ -185,7 +180,7 @@ TileMap map_of(const TileStatistics& t, int head) {
 
 std::string maps_of(const LayerAttribution& layer, const OutputAttribution& output) {
     std::string out;
-    const std::vector<std::size_t> order = by_weight(output);
+    const std::vector<std::size_t> order = by_weight(layer, output);
     for (std::size_t i = 0; i < std::min(order.size(), sites_mapped); ++i) {
         const TileStatistics* t = local_of(layer, layer.sites[order[i]]);
         if (t == nullptr || t->q_tiles * t->k_tiles < 1) continue;
@@ -217,18 +212,37 @@ std::string rows_of(const LayerAttribution& layer) {
     return out;
 }
 
-std::string layer_section(const LayerAttribution& layer) {
+/// What each planted fault did here.
+std::string faults_of(const LayerAttribution& layer) {
+    std::string out;
+    for (std::size_t f = 0; f < layer.faults.size(); ++f)
+        out += fmt::format(
+            "<p class=\"bad\">fault at {}: {} of the values' rms, sign coherence {:.2f}, {} values</p>\n",
+            f < layer.fault_sites.size() ? name(layer.fault_sites[f]) : "", percent(layer.faults[f].relative_rms()),
+            layer.faults[f].sign_coherence(), layer.faults[f].count);
+    return out;
+}
+
+/// "dq: 0.168% wrong under the plan, bf16 level"; an output that has no more than its storing costs needs no repair.
+std::string output_heading(const OutputAttribution& output, const RoundingPlan& plan) {
+    std::string out =
+        fmt::format("{}: {} wrong under the plan", name(output.output), error_text(output.plan.rel_error));
+    const std::optional<Format> format = stored_format(plan, output.output);
+    if (format && at_level(output.plan, output.level)) return out + fmt::format(", {} level", name(*format));
+    return output.best_correction.empty() ? out : out + ", best repaired by " + html(output.best_correction);
+}
+
+std::string layer_section(const LayerAttribution& layer, const RoundingPlan& plan) {
     std::string out =
         fmt::format("<h2>{}</h2>\n<p>{} query heads, {} key heads, {} queries x {} keys, head size {}, {}</p>\n",
                     html(layer.name), layer.heads, layer.kv_heads, layer.seq_q, layer.seq_k, layer.head_dim,
                     (layer.causal ? "causal" : "not causal") + attribution::modified_text(layer));
-    out += errors_table(layer);
+    out += faults_of(layer) + errors_table(layer);
     out += rows_of(layer);
     for (const OutputAttribution& output : layer.outputs) {
         if (output.sites.empty()) continue;
-        out += fmt::format("<h3>{}: {} wrong under the plan{}</h3>\n", name(output.output),
-                           error_text(output.plan.rel_error),
-                           output.best_correction.empty() ? "" : ", best repaired by " + html(output.best_correction));
+        out += fmt::format("<h3>{}</h3>\n<p>{}</p>\n", output_heading(output, plan),
+                           html(attribution::verdict(layer, output, plan)));
         out += sites_table(layer, output) + redundant_sites(output) + maps_of(layer, output);
         const std::string corrections = corrections_table(output);
         if (!corrections.empty())
@@ -238,17 +252,26 @@ std::string layer_section(const LayerAttribution& layer) {
     return out;
 }
 
+/// " with the fault lse:fixed:0.03": a page of a kernel with a fault must not be taken for one of the kernel.
+std::string planted(const Attribution& a) {
+    std::string out;
+    for (const Fault& fault : a.faults) out += (out.empty() ? " with the fault " : " and ") + to_string(fault);
+    return out;
+}
+
 }  // namespace
 
 std::string html_report(const Attribution& a, const ReportContext& context) {
-    const std::string title =
-        context.title.empty() ? fmt::format("Attribution of {} under {}", a.input, a.plan.name) : context.title;
+    const std::string title = context.title.empty()
+                                  ? fmt::format("Attribution of {} under {}{}", a.input, a.plan.name, planted(a))
+                                  : context.title + planted(a);
     std::string out = fmt::format(
         "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
         "content=\"width=device-width\"><title>{}</title>\n<style>{}</style></head><body>\n<h1>{}</h1>\n",
         html(title), style, html(title));
     out += fmt::format("<p><b>{}</b>: {}<br><span class=\"note\">{}</span></p>\n", html(a.plan.name),
                        html(a.plan.description), html(a.plan.source));
+    for (const std::string& remark : attribution::plan_remarks(a)) out += fmt::format("<p>{}</p>\n", html(remark));
     if (!context.command_line.empty()) out += fmt::format("<pre>{}</pre>\n", html(context.command_line));
     if (!a.complete) out += "<p class=\"bad\">Interrupted: the layers below are whole, others are missing.</p>\n";
     out +=
@@ -257,7 +280,7 @@ std::string html_report(const Attribution& a, const ReportContext& context) {
         "error that making this one rounding exact takes away (negative: it cancels others). <b>alone</b>: the error where "
         "nothing else rounds; <b>repaired</b>: what is left when this one is exact. <b>mean/rms</b> and <b>t</b>: the sign of "
         "the error that the site makes alone; t only where rows are independent, not for dk and dv. Maps: local error of each tile, queries down, keys across.</p>\n";
-    for (const LayerAttribution& layer : a.layers) out += layer_section(layer);
+    for (const LayerAttribution& layer : a.layers) out += layer_section(layer, a.plan);
     const auto preformatted = [](std::string_view text) {
         std::string lines;
         for (std::size_t begin = 0; begin < text.size();) {

@@ -16,15 +16,15 @@ namespace faultline {
 namespace {
 
 using attribution::by_weight;
+using attribution::is_worth_a_line;
 using attribution::modified_text;
+using attribution::plan_remarks;
 using attribution::share_text;
 using attribution::signed_text;
 using attribution::verdict;
-using attribution::weight;
 
 constexpr std::size_t line_width = 110;
 constexpr std::size_t sites_shown = 6;  // without --full
-constexpr double worth_a_line = 0.005;  // of the plan's squared error
 constexpr double wrong_from = 2;        // times its level: then the output has a block of its own
 
 enum class Color { none, bold, dim, good, fair, bad };
@@ -133,23 +133,20 @@ std::string head(const Attribution& a, const Pen& pen) {
             "{0:<7}what storing the truth in {0} costs; * marks that level: half of the squared error or more is that\n",
             name(*format));
     out +=
-        "=plan  elements of the kernel's output that equal the plan's bit for bit\n"
+        "=plan  elements of the kernel's output that equal the plan's bit for bit, rounded to the type of the file\n"
         "share  of the plan's squared error that repairing this site takes away (repaired: what is left); below 0 it\n"
-        "       cancels; near 0 where alone, the error if nothing else rounds, is large: others do the same\n"
+        "       cancels; near 0 where alone, the error if nothing else rounds, is large: others do the same; the order\n"
+        "       is by how far the repair moves the output, whichever way\n"
         "bias   mean / rms of the site's error, t over rows, coherence of the rows' signs (1/sqrt(rows) is none); bias\n"
         "       adds up in training\n"
         "sign   coherence with its sign, from -1 (every row below the truth) to +1 (every row above it)\n";
     return out;
 }
 
-/// What to ask for where a kernel is not the plan.
+/// Which preset was taken, and what to ask for where a kernel is not the plan.
 std::string nearer(const Attribution& a, const Pen& pen) {
     std::string out;
-    for (const NearerPlan& n : a.nearer)
-        out += sentence(fmt::format("{} is nearer to --plan {}, which has {} of its elements, than to {}, which has {}",
-                                    escaped(n.kernel), n.plan, share_text(n.bit_equal), a.plan.name,
-                                    share_text(n.bit_equal_to_asked)),
-                        pen);
+    for (const std::string& text : plan_remarks(a)) out += sentence(text, pen);
     return out.empty() ? out : "\n" + out;
 }
 
@@ -289,10 +286,10 @@ std::string sites_of(const LayerAttribution& layer, const OutputAttribution& out
                                   "bias", "t", "coher.");
     if (has_key) out += fmt::format("{:>9}{:>7}", "mean key", "sign");
     out = pen(Color::dim, out + fmt::format("{:>9}{:>8}", "local", "bias")) + "\n";
-    const std::vector<std::size_t> order = by_weight(output);
+    const std::vector<std::size_t> order = by_weight(layer, output);
     std::size_t shown = 0;
     for (const std::size_t s : order) {
-        const bool worth = shown == 0 || (shown < sites_shown && weight(output, s) >= worth_a_line);
+        const bool worth = shown == 0 || (shown < sites_shown && is_worth_a_line(layer, output, s));
         if (!options.full && !worth) break;
         out += site_line(layer, output, s, pen);
         ++shown;

@@ -244,6 +244,9 @@ class LayerWriter {
         by_site(group + "share", axes,
                 "fall of the squared error when the site is repaired, over the plan's squared error; below 0: it grows",
                 [](const SiteEffect& e) { return e.share; });
+        by_site(group + "moved_squared", axes,
+                "squared distance by which the repair of the site moves the output, over the plan's squared error",
+                [](const SiteEffect& e) { return e.moved_squared; });
         by_site(group + "interaction", axes,
                 "share less the squared error of the site alone, over the plan's squared error",
                 [](const SiteEffect& e) { return e.interaction; });

@@ -172,15 +172,6 @@ std::string missing_layers(const Capture& capture, const Attribution& result) {
     return fmt::format("{}", fmt::join(missing, ","));
 }
 
-/// Of the presets that reproduce a kernel of the capture better than the plan asked for, the one of the kernel that people
-/// ask about first: flash, or else the first by name.
-const NearerPlan* own_plan(const std::vector<NearerPlan>& nearer) {
-    const auto flash =
-        std::find_if(nearer.begin(), nearer.end(), [](const NearerPlan& n) { return n.kernel == "flash"; });
-    if (flash != nearer.end()) return &*flash;
-    return nearer.empty() ? nullptr : &nearer.front();
-}
-
 /// Of the elements of an output: then the plan is the kernel's.
 constexpr double nearly_all = 0.9;
 
@@ -197,11 +188,15 @@ bool is_some_kernels(const Attribution& result) {
 }
 
 /// Where the plan asked for is not the kernel's, what is said of its roundings is not said of the kernel's error: prints the
-/// same for the preset that is nearest to the kernel. Nothing where the plan is that of one of the kernels.
-Status print_own_plan(const Attribution& result, const Capture& capture, AttributionOptions options,
-                      const AttributeSettings& own, const Invocation& call) {
-    const NearerPlan* best = own_plan(result.nearer);
-    if (best == nullptr || !own.injections.empty() || is_some_kernels(result)) return Status::done;
+/// same for the preset that is nearest to the kernel that people ask about first. Nothing where the plan is that of one of the
+/// kernels, which is then the one that was meant: no preset is nearer to it, or the plan has nearly all of its elements.
+Status print_own_plan(const Attribution& result, const Identification& ranked, const Capture& capture,
+                      AttributionOptions options, const AttributeSettings& own, const Invocation& call) {
+    const std::string kernel = first_kernel(ranked);
+    const auto best = std::find_if(result.nearer.begin(), result.nearer.end(),
+                                   [&](const NearerPlan& n) { return n.kernel == kernel; });
+    if (best == result.nearer.end() || !own.injections.empty()) return Status::done;
+    if (is_nearest_to_some(ranked, result.plan.name) || is_some_kernels(result)) return Status::done;
     const RoundingPlan nearest = plan(best->plan);
     options.verify_truth = 0;
     Progress line(call.talks());
@@ -218,9 +213,12 @@ Status print_own_plan(const Attribution& result, const Capture& capture, Attribu
         return Status::done;
     }
     line.clear();
-    print_after([] {}, fmt::format("\n{} is not {} but {}, which has {:.2f}% of its elements. The same by {}:\n\n{}",
-                                   best->kernel, result.plan.name, best->plan, std::floor(1e4 * best->bit_equal) / 1e2,
-                                   best->plan, table(attributed, {.full = own.full, .color = colors()})));
+    print_after(
+        [] {},
+        fmt::format(
+            "\nthe kernel {0} is not {1}, and nearest to {2}, which has {3:.2f}% of its elements. The same by {2}:\n\n{4}",
+            best->kernel, result.plan.name, best->plan, std::floor(1e4 * best->bit_equal) / 1e2,
+            table(attributed, {.full = own.full, .color = colors()})));
     if (attributed.complete) return Status::done;
     remark(fmt::format("faultline attribute: interrupted after {} of {} layers by {}; what is by {} is whole",
                        attributed.layers.size(), capture.layers.size(), best->plan, result.plan.name));
@@ -246,17 +244,24 @@ Status run(const AttributeSettings& own, const Invocation& call) {
     const Capture capture = own.request.read(call);
     expect_gradients(capture, options);
     expect_layers(capture, options.corrections, call.settings);
-    const int head = own.request.heads.empty() ? 0 : own.request.heads.front();
-    std::vector<NearerPlan> nearer;
+    Identification ranked;
+    std::optional<ChosenPlan> chosen;
+    const auto rank = [&] {
+        Progress line(call.talks());
+        AttributionOptions ranking = options;
+        ranking.progress = [&](std::size_t done, std::size_t total, const std::string& what) {
+            line.update(done, total, what);
+        };
+        ranked = rank_presets(capture, plan, ranking);
+        line.clear();
+    };
     if (automatic) {
-        const Identification ranked =
-            rank_presets(capture, plan, head, options.threads, options.cancelled, *options.backend);
-        nearer = nearer_plans(ranked, plan.name, head);
-        if (const NearerPlan* best = own_plan(nearer)) {
-            plan = faultline::plan(best->plan);
+        rank();
+        chosen = nearest_plan(ranked, first_kernel(ranked));
+        if (chosen) {
+            plan = faultline::plan(chosen->plan);
             options.corrections = chosen_corrections(own, plan, call.settings);
             options.faults = chosen_faults(own, plan, call.settings);
-            nearer = nearer_plans(ranked, plan.name, head);
         }
     }
 
@@ -264,14 +269,18 @@ Status run(const AttributeSettings& own, const Invocation& call) {
     std::optional<RecordFile> file;
     if (!call.common.output.empty()) file = RecordFile::create(call.common.output, manifest_of(own, call));
     WrittenText report(call, "report", own.report);
+    for (const std::string_view suffix : {".h5", ".hdf5", ".toml", ".safetensors", ".json", ".txt", ".xml"})
+        if (own.report.ends_with(suffix))
+            throw RequestError(fmt::format("{}: {}: expected a name for an HTML page, as report.html",
+                                           call.settings.where("report"), in_quotes(own.report)));
 
     Progress line(call.talks());
     options.progress = LayerProgress(line, capture.layers.size());
     Attribution result = attribute(capture, plan, options);
-    if (!automatic && result.complete)
-        nearer = nearer_plans(capture, plan, head, options.threads, options.cancelled, *options.backend);
-    result.nearer = std::move(nearer);
     line.clear();
+    if (!automatic && result.complete) rank();
+    result.nearer = nearer_plans(ranked, plan.name, own.request.heads);
+    result.chosen = std::move(chosen);
 
     // A file that is there may be a whole one (--force): part of the layers does not replace it.
     const auto part = [&](const std::string& path) {
@@ -298,7 +307,8 @@ Status run(const AttributeSettings& own, const Invocation& call) {
     };
     print_after(write_file, call.common.json ? to_json(result) : table(result, {.full = own.full, .color = colors()}));
     if (result.complete)
-        return automatic || call.common.json ? Status::done : print_own_plan(result, capture, options, own, call);
+        return automatic || call.common.json ? Status::done
+                                             : print_own_plan(result, ranked, capture, options, own, call);
     const auto written = [&](const std::string& path, bool partly) {
         return escaped(path) + (partly ? fmt::format(".partial ({} is as it was)", escaped(path)) : "");
     };

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <faultline/attribution/group_run.hpp>
 #include <faultline/identification/match.hpp>
 
 #include <cmath>
 
-#include <faultline/format/format.hpp>
+#include <faultline/attribution/same_element.hpp>
 
 namespace faultline {
 
@@ -27,18 +26,14 @@ void OutputMatches::add(const OutputMatches& other) {
 namespace identification {
 namespace {
 
-/// What a tensor file of this type stores a value as: infinities and NaNs are kept as the plan has them.
-Format format_of(Dtype dtype) { return with_saturation(attribution::format_of(dtype), false); }
-
 struct Comparison {
-    Format format;
+    attribution::SameElement same;
     Match match;
     bool operator()(double ours, double theirs) {
-        const double stored = round(ours, format, Rounding::nearest_even);
-        const bool equal = stored == theirs || (std::isnan(stored) && std::isnan(theirs));
+        const auto [equal, near] = same(ours, theirs);
         ++match.total;
         match.equal += equal;
-        match.within_one_ulp += equal || std::abs(stored - theirs) <= ulp(theirs, format);
+        match.within_one_ulp += near;
         return equal;
     }
 };
@@ -54,7 +49,7 @@ OutputMatches compare(const Unit& unit, const attribution::RunOutputs& run, cons
         const std::vector<Matrix>& ours = run[output];
         const auto& observed = kernel[output];
         if (!observed || ours.empty()) continue;
-        Comparison comparison{format_of(observed->dtype), {}};
+        Comparison comparison{attribution::SameElement(observed->dtype), {}};
         const bool per_query_head = output == Output::o || output == Output::dq;
         std::vector<std::uint8_t>* flag = flags == nullptr ? nullptr : &(*flags)[static_cast<std::size_t>(output)];
         for (std::size_t i = 0; i < ours.size(); ++i) {

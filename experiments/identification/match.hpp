@@ -52,9 +52,7 @@ struct Unit {
 /// One flag per element of an output, all matrices after each other: 1 where plan and kernel are equal.
 using EqualFlags = std::array<std::vector<std::uint8_t>, 4>;
 
-/// Compares a run with what `kernel` returned for this unit. The plan's values are first rounded to the type the file
-/// holds, which changes nothing for a plan that stores that type and lets `exact` stand for a kernel whose only error is
-/// its last rounding. `flags` may be null.
+/// Compares a run with what `kernel` returned for this unit, by attribution::SameElement. `flags` may be null.
 [[nodiscard]] OutputMatches compare(const Unit& unit, const attribution::RunOutputs& run, const ObservedKernel& kernel,
                                     EqualFlags* flags = nullptr);
 

@@ -19,22 +19,71 @@ bool rounds(const RankedPlan& candidate) {
 
 }  // namespace
 
-Identification rank_presets(const Capture& capture, const RoundingPlan& plan, int head, int threads,
-                            const std::function<bool()>& cancelled, const AttentionBackend& backend) {
+Identification rank_presets(const Capture& capture, const RoundingPlan& plan, const AttributionOptions& options) {
     if (observed_kernels(capture).empty()) return {};
-    IdentifyOptions options;
-    options.candidates = {plan};  // first: of equals it is the one
+    IdentifyOptions ranking;
+    ranking.candidates = {plan};  // first: of equals it is the one
     for (const RoundingPlan& preset : presets())
-        if (!preset.same_numerics(plan)) options.candidates.push_back(preset);
-    options.heads = {head};
-    options.search = false;
-    options.threads = threads;
-    options.cancelled = cancelled;
-    options.backend = &backend;
-    return identify(capture, options);
+        if (!preset.same_numerics(plan)) ranking.candidates.push_back(preset);
+    ranking.heads = options.heads;
+    ranking.search = false;
+    ranking.threads = options.threads;
+    ranking.seed = options.seed;
+    ranking.progress = options.progress;
+    ranking.cancelled = options.cancelled;
+    ranking.backend = options.backend;
+    return identify(capture, ranking);
 }
 
-std::vector<NearerPlan> nearer_plans(const Identification& ranked, const std::string& plan, int head) {
+std::string first_kernel(const Identification& ranked) {
+    const auto flash = std::find_if(ranked.kernels.begin(), ranked.kernels.end(),
+                                    [](const KernelIdentification& k) { return k.kernel == "flash"; });
+    if (flash != ranked.kernels.end()) return flash->kernel;
+    return ranked.kernels.empty() ? "" : ranked.kernels.front().kernel;
+}
+
+std::optional<ChosenPlan> nearest_plan(const Identification& ranked, const std::string& kernel) {
+    // A kernel has a ranking for each head size and mask: summed, in the order of the first.
+    std::vector<RankedPlan> sums;
+    for (const KernelIdentification& k : ranked.kernels) {
+        if (k.kernel != kernel) continue;
+        for (const RankedPlan& candidate : k.ranking) {
+            const auto same = [&](const RankedPlan& sum) { return sum.plan == candidate.plan; };
+            const auto at = std::find_if(sums.begin(), sums.end(), same);
+            if (at == sums.end())
+                sums.push_back({candidate.plan, candidate.match, {}});
+            else
+                at->match.add(candidate.match);
+        }
+    }
+    std::optional<ChosenPlan> chosen;
+    std::size_t most = 0;
+    for (const RankedPlan& candidate : sums) {
+        if (!rounds(candidate)) continue;
+        const Match match = candidate.match.all();
+        if (!chosen || match.equal > most) {
+            chosen = ChosenPlan{kernel, candidate.plan, match.share(), {}};
+            most = match.equal;
+        } else if (match.equal == most) {
+            chosen->as_near.push_back(candidate.plan);
+        }
+    }
+    // Of unrelated numbers in bf16 some are equal by chance: nearest to them is nothing.
+    constexpr double more_than_chance = 0.1;
+    if (chosen && chosen->bit_equal < more_than_chance) chosen.reset();
+    return chosen;
+}
+
+bool is_nearest_to_some(const Identification& ranked, const std::string& plan) {
+    return std::any_of(ranked.kernels.begin(), ranked.kernels.end(), [&](const KernelIdentification& k) {
+        const std::optional<ChosenPlan> nearest = nearest_plan(ranked, k.kernel);
+        return nearest &&
+               (nearest->plan == plan || std::count(nearest->as_near.begin(), nearest->as_near.end(), plan) > 0);
+    });
+}
+
+std::vector<NearerPlan> nearer_plans(const Identification& ranked, const std::string& plan,
+                                     const std::vector<int>& heads) {
     std::vector<NearerPlan> nearer;
     for (const KernelIdentification& kernel : ranked.kernels) {
         const auto nearest = std::find_if(kernel.ranking.begin(), kernel.ranking.end(), rounds);
@@ -43,14 +92,9 @@ std::vector<NearerPlan> nearer_plans(const Identification& ranked, const std::st
         if (own == kernel.ranking.end() || nearest == own) continue;  // the first: a plan that cannot run these layers
         const Match theirs = nearest->match.all(), ours = own->match.all();
         if (2 * theirs.differing() > ours.differing() || ours.differing() == 0) continue;
-        nearer.push_back({kernel.kernel, nearest->plan, theirs.share(), ours.share(), head, kernel.layers});
+        nearer.push_back({kernel.kernel, nearest->plan, theirs.share(), ours.share(), heads, kernel.layers});
     }
     return nearer;
-}
-
-std::vector<NearerPlan> nearer_plans(const Capture& capture, const RoundingPlan& plan, int head, int threads,
-                                     const std::function<bool()>& cancelled, const AttentionBackend& backend) {
-    return nearer_plans(rank_presets(capture, plan, head, threads, cancelled, backend), plan.name, head);
 }
 
 }  // namespace faultline

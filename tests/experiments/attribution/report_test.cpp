@@ -70,6 +70,33 @@ TEST(Report, SaysWhatTheAttributionSays) {
     EXPECT_THAT(page, HasSubstr("p_cast, head 0"));  // its map
 }
 
+/// The text of the page's first element of this kind.
+std::string first_of(const std::string& page, const std::string& tag) {
+    const std::size_t begin = page.find("<" + tag + ">") + tag.size() + 2;
+    return page.substr(begin, page.find("</" + tag + ">") - begin);
+}
+
+// The finding, what the plan is nearest to, a planted fault, and that an output has no more than its storing costs stand where
+// they are read, not only in the printed table at the end.
+TEST(Report, SaysWhatIsToBeKnownFirst) {
+    Attribution planted = attribution();
+    planted.faults = {parse_fault("lse:fixed:0.03")};
+    planted.layers[0].faults.resize(1);
+    planted.layers[0].fault_sites = {Site::lse};
+    planted.nearer = {{"flash", "fa3", 0.9, 0.5, {}, {"layer1"}}};
+    OutputAttribution& o = planted.layers[0].outputs[0];
+    o.best_correction = "zero_sum_weighted";
+    o.plan.rel_error = *o.level;
+    const std::string page = html_report(planted), start = page.substr(0, page.find("<h2>Everything"));
+    EXPECT_THAT(first_of(page, "h1"), HasSubstr("with the fault lse:fixed:0.03"));
+    EXPECT_THAT(start, HasSubstr("fault at lse"));
+    EXPECT_THAT(start, HasSubstr("flash is nearer to --plan fa3"));
+    EXPECT_THAT(start, HasSubstr(", by o_cast ("));
+    EXPECT_THAT(start, HasSubstr("wrong under the plan, bf16 level</h3>"));
+    EXPECT_EQ(unbalanced(page), "");
+    EXPECT_THAT(html_report(attribution()), Not(HasSubstr("fault")));
+}
+
 TEST(Report, NamesFromFilesAreText) {
     Attribution hostile = attribution();
     hostile.input = "<script>alert(1)</script>\x1b[31m";

@@ -339,9 +339,65 @@ TEST(Attribute, AKernelIsAttributedByItsOwnPlan) {
     const Outcome asked = run_program(request);
     ASSERT_EQ(asked.status, 0) << asked.err;
     EXPECT_THAT(asked.out,
-                ::testing::AllOf(::testing::HasSubstr("plan fa2\n"),
-                                 ::testing::HasSubstr("standard-bf16 is not fa2 but standard-bf16, which has "
-                                                      "100.00% of its elements. The same by standard-bf16:")));
+                ::testing::AllOf(
+                    ::testing::HasSubstr("plan fa2\n"),
+                    ::testing::HasSubstr("the kernel standard-bf16 is not fa2, and nearest to standard-bf16, which has "
+                                         "100.00% of its elements. The same by standard-bf16:")));
+}
+
+// The plan of one kernel is that kernel's, also where it has only part of its elements: no second table by the plan of another.
+TEST(Attribute, APlanThatIsNearestToSomeKernelStandsAlone) {
+    const Folder folder;
+    const auto capture_of = [&](const std::string& preset) {
+        const std::string file = folder / (preset + ".safetensors");
+        EXPECT_EQ(run_program({"generate", "large-key-mean", "--plan", preset, "--heads", "1", "--seq", "40",
+                               "--head-dim", "16", "-o", file, "--quiet"})
+                      .status,
+                  0);
+        return read_safetensors(file);
+    };
+    TensorSet both = capture_of("standard-bf16");
+    const TensorSet fa2 = capture_of("fa2");
+    for (const auto& [name, tensor] : fa2.tensors)
+        if (const std::size_t at = name.find(".fa2."); at != std::string::npos) {
+            Tensor renamed = tensor;
+            renamed.name = name.substr(0, at) + ".flash." + name.substr(at + 5);
+            both.add(std::move(renamed));
+        }
+    for (auto& [name, tensor] : both.tensors)  // every fourth element of dq's one bit off
+        if (name.find(".standard-bf16.dq") != std::string::npos)
+            for (std::size_t i = 0; i < tensor.bytes.size(); i += 8) tensor.bytes[i] ^= std::byte{1};
+    write_safetensors(folder / "both.safetensors", both);
+    const Outcome run = run_program({"attribute", folder / "both.safetensors", "--quiet", "--sites", "o_cast",
+                                     "--correction", "none", "--plan", "standard-bf16"});
+    ASSERT_EQ(run.status, 0) << run.err;
+    EXPECT_THAT(run.out, ::testing::AllOf(HasSubstr("plan standard-bf16\n"), HasSubstr("flash is nearer to --plan fa"),
+                                          ::testing::Not(HasSubstr("The same by"))));
+    EXPECT_THAT(run.out, HasSubstr("the plan standard-bf16 is")) << "not the kernel of that name";
+}
+
+// Elements are compared after rounding to the file's type, as identify does it: a plan that rounds nothing has the elements of a
+// kernel whose only rounding is the last.
+TEST(Attribute, EqualElementsAreThoseOfIdentify) {
+    const Folder folder;
+    const std::string file = folder / "kernel.safetensors";
+    ASSERT_EQ(run_program({"generate", "benign", "--plan", "math", "--heads", "1", "--seq", "40", "--head-dim", "16",
+                           "-o", file, "--quiet"})
+                  .status,
+              0);
+    const Outcome own =
+                      run_program({"attribute", file, "--quiet", "--json", "--plan", "exact", "--correction", "none"}),
+                  ranked = run_program({"identify", file, "--quiet", "--json", "--plans", "exact", "--rank-only"});
+    ASSERT_EQ(own.status, 0) << own.err;
+    ASSERT_EQ(ranked.status, 0) << ranked.err;
+    const json kernel = json::parse(ranked.out)["kernels"][0]["ranking"][0]["layers"];
+    for (const auto& [layer, outputs] : kernel.items())
+        for (const auto& [name, output] : outputs.items()) {
+            EXPECT_GT(output["equal"], 0.9) << name;
+            EXPECT_EQ(json::parse(own.out)["layers"][0]["outputs"][name]["observed"]["math"]["bit_equal_to_plan"],
+                      output["equal"])
+                << layer << name;
+        }
 }
 
 // A mask that the kernel was not given: every kernel is as far off, which no rounding is, and the plan is not said to be

@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // attribute --inject: a fault planted in a kernel is found by attribution, at its site and with its sign.
+#include <algorithm>
+#include <tuple>
+
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
 #include <faultline/record/record_reader.hpp>
 
+#include "paths.hpp"
 #include "support.hpp"
 
 namespace faultline::test {
@@ -67,6 +72,58 @@ TEST(Inject, AnExactSiteCanBeAtFault) {
     EXPECT_LT(dq["sites"]["delta"]["repaired"], 1e-12);
     EXPECT_GT(dq["sites"]["delta"]["mean_key_share"], 0.0);
     EXPECT_NEAR(result["layers"][0]["faults"][0]["relative_rms"].get<double>(), 0.1, 1e-15);
+}
+
+/// Words one blank apart, whatever the lines.
+std::string flat(const std::string& text) {
+    std::string line;
+    for (const char c : text)
+        if (c != ' ' && c != '\n')
+            line += c;
+        else if (!line.ends_with(' '))
+            line += ' ';
+    return line;
+}
+
+// In a collapsed head a fault of the exponent makes every probability of the backward nearly 0, so that dq is 100% wrong where
+// the roundings of O alone make it 160%: repairing the fault makes the error larger, repairing O's cast does nothing. The fault
+// has the output, so it is the one to name.
+TEST(Inject, AFaultThatHidesTheRoundingsIsNamed) {
+    for (const auto& [plan, fault, site] :
+         {std::tuple{"fa2", "lse:fixed:0.03", "lse"},
+          std::tuple{"fa2-unfused-splitkv", "lse_scale:multiplicative:0.01", "lse_scale"}}) {
+        const std::vector<std::string> request{"attribute",
+                                               (source_dir() / "tests/data/collapsed-layer.safetensors").string(),
+                                               "--plan",
+                                               plan,
+                                               "--outputs",
+                                               "dq",
+                                               "--correction",
+                                               "none",
+                                               "--quiet",
+                                               "--inject",
+                                               fault,
+                                               "--sites",
+                                               std::string("o_cast,p_cast,") + site};
+        const Outcome run = run_program(request);
+        ASSERT_EQ(run.status, 0) << run.err;
+        EXPECT_THAT(flat(run.out), HasSubstr(fmt::format(", by {} (its repair moves it by ", site))) << run.out;
+        const std::vector<std::string> all = lines(run.out);
+        const auto head =
+            std::find_if(all.begin(), all.end(), [](const std::string& l) { return l.starts_with("    site "); });
+        ASSERT_LT(head + 1, all.end());
+        EXPECT_TRUE((head + 1)->starts_with(fmt::format("    {} ", site))) << *(head + 1);
+    }
+}
+
+// A fault that is small beside the plan's own roundings is not the culprit: it is said what it does.
+TEST(Inject, ASmallFaultIsSaidBesideTheCulprits) {
+    const Outcome run = run_program({"attribute", (source_dir() / "tests/data/collapsed-layer.safetensors").string(),
+                                     "--plan", "fa2", "--outputs", "dq", "--correction", "none", "--quiet", "--inject",
+                                     "dq_cast:operand:1ulp", "--sites", "o_cast,dq_cast"});
+    ASSERT_EQ(run.status, 0) << run.err;
+    EXPECT_THAT(flat(run.out), HasSubstr(", by o_cast ("));
+    EXPECT_THAT(flat(run.out), HasSubstr("planted at dq_cast: its repair"));
 }
 
 TEST(Inject, NothingIsNothing) {

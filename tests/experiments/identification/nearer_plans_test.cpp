@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which preset a user is told of whose kernel is not the plan asked for.
+#include <algorithm>
+#include <utility>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -17,11 +20,17 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
+std::vector<NearerPlan> nearer_than(const Capture& capture, const RoundingPlan& plan, std::vector<int> heads = {}) {
+    AttributionOptions options;
+    options.heads = std::move(heads);
+    return nearer_plans(rank_presets(capture, plan, options), plan.name, options.heads);
+}
+
 TEST(NearerPlans, AreThoseThatTheKernelsWereMadeOf) {
     const Capture capture =
         made_capture({{"third", plan("fa3")}, {"second", plan("fa2")}, {"plain", plan("standard-bf16")}},
                      {.heads = 4, .kv_heads = 2, .n = 150, .d = 64});
-    const std::vector<NearerPlan> nearer = nearer_plans(capture, plan("fa2"), 3);
+    const std::vector<NearerPlan> nearer = nearer_than(capture, plan("fa2"), {3});
     ASSERT_EQ(nearer.size(), 2u) << "what the plan reproduces needs no other";
     EXPECT_EQ(nearer[0].kernel, "plain");
     EXPECT_EQ(nearer[0].plan, "standard-bf16");
@@ -30,7 +39,7 @@ TEST(NearerPlans, AreThoseThatTheKernelsWereMadeOf) {
     for (const NearerPlan& n : nearer) {
         EXPECT_EQ(n.bit_equal, 1);
         EXPECT_LT(n.bit_equal_to_asked, 1);
-        EXPECT_EQ(n.head, 3);
+        EXPECT_THAT(n.heads, ElementsAre(3));
         EXPECT_THAT(n.layers, ElementsAre("layer0"));
     }
 }
@@ -41,15 +50,67 @@ TEST(NearerPlans, LeaveAPlanThatIsTheKernel) {
     own.name = "mine";
     own.schedule.ds_scale = DsScale::before;
     const Capture capture = made_capture({{"mine", own}}, {.n = 150, .d = 72});
-    EXPECT_THAT(nearer_plans(capture, own, 0), IsEmpty());
+    EXPECT_THAT(nearer_than(capture, own), IsEmpty());
     // Kernels that differ in the backward alone are told apart by the gradients.
-    EXPECT_THAT(nearer_plans(made_capture({{"k", plan("fa2")}}, {.n = 150, .d = 72}), own, 0).at(0).plan, "fa2");
+    EXPECT_THAT(nearer_than(made_capture({{"k", plan("fa2")}}, {.n = 150, .d = 72}), own).at(0).plan, "fa2");
 }
 
 TEST(NearerPlans, NeedNoGradientAndNoKernel) {
     const Capture forward = made_capture({{"k", plan("standard-bf16")}}, {.n = 150, .d = 64, .gradient = false});
-    EXPECT_EQ(nearer_plans(forward, plan("fa2"), 0).at(0).plan, "standard-bf16");
-    EXPECT_THAT(nearer_plans(made_capture({}, {.n = 20}), plan("fa2"), 0), IsEmpty());
+    EXPECT_EQ(nearer_than(forward, plan("fa2")).at(0).plan, "standard-bf16");
+    EXPECT_THAT(nearer_than(made_capture({}, {.n = 20}), plan("fa2")), IsEmpty());
+}
+
+/// What one kernel returned, its first head as the other plan's kernel returns it.
+void take_first_head(ObservedKernel& kernel, const ObservedKernel& from) {
+    for (std::size_t o = 0; o < kernel.outputs.size(); ++o) {
+        std::vector<double>& values = kernel.outputs[o]->values;
+        const std::vector<double>& other = from.outputs[o]->values;
+        const auto one = static_cast<std::ptrdiff_t>(values.size()) / kernel.outputs[o]->heads;
+        std::copy(other.begin(), other.begin() + one, values.begin());
+    }
+}
+
+// On its first head the kernel is fa2 to the bit, and on the three others standard-bf16: the answer is that of all heads, whatever
+// the plan of a kernel that comes first by name, and no kernel drops out because the plan that was started from is as near.
+TEST(NearestPlan, IsThatOfFlashOverAllHeads) {
+    Capture capture = made_capture({{"flash", plan("standard-bf16")}, {"a", plan("math")}, {"b", plan("fa2")}},
+                                   {.heads = 4, .kv_heads = 4, .n = 100, .d = 72});
+    std::vector<ObservedKernel>& kernels = capture.layers[0].observed;
+    take_first_head(kernels[0], kernels[2]);
+    kernels.pop_back();
+    const Identification ranked = rank_presets(capture, plan("fa2"));
+    EXPECT_EQ(first_kernel(ranked), "flash");
+    const std::optional<ChosenPlan> chosen = nearest_plan(ranked, "flash");
+    ASSERT_TRUE(chosen);
+    EXPECT_EQ(chosen->plan, "standard-bf16");
+    EXPECT_LT(chosen->bit_equal, 1) << "the first head is another plan's";
+    EXPECT_EQ(nearest_plan(ranked, "a")->plan, "math");
+    EXPECT_FALSE(nearest_plan(ranked, "none"));
+    // identify()'s ranking is the same one.
+    for (const KernelIdentification& kernel : identify(capture, {.search = false}).kernels)
+        EXPECT_EQ(nearest_plan(ranked, kernel.kernel)->plan, kernel.nearest);
+
+    AttributionOptions first;
+    first.heads = {0};
+    const std::optional<ChosenPlan> of_head = nearest_plan(rank_presets(capture, plan("fa2"), first), "flash");
+    ASSERT_TRUE(of_head);
+    EXPECT_EQ(of_head->plan, "fa2");
+    EXPECT_EQ(of_head->bit_equal, 1);
+
+    EXPECT_TRUE(is_nearest_to_some(ranked, "math"));
+    EXPECT_TRUE(is_nearest_to_some(ranked, "standard-bf16"));
+    EXPECT_FALSE(is_nearest_to_some(ranked, "fa2"));
+}
+
+// Plans that no element tells apart are all named.
+TEST(NearestPlan, SaysWhoIsAsNear) {
+    const Capture capture =
+        made_capture({{"k", plan("fa3")}}, {.n = 40, .d = 64, .gradient = false});  // one tile: fa2's forward is fa3's
+    const std::optional<ChosenPlan> chosen = nearest_plan(rank_presets(capture, plan("fa2")), "k");
+    ASSERT_TRUE(chosen);
+    EXPECT_EQ(chosen->plan, "fa2");
+    EXPECT_THAT(chosen->as_near, ::testing::Contains("fa3"));
 }
 
 TEST(NearerPlans, AreSaidByTheProgram) {
@@ -64,13 +125,15 @@ TEST(NearerPlans, AreSaidByTheProgram) {
     EXPECT_THAT(
         text.out,
         HasSubstr(
-            "flash is nearer to --plan fa2-unfused-splitkv, which has >99.9% of its elements, than to fa2, which has"));
+            "flash is nearer to --plan fa2-unfused-splitkv, which has >99.9% of its elements, than to plan fa2, which"));
+    EXPECT_THAT(text.out, HasSubstr("(all heads of layer1)"));
     const auto nearer = nlohmann::json::parse(object.out)["nearer_plans"];
     ASSERT_EQ(nearer.size(), 2u);
     EXPECT_EQ(nearer[0]["kernel"], "flash");
     EXPECT_EQ(nearer[0]["plan"], "fa2-unfused-splitkv");
     EXPECT_GT(nearer[0]["bit_equal"], 0.999);
     EXPECT_LT(nearer[0]["bit_equal_to_asked"], 0.9);
+    EXPECT_TRUE(nearer[0]["heads"].is_null()) << "all";
 }
 
 }  // namespace
