@@ -208,7 +208,9 @@ TEST(Inspect, SaysOfAllSequencesAndOfWhatElseTheProblemHas) {
     const json layers = json::parse(run_program({"inspect", file, "--json"}).out)["layers"];
     for (const json& layer : layers) {
         EXPECT_EQ(layer["sequences"], layer["name"] == "paged" || layer["name"] == "varlen" ? 4 : 1) << layer["name"];
-        if (layer["name"] == "softcap") EXPECT_LE(layer["max_logit"].get<double>(), 30.0);  // of the capped scores
+        if (layer["name"] == "softcap") {
+            EXPECT_LE(layer["max_logit"].get<double>(), 30.0);  // of the capped scores
+        }
     }
 }
 

@@ -88,7 +88,9 @@ TEST(NearestPlan, IsThatOfFlashOverAllHeads) {
     EXPECT_EQ(nearest_plan(ranked, "a")->plan, "math");
     EXPECT_FALSE(nearest_plan(ranked, "none"));
     // identify()'s ranking is the same one.
-    for (const KernelIdentification& kernel : identify(capture, {.search = false}).kernels)
+    IdentifyOptions without_search;
+    without_search.search = false;
+    for (const KernelIdentification& kernel : identify(capture, without_search).kernels)
         EXPECT_EQ(nearest_plan(ranked, kernel.kernel)->plan, kernel.nearest);
 
     AttributionOptions first;

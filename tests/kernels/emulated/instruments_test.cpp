@@ -81,7 +81,7 @@ std::size_t expect_same(const Head& head, const RoundingPlan& plan, const std::v
     }
     for (std::size_t h = 0; h < cpu.rows.size(); ++h) {
         const RecordedRows &a = cpu.rows[h], &b = own.rows[h];
-        EXPECT_TRUE(same(a.delta, b.delta) && same(a.ds_sum, b.ds_sum) && same(a.ds_abs_sum, b.ds_abs_sum) &&
+        EXPECT_TRUE(same(a.delta, b.delta) && same(a.ds.sum, b.ds.sum) && same(a.ds.magnitude, b.ds.magnitude) &&
                     same(a.score_max, b.score_max) && a.score_max_keys == b.score_max_keys)
             << what << " rows of head " << h;
         EXPECT_TRUE(same(cpu.forward.heads[h].o.values, own.forward.heads[h].o.values)) << what << " o of head " << h;
