@@ -68,7 +68,8 @@ class Training {
     [[nodiscard]] virtual std::int64_t next_step() const = 0;
     [[nodiscard]] virtual bool finished() const = 0;
     /// One step. Where loss, gradient or update is not finite, nothing is applied, failure() says where it came up, and
-    /// the state is that of before the step.
+    /// the state is that of before the step. (On a device an update that is not finite has been applied when that is seen;
+    /// the last checkpoint is from before.)
     virtual const StepReport& step() = 0;
     [[nodiscard]] virtual const std::optional<NonFinite>& failure() const = 0;
     /// Of the last step.
