@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <faultline/tensor_kernel/backward.hpp>
 
-#include <algorithm>
 #include <stdexcept>
 
 #include <faultline/tensor_kernel/backward_recording.hpp>
 #include <faultline/tensor_kernel/backward_workspace.hpp>
-#include <faultline/tensor_kernel/device_memory.cuh>
+#include <faultline/tensor_kernel/group_memory.cuh>
 #include <faultline/tensor_kernel/request.cuh>
 
 namespace faultline::tensor_kernel {
@@ -19,51 +18,20 @@ void launch_mma_backward_of(const BackwardCall& call, const BackwardKernel& kern
 
 namespace {
 
-/// [groups * heads of a group, rows, head_dim], rounded to the kernel's type.
-template <class T, class Select>
-std::vector<T> stored(std::span<const HeadGroup> groups, const Select& select) {
-    std::vector<T> out;
-    for (std::size_t g = 0; g < groups.size(); ++g)
-        for (const MatrixView<const double>& m : select(g))
-            for (std::ptrdiff_t i = 0; i < m.rows; ++i)
-                for (std::ptrdiff_t j = 0; j < m.cols; ++j) out.push_back(rounded<T>(m(i, j)));
-    return out;
-}
-
-template <class T>
-Matrix next_matrix(const T*& from, std::ptrdiff_t rows, std::ptrdiff_t cols) {
-    Matrix out(rows, cols);
-    std::transform(from, from + rows * cols, out.values.begin(), [](T x) { return static_cast<float>(x); });
-    from += rows * cols;
-    return out;
-}
-
 /// `launch` launches the call.
 template <class T, class Launch>
 std::vector<GroupBackward> run(std::span<const HeadGroup> groups, std::span<const GroupForward> forwards,
                                const Launch& launch) {
-    const HeadGroup& first = groups.front();
-    const int shared_by = static_cast<int>(first.q.size());
-    BackwardCall call;
-    call.kv_heads = static_cast<int>(groups.size());
-    call.heads = call.kv_heads * shared_by;
-    call.n_q = static_cast<int>(first.q.front().rows);
-    call.n_k = static_cast<int>(first.k.rows);
-    call.head_dim = static_cast<int>(first.k.cols);
-    call.causal = first.causal;
+    auto call = call_of<BackwardCall>(groups);
     call.deterministic = true;
-    call.scale = first.scale;
-    call.q_strides = call.o_strides = call.dout_strides = call.dq_strides =
-        contiguous(call.heads, call.n_q, call.head_dim);
-    call.k_strides = call.v_strides = call.dk_strides = call.dv_strides =
-        contiguous(call.kv_heads, call.n_k, call.head_dim);
-
+    call.dout_strides = call.dq_strides = call.q_strides;
+    call.dk_strides = call.dv_strides = call.k_strides;
     using Views = std::vector<MatrixView<const double>>;
-    const DeviceMemory<T> q(stored<T>(groups, [&](std::size_t g) { return groups[g].q; })),
-        dout(stored<T>(groups, [&](std::size_t g) { return groups[g].dout; })),
-        k(stored<T>(groups, [&](std::size_t g) { return Views{groups[g].k}; })),
-        v(stored<T>(groups, [&](std::size_t g) { return Views{groups[g].v}; })),
-        o(stored<T>(groups, [&](std::size_t g) {
+    const DeviceMemory<T> q(stored<T>(groups.size(), [&](std::size_t g) { return groups[g].q; })),
+        dout(stored<T>(groups.size(), [&](std::size_t g) { return groups[g].dout; })),
+        k(stored<T>(groups.size(), [&](std::size_t g) { return Views{groups[g].k}; })),
+        v(stored<T>(groups.size(), [&](std::size_t g) { return Views{groups[g].v}; })),
+        o(stored<T>(groups.size(), [&](std::size_t g) {
             Views views;
             for (const HeadForward& head : forwards[g].heads) views.push_back(head.o.view());
             return views;
@@ -99,7 +67,8 @@ std::vector<GroupBackward> run(std::span<const HeadGroup> groups, std::span<cons
     const T *next_dq = host_dq.data(), *next_dk = host_dk.data(), *next_dv = host_dv.data();
     std::vector<GroupBackward> out(groups.size());
     for (GroupBackward& g : out) {
-        for (int h = 0; h < shared_by; ++h) g.dq.push_back(next_matrix(next_dq, call.n_q, call.head_dim));
+        for (std::size_t h = 0; h < groups.front().q.size(); ++h)
+            g.dq.push_back(next_matrix(next_dq, call.n_q, call.head_dim));
         g.dk = next_matrix(next_dk, call.n_k, call.head_dim);
         g.dv = next_matrix(next_dv, call.n_k, call.head_dim);
     }

@@ -3,7 +3,7 @@
 
 #include <stdexcept>
 
-#include <faultline/tensor_kernel/device_memory.cuh>
+#include <faultline/tensor_kernel/group_memory.cuh>
 #include <faultline/tensor_kernel/recording.hpp>
 #include <faultline/tensor_kernel/request.cuh>
 
@@ -20,18 +20,6 @@ void launch_recorded_of(const ForwardCall& call, const ForwardKernel& kernel, co
 
 namespace {
 
-/// Compute capability of the device in use: 90 for 9.0.
-int capability() {
-    int device = 0, count = 0;
-    check(cudaGetDeviceCount(&count), "looking for a device");
-    if (count == 0) throw WorkError("device cuda: there is no device: expected one that CUDA_VISIBLE_DEVICES leaves");
-    check(cudaGetDevice(&device), "choosing a device");
-    int major = 0, minor = 0;
-    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "asking the device");
-    check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "asking the device");
-    return 10 * major + minor;
-}
-
 void expect_shapes(const ForwardCall& call) {
     const bool positive =
         call.batch > 0 && call.heads > 0 && call.kv_heads > 0 && call.n_q > 0 && call.n_k > 0 && call.scale > 0;
@@ -41,36 +29,12 @@ void expect_shapes(const ForwardCall& call) {
 }
 
 template <class T>
-std::vector<T> stored(std::span<const HeadGroup> groups, bool of_keys, MatrixView<const double> HeadGroup::*member) {
-    std::vector<T> out;
-    const auto append = [&](MatrixView<const double> m) {
-        for (std::ptrdiff_t i = 0; i < m.rows; ++i)
-            for (std::ptrdiff_t j = 0; j < m.cols; ++j) out.push_back(rounded<T>(m(i, j)));
-    };
-    for (const HeadGroup& g : groups)
-        if (of_keys)
-            append(g.*member);
-        else
-            for (const auto& q : g.q) append(q);
-    return out;
-}
-
-template <class T>
 RecordedForward run(std::span<const HeadGroup> groups, const ForwardKernel& kernel, const ForwardRecorder* recorder) {
-    const HeadGroup& first = groups.front();
-    const int shared_by = static_cast<int>(first.q.size());
-    ForwardCall call;
-    call.kv_heads = static_cast<int>(groups.size());
-    call.heads = call.kv_heads * shared_by;
-    call.n_q = static_cast<int>(first.q.front().rows);
-    call.n_k = static_cast<int>(first.k.rows);
-    call.head_dim = static_cast<int>(first.k.cols);
-    call.causal = first.causal;
-    call.scale = first.scale;
-    call.q_strides = call.o_strides = contiguous(call.heads, call.n_q, call.head_dim);
-    call.k_strides = call.v_strides = contiguous(call.kv_heads, call.n_k, call.head_dim);
-    const DeviceMemory<T> q(stored<T>(groups, false, nullptr)), k(stored<T>(groups, true, &HeadGroup::k)),
-        v(stored<T>(groups, true, &HeadGroup::v));
+    auto call = call_of<ForwardCall>(groups);
+    using Views = std::vector<MatrixView<const double>>;
+    const DeviceMemory<T> q(stored<T>(groups.size(), [&](std::size_t g) { return groups[g].q; })),
+        k(stored<T>(groups.size(), [&](std::size_t g) { return Views{groups[g].k}; })),
+        v(stored<T>(groups.size(), [&](std::size_t g) { return Views{groups[g].v}; }));
     const std::size_t rows = static_cast<std::size_t>(call.heads) * call.n_q, elements = rows * call.head_dim;
     const DeviceMemory<T> o(elements);
     const DeviceMemory<float> o_unrounded(elements), lse(rows);
@@ -96,17 +60,15 @@ RecordedForward run(std::span<const HeadGroup> groups, const ForwardKernel& kern
     const std::vector<T> host_o = o.host();
     const std::vector<float> host_unrounded = o_unrounded.host(), host_lse = lse.host();
     result.groups.resize(groups.size());
-    std::size_t at = 0, row = 0;
+    const T* next_o = host_o.data();
+    const float *next_unrounded = host_unrounded.data(), *next_lse = host_lse.data();
     for (GroupForward& g : result.groups)
-        for (int h = 0; h < shared_by; ++h) {
+        for (std::size_t h = 0; h < groups.front().q.size(); ++h) {
             HeadForward& head = g.heads.emplace_back();
-            head.o = Matrix(call.n_q, call.head_dim);
-            head.o_unrounded = Matrix(call.n_q, call.head_dim);
-            for (std::size_t i = 0; i < head.o.values.size(); ++i, ++at) {
-                head.o.values[i] = static_cast<float>(host_o[at]);
-                head.o_unrounded.values[i] = host_unrounded[at];
-            }
-            for (int i = 0; i < call.n_q; ++i) head.lse.push_back(host_lse[row++]);
+            head.o = next_matrix(next_o, call.n_q, call.head_dim);
+            head.o_unrounded = next_matrix(next_unrounded, call.n_q, call.head_dim);
+            head.lse.assign(next_lse, next_lse + call.n_q);
+            next_lse += call.n_q;
         }
     return result;
 }

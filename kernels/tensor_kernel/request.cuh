@@ -13,8 +13,8 @@
 
 namespace faultline::tensor_kernel {
 
-/// WorkError where there is no device that has the unit.
-inline void expect_device(Unit unit) {
+/// Compute capability of the device in use: 90 for 9.0. WorkError where there is no device.
+inline int capability() {
     int device = 0, count = 0;
     check(cudaGetDeviceCount(&count), "looking for a device");
     if (count == 0) throw WorkError("device cuda: there is no device: expected one that CUDA_VISIBLE_DEVICES leaves");
@@ -22,9 +22,15 @@ inline void expect_device(Unit unit) {
     int major = 0, minor = 0;
     check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "asking the device");
     check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "asking the device");
+    return 10 * major + minor;
+}
+
+/// WorkError where there is no device that has the unit.
+inline void expect_device(Unit unit) {
+    const int found = capability(), major = found / 10;
     if (unit == Unit::wgmma ? major != 9 : major < 8)
         throw WorkError("device cuda: the device has compute capability " + std::to_string(major) + "." +
-                        std::to_string(minor) + ": the tensor-core kernel by " +
+                        std::to_string(found % 10) + ": the tensor-core kernel by " +
                         (unit == Unit::wgmma ? "wgmma expects 9.0" : "mma expects 8.0 or later"));
 }
 

@@ -7,14 +7,11 @@
 
 #include <cmath>
 
-#ifdef FAULTLINE_HAS_CUDA
-#include <cuda_runtime_api.h>
-#endif
-
 #include <faultline/base/error.hpp>
 #include <faultline/gpt/trainer.hpp>
 #include <faultline/tensor_kernel/backward_kernel.hpp>
 
+#include "../../kernels/tensor_kernel/on_hopper.hpp"
 #include "../../lib/tensor/support.hpp"
 
 namespace faultline::gpt {
@@ -22,18 +19,6 @@ namespace {
 
 using test::Folder;
 using testing::HasSubstr;
-
-bool has_hopper() {
-#ifdef FAULTLINE_HAS_CUDA
-    int count = 0, major = 0;
-    return cudaGetDeviceCount(&count) == cudaSuccess && count > 0 &&
-           cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess && major == 9;
-#else
-    return false;
-#endif
-}
-#define NEEDS_HOPPER() \
-    if (!has_hopper()) GTEST_SKIP() << "no device of compute capability 9.0"
 
 const TokenData& text() {
     static const TokenData data = [] {
