@@ -36,8 +36,12 @@ class ModelInjector final : public ModelHook {
     [[nodiscard]] Realised of_layer(int layer) const;
     void reset();
 
+    using Place = std::tuple<int, int, std::uint64_t>;  ///< layer, micro step, tile
+    /// What was done by place since the last reset; and a place of another process's, where this one has none of the name.
+    [[nodiscard]] const std::map<Place, Realised>& places() const { return realised_; }
+    void add_place(const Place& place, const Realised& found) { realised_.try_emplace(place, found); }
+
   private:
-    using Place = std::tuple<int, int, std::uint64_t>;  // layer, micro step, tile
     Fault fault_;
     ModelSite site_;
     int heads_;

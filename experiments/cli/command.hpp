@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include <faultline/cli/rank_group.hpp>
 #include <faultline/cli/settings.hpp>
 #include <faultline/cpu/backend.hpp>
 #include <faultline/record/manifest.hpp>
@@ -28,9 +29,10 @@ struct Invocation {
     const Settings& settings;
     const Common& common;
     std::string command_line;
+    RankGroup& group;
 
     /// Whether progress and remarks are to go to standard error.
-    [[nodiscard]] bool talks() const { return !common.quiet; }
+    [[nodiscard]] bool talks() const { return !common.quiet && group.speaks(); }
     /// Manifest of a file that this call writes.
     [[nodiscard]] Manifest manifest(std::string kind, std::uint64_t seed = 0) const {
         return make_manifest(std::move(kind), command_line, settings.print(), seed);
@@ -50,7 +52,8 @@ struct Command {
     Run (*declare)(Settings&);
     std::string_view output = "FILE.h5";  ///< what -o names, and what the help says of it
     std::string_view output_help = "Write the results as HDF5";
-    bool on_device = false;  ///< --device cuda is taken
+    bool on_device = false;   ///< --device cuda is taken
+    bool with_ranks = false;  ///< several processes may work on one call
 };
 
 Command attribute_command();

@@ -13,6 +13,7 @@ std::vector<Command> commands() {
                              corrections_command(), selftest_command()};
     constexpr std::array<std::string_view, 7> where_asked{"attribute", "identify", "bisect", "check",
                                                           "probe",     "selftest", "train"};
+    for (Command& command : all) command.with_ranks = command.name == "train";
     for (Command& command : all) command.on_device = std::ranges::find(where_asked, command.name) != where_asked.end();
     return all;
 }

@@ -14,6 +14,7 @@
 #include <faultline/cli/written_file.hpp>
 #include <faultline/device/device.hpp>
 #include <faultline/plan/nearest_name.hpp>
+#include <faultline/ranks/errors.hpp>
 #include <faultline/tensor/text.hpp>
 
 namespace faultline::cli {
@@ -45,7 +46,7 @@ struct Prepared {
     }
 };
 
-void check_device(const Prepared& prepared) {
+void check_device(const Prepared& prepared, const RankGroup& group) {
     const std::string& device = prepared.common.device;
     const std::string where = prepared.settings.where("device");
     constexpr std::array<std::string_view, 2> devices{"cpu", "cuda"};
@@ -53,6 +54,7 @@ void check_device(const Prepared& prepared) {
         throw RequestError(fmt::format("{}: {}: {}", where, in_quotes(device), expected_one_of(device, devices)));
     if (device == "cuda" && !prepared.command.on_device)
         throw RequestError(fmt::format("{}: {} runs on the CPU alone: expected cpu", where, prepared.command.name));
+    if (device == "cuda" && group.ranks() != nullptr) choose_card(*group.ranks());
     // Before anything is read, so that nobody waits to hear of it.
     if (device == "cuda") (void)faultline::device::info();
 }
@@ -67,16 +69,17 @@ void expect_name_of_h5(const Prepared& prepared) {
                                            "results.h5", suffix == ".json" ? " (--json prints JSON)" : ""));
 }
 
-Status run_command(Prepared& prepared, const std::vector<std::string_view>& names, std::string command_line) {
+Status run_command(Prepared& prepared, const std::vector<std::string_view>& names, std::string command_line,
+                   RankGroup& group) {
     prepared.settings.read(names);
     if (prepared.settings.print_requested()) {
-        print(prepared.settings.print());
+        if (group.speaks()) print(prepared.settings.print());
         return Status::done;
     }
-    check_device(prepared);
+    check_device(prepared, group);
     expect_writable(prepared.settings, "output", prepared.common.output, prepared.common.force);
     expect_name_of_h5(prepared);
-    return prepared.run(Invocation{prepared.settings, prepared.common, std::move(command_line)});
+    return prepared.run(Invocation{prepared.settings, prepared.common, std::move(command_line), group});
 }
 
 /// What is wrong with a command line that CLI11 could not take, in our words.
@@ -137,32 +140,51 @@ int run_program(int argc, char** argv) {
     for (const auto& prepared : all)
         if (argc > 1 && prepared->command.name == argv[1]) chosen = prepared.get();
     const std::string_view name = chosen == nullptr ? "" : chosen->command.name;
-    try {
+    RankGroup group;
+    const auto work = [&] {
         try {
             program.parse(argc, argv);
         } catch (const CLI::CallForHelp&) {
-            print(chosen == nullptr ? program.help() : help_of(*chosen->app));
-            return static_cast<int>(Status::done);
+            if (group.speaks()) print(chosen == nullptr ? program.help() : help_of(*chosen->app));
+            return Status::done;
         } catch (const CLI::CallForVersion&) {
             print("faultline " FAULTLINE_VERSION "\n");
-            return static_cast<int>(Status::done);
+            return Status::done;
+        } catch (const CLI::ParseError& error) {
+            throw RequestError(parse_problem(error, program, chosen == nullptr ? nullptr : chosen->app, argc, argv));
         }
-        return static_cast<int>(run_command(*chosen, names, shell_line(argc, argv)));
-    } catch (const CLI::ParseError& error) {
-        return finish(name, parse_problem(error, program, chosen == nullptr ? nullptr : chosen->app, argc, argv),
-                      Status::refused);
+        return run_command(*chosen, names, shell_line(argc, argv), group);
+    };
+    const auto end = [&](std::string_view message, Status status) {
+        const int code = finish(name, message, status);
+        group.leave();
+        return code;
+    };
+    try {
+        if (chosen != nullptr && chosen->command.with_ranks) group.join();
+        try {
+            return static_cast<int>(work());
+        } catch (...) {
+            group.fail(std::current_exception());
+            throw;
+        }
+    } catch (const SharedFailure& failure) {
+        const Status status = failure.refused() ? Status::refused : Status::failed;
+        return failure.silent() ? static_cast<int>(status) : finish(name, failure.what(), status);
+    } catch (const PeerLost& error) {
+        if (group.speaks()) return end(error.what(), Status::failed);
+        group.leave();
+        return static_cast<int>(Status::failed);
     } catch (const RequestError& error) {
-        return finish(name, error.what(), Status::refused);
+        return end(error.what(), Status::refused);
     } catch (const WorkError& error) {
-        return finish(name, error.what(), Status::failed);
+        return end(error.what(), Status::failed);
     } catch (const std::bad_alloc&) {
-        return finish(
-            name,
+        return end(
             "not enough memory: expected room for what the command holds; fewer --threads, --heads or --layers need less",
             Status::failed);
     } catch (const std::exception& error) {
-        return finish(name, fmt::format("internal error: {}: expected none; please report it", error.what()),
-                      Status::failed);
+        return end(fmt::format("internal error: {}: expected none; please report it", error.what()), Status::failed);
     }
 }
 

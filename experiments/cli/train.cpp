@@ -30,7 +30,7 @@ struct TrainCommand {
     std::string resume;
     std::vector<std::string> injections;
     std::vector<int> capture;
-    std::int64_t checkpoint_every = 250, capture_sequences = 4;
+    std::int64_t checkpoint_every = 250, capture_sequences = 4, ranks = 1;
     std::optional<bool> deterministic;
 };
 
@@ -40,6 +40,8 @@ class FaultReport final : public gpt::StepHook {
     explicit FaultReport(FaultHooks& faults) : faults_(faults) {}
     void before_step(std::int64_t, const gpt::StepReport*, gpt::StepControl&) override {}
     void after_step(gpt::StepReport& report) override { faults_.report(report); }
+    [[nodiscard]] std::string part() const override { return faults_.part(); }
+    void join(std::span<const std::string> parts) override { faults_.join(parts); }
     [[nodiscard]] std::string save() const override { return faults_.save(); }
     void load(std::string_view state) override { faults_.load(state); }
 
@@ -148,9 +150,13 @@ Status run(const TrainCommand& own, const Invocation& call) {
             fmt::format("{}: {}: is beside {}: expected one of them; a resumed run goes on in its own file",
                         settings.where("output"), in_quotes(call.common.output), settings.where("resume")));
     const std::vector<Fault> faults = faults_of(own, settings);
+    call.group.start(own.ranks, settings.where("ranks"));
     const TrainData data = read_data(own.train, settings);
     end_if_interrupted();
-    const int threads = call.common.threads > 0 ? static_cast<int>(call.common.threads) : hardware_threads();
+    Ranks* const ranks = call.group.ranks();
+    const int local = ranks == nullptr ? 1 : ranks->local_size();
+    const int threads =
+        call.common.threads > 0 ? static_cast<int>(call.common.threads) : std::max(1, hardware_threads() / local);
     gpt::TrainConfig config = train_config(own.train, settings, data, threads);
     std::vector<std::string> planted, hashes;
     for (const Fault& fault : faults) planted.push_back(to_string(fault));
@@ -184,12 +190,16 @@ Status run(const TrainCommand& own, const Invocation& call) {
     files.manifest = call.manifest("run", config.seed);
     files.manifest.inputs = data.inputs();
 
+    files.ranks = ranks;
     std::unique_ptr<gpt::Training> training;
     if (call.common.device == "cuda")
         training = on_device(config, data, own, call, files.manifest);
     else
-        training = std::make_unique<gpt::Trainer>(config, data.tokens, data.windows, hooked);
+        training = std::make_unique<gpt::Trainer>(config, data.tokens, data.windows, hooked, ranks);
     gpt::Training& trainer = *training;
+    files.manifest.ranks = ranks == nullptr ? 1 : ranks->size();
+    files.manifest.reductions = trainer.reductions();
+    call.group.ready();
 
     Progress line(call.talks());
     const gpt::RunOutcome outcome = gpt::run(
@@ -199,6 +209,8 @@ Status run(const TrainCommand& own, const Invocation& call) {
         },
         interrupted);
     line.clear();
+    const Status status = outcome.end == gpt::RunEnd::finished ? Status::done : Status::failed;
+    if (!call.group.speaks()) return status;
     print(summary(trainer, outcome, trainer.next_step() - outcome.first_step, call.common.json));
     const std::string again = files.output.empty()
                                   ? "nothing was written"
@@ -212,7 +224,7 @@ Status run(const TrainCommand& own, const Invocation& call) {
                            files.output.empty() ? again
                                                 : fmt::format("the state before the step is in {}",
                                                               gpt::checkpoint_path(files.output))));
-    return outcome.end == gpt::RunEnd::finished ? Status::done : Status::failed;
+    return status;
 }
 
 }  // namespace
@@ -235,6 +247,8 @@ Command train_command() {
                                  "Steps between checkpoints; 0: at the end and at an interruption");
                 settings.choice("deterministic", own->deterministic,
                                 "On the device: the same bits each time, or (--no-deterministic) the fastest");
+                settings.integer("ranks", own->ranks, 1, "N",
+                                 "Processes of this machine that share the work, with --device cuda a card each", 1024);
                 settings.text("resume", own->resume, "FILE.h5", "Go on with this run from its last checkpoint");
                 return [own](const Invocation& call) { return run(*own, call); };
             }};

@@ -55,6 +55,10 @@ class FaultHooks final : public gpt::AttentionHook, public ModelHook {
     /// injected_mean (over the same), injected_sign_coherence (in the step), injected_step_coherence (over steps).
     void report(gpt::StepReport& report);
 
+    /// What was done since the last take_step() in this rank's part of a step, and all ranks' parts put together (StepHook).
+    [[nodiscard]] std::string part() const;
+    void join(std::span<const std::string> parts);
+
     [[nodiscard]] std::string save() const;
     void load(std::string_view state);
 

@@ -136,6 +136,11 @@ class StepHook {
     virtual void before_step(std::int64_t step, const StepReport* last, StepControl& control) = 0;
     /// May add to report.extras. At step 0 the names that the run's record will have are taken from here.
     virtual void after_step(StepReport& report) { (void)report; }
+    /// Where several ranks work on the step: what this rank's part of it left behind (what was seen by sequence, say), and then
+    /// all ranks' in their order, before after_step; what join() leaves is to be what a single rank would have. The default is
+    /// for hooks that are called for nothing but whole steps.
+    [[nodiscard]] virtual std::string part() const { return {}; }
+    virtual void join(std::span<const std::string> parts) { (void)parts; }
     /// State for a checkpoint, and back. The default is for hooks without state.
     [[nodiscard]] virtual std::string save() const { return {}; }
     virtual void load(std::string_view state) { (void)state; }

@@ -5,6 +5,7 @@
 
 #include <faultline/base/parallel.hpp>
 #include <faultline/format/bulk.hpp>
+#include <faultline/gpt/share.hpp>
 
 namespace faultline::gpt {
 namespace {
@@ -20,23 +21,6 @@ void to_bf16(std::span<T> values) {
 template <class T>
 void add_to(std::span<const T> from, std::span<T> to) {
     for (std::size_t i = 0; i < to.size(); ++i) to[i] += from[i];
-}
-
-void add_to(const std::vector<double>& from, std::vector<double>& to) {
-    for (std::size_t i = 0; i < to.size(); ++i) to[i] += from[i];
-}
-
-void add_statistics(const BatchStatistics& from, BatchStatistics& to) {
-    to.loss_sum += from.loss_sum;
-    for (std::size_t i = 0; i < to.max_logit.size(); ++i)
-        to.max_logit[i] = std::max(to.max_logit[i], from.max_logit[i]);
-    add_to(from.q_rms, to.q_rms);
-    add_to(from.k_rms, to.k_rms);
-    add_to(from.zero_sum, to.zero_sum);
-    add_to(from.zero_sum_abs, to.zero_sum_abs);
-    add_to(from.saturated, to.saturated);
-    add_to(from.entropy, to.entropy);
-    add_to(from.rows, to.rows);
 }
 
 ModelConfig checked(const ModelConfig& config) {
@@ -76,10 +60,21 @@ Weights<T> Gpt<T>::passed_weights() const {
 }
 
 template <class T>
-typename Gpt<T>::Cut Gpt<T>::cut(const Batch& batch) const {
-    const int per_chunk = std::max(1, chunk_tokens / batch.length);
-    const int chunks = (batch.sequences + per_chunk - 1) / per_chunk;
+typename Gpt<T>::Cut Gpt<T>::cut(int sequences, int length) const {
+    const int per_chunk = std::max(1, chunk_tokens / length);
+    const int chunks = (sequences + per_chunk - 1) / per_chunk;
     return {per_chunk, chunks, std::min(chunks, layout_.size() <= small_model ? 8 : 2)};
+}
+
+template <class T>
+typename Gpt<T>::TokenRange Gpt<T>::tokens_of(const Share& share, int sequences, int length, int rank) const {
+    const Cut how = cut(sequences, length);
+    const GroupRange range = groups_of(share, how.groups, rank);
+    const auto token = [&](int group) {
+        const int sequence = std::min(sequences, group * how.chunks / how.groups * how.sequences_per_chunk);
+        return static_cast<std::size_t>(sequence) * static_cast<std::size_t>(length);
+    };
+    return {token(range.first), token(range.last) - token(range.first)};
 }
 
 template <class T>
@@ -155,36 +150,49 @@ double Gpt<T>::accumulate(const StepContext& context, const Batch& batch, BatchS
                 values->resize(batch.tokens.size() * static_cast<std::size_t>(config_.width));
     }
     groups_.resize(static_cast<std::size_t>(how.groups));
+    const GroupRange own = own_groups(context.share, how.groups);
+    for (Group& group : groups_) group.finite = {};
     const auto run_group = [&](std::size_t g) {
         Group& group = groups_[g];
         group.gradient.assign(weights_.size(), T(0));
         group.head_gradient.assign(
             static_cast<std::size_t>(config_.vocabulary) * static_cast<std::size_t>(config_.width), T(0));
         group.statistics = BatchStatistics(static_cast<std::size_t>(config_.layers * config_.heads));
-        group.finite = {};
         const int index = static_cast<int>(g);
         for (int c = index * how.chunks / how.groups; c < (index + 1) * how.chunks / how.groups; ++c)
             run_chunk(context, batch, how, c, group);
     };
-    parallel_for(static_cast<std::size_t>(how.groups), context.threads, run_group);
+    parallel_for(static_cast<std::size_t>(own.last - own.first), context.threads,
+                 [&](std::size_t g) { run_group(static_cast<std::size_t>(own.first) + g); });
+    if (context.find_non_finite) return 0;
+    const std::span<const Group> mine =
+        std::span(groups_).subspan(static_cast<std::size_t>(own.first), static_cast<std::size_t>(own.last - own.first));
     double loss = 0;
-    for (const Group& group : groups_) {
-        loss += group.statistics.loss_sum;
-        add_statistics(group.statistics, statistics);
+    std::vector<const BatchStatistics*> seen;
+    std::vector<std::span<const double>> losses;
+    for (const Group& group : mine) {
+        seen.push_back(&group.statistics);
+        losses.emplace_back(&group.statistics.loss_sum, 1);
     }
-    add_groups(context, how.groups);
+    add_in_rank_order(of_groups(context.share), std::span(&loss, 1), std::span<const std::span<const double>>(losses));
+    add_statistics(context.share, seen, statistics);
+    add_groups(context, mine);
     return loss;
 }
 
 /// In bf16 precision a product's weight gradient comes out of the product as bf16, micro-batch by micro-batch.
 template <class T>
-void Gpt<T>::add_groups(const StepContext& context, int groups) {
-    std::vector<T> head(groups_[0].head_gradient.size());
+void Gpt<T>::add_groups(const StepContext& context, std::span<const Group> groups) {
+    std::vector<T> head(static_cast<std::size_t>(config_.vocabulary) * static_cast<std::size_t>(config_.width));
     std::ranges::fill(micro_gradient_, T(0));
-    for (int g = 0; g < groups; ++g) {
-        add_to(std::span<const T>(groups_[static_cast<std::size_t>(g)].gradient), std::span(micro_gradient_));
-        add_to(std::span<const T>(groups_[static_cast<std::size_t>(g)].head_gradient), std::span(head));
+    std::vector<std::span<const T>> all, of_head;
+    for (const Group& group : groups) {
+        all.emplace_back(group.gradient);
+        of_head.emplace_back(group.head_gradient);
     }
+    Ranks* const dividing = of_groups(context.share);
+    add_in_rank_order(dividing, std::span(micro_gradient_), std::span<const std::span<const T>>(all));
+    add_in_rank_order(dividing, std::span(head), std::span<const std::span<const T>>(of_head));
     if (config_.bf16) {
         to_bf16(std::span(head));
         for (const Parameter& p : layout_.all()) {
@@ -198,7 +206,7 @@ void Gpt<T>::add_groups(const StepContext& context, int groups) {
     }
     const std::span<T> wte = std::span(micro_gradient_).subspan(static_cast<std::size_t>(layout_.wte), head.size());
     add_to(std::span<const T>(head), wte);
-    add_to(std::span<const T>(micro_gradient_), std::span(gradient_));
+    add_in_rank_order(of_micro_batches(context.share), std::span(gradient_), std::span<const T>(micro_gradient_));
 }
 
 template <class T>

@@ -4,7 +4,7 @@
 // Order of summation, the same for any number of threads: a batch is cut into chunks of some 256 tokens (whole sequences),
 // the chunks into at most 8 groups of neighbours (2 for models above 4 million parameters, whose gradients would take too
 // much room). Within a group products add up over tokens in ascending order; groups are added in ascending order. So the
-// bits depend on how many sequences a batch has, and not on who computed them.
+// bits depend on how many sequences a batch has, and not on who computed them: threads, or ranks (share.hpp).
 #pragma once
 
 #include <cstdint>
@@ -71,6 +71,9 @@ class Gpt {
 
     /// Adds the gradient of context.loss_weight (sum of losses, and the z-loss) to gradient(). Returns the sum of the
     /// losses in nats; `statistics` gets what the layers saw, added to what it has. Token ids must be in the vocabulary.
+    /// Where context.share divides the groups, all ranks call it with the same batch; where it divides micro-batches, each with
+    /// its own: gradient and statistics are added over all ranks' either way, the loss that is returned over a micro-batch.
+    /// With find_non_finite this rank's part is gone through alone, and nothing is added.
     double accumulate(const StepContext& context, const Batch& batch, BatchStatistics& statistics);
     void clear_gradient();
     /// After the last accumulate of a step: the gradient of the parameters themselves, through the reparametrisation.
@@ -83,6 +86,13 @@ class Gpt {
 
     /// What the last accumulate with find_non_finite came upon first; found_at < 0: nothing.
     [[nodiscard]] FiniteWatch first_non_finite() const;
+    /// Groups that a batch of so many sequences is cut into.
+    [[nodiscard]] int groups(int sequences, int length) const { return cut(sequences, length).groups; }
+    /// Tokens [first, first + count) of a batch that a rank has in its groups.
+    struct TokenRange {
+        std::size_t first = 0, count = 0;
+    };
+    [[nodiscard]] TokenRange tokens_of(const Share& share, int sequences, int length, int rank) const;
     /// What attention worked on in an accumulate, and the input x of the layer's q, k and v: [tokens, width] each, per
     /// layer.
     struct Operands {
@@ -104,12 +114,13 @@ class Gpt {
     struct Cut {
         int sequences_per_chunk, chunks, groups;
     };
-    [[nodiscard]] Cut cut(const Batch& batch) const;
+    [[nodiscard]] Cut cut(int sequences, int length) const;
+    [[nodiscard]] Cut cut(const Batch& batch) const { return cut(batch.sequences, batch.length); }
     [[nodiscard]] Weights<T> passed_weights() const;
     void run_chunk(const StepContext& context, const Batch& batch, const Cut& how, int chunk, Group& group);
     void collect(const Chunk<T>& chunk, BatchStatistics& statistics) const;
     void keep(const Chunk<T>& chunk, std::size_t first_token);
-    void add_groups(const StepContext& context, int groups);
+    void add_groups(const StepContext& context, std::span<const Group> groups);
 
     ModelConfig config_;
     ParameterLayout layout_;

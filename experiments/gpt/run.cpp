@@ -11,6 +11,7 @@
 
 #include <faultline/base/error.hpp>
 #include <faultline/gpt/run_record.hpp>
+#include <faultline/ranks/sums.hpp>
 #include <faultline/tensor/safetensors.hpp>
 #include <faultline/tensor/text.hpp>
 
@@ -87,11 +88,14 @@ void prepare_captures(Training& trainer, const RunFiles& files) {
                     });
 }
 
+bool writes(const RunFiles& files) { return files.ranks == nullptr || files.ranks->first(); }
+
 std::optional<RunRecord> open_record(Training& trainer, const RunFiles& files) {
     if (files.output.empty()) {
         if (files.resume) throw RequestError("resume: needs a file to go on with: expected -o FILE.h5 with it");
         return std::nullopt;
     }
+    if (!files.resume && !writes(files)) return std::nullopt;
     if (!files.resume) {
         // First, for it refuses a file that another run is still writing.
         RunRecord record = RunRecord::create(files.output, files.manifest);
@@ -104,7 +108,7 @@ std::optional<RunRecord> open_record(Training& trainer, const RunFiles& files) {
         throw RequestError(fmt::format("{}: is missing: expected the checkpoint of the run to resume",
                                        escaped(checkpoint, checkpoint.size())));
     trainer.restore(checkpoint);
-    if (trainer.finished()) return std::nullopt;  // the file is whole
+    if (trainer.finished() || !writes(files)) return std::nullopt;  // the file is whole, or the first rank's
     // A run that ended in its first step has left its state alone.
     if (trainer.next_step() == 0 && !fs::exists(files.output)) return RunRecord::create(files.output, files.manifest);
     return RunRecord::resume(files.output, trainer.next_step() - 1);
@@ -122,8 +126,11 @@ std::string capture_path(const std::string& output, std::int64_t step, int micro
 RunOutcome run(Training& trainer, const RunFiles& files, const std::function<void(const StepReport&)>& progress,
                const std::function<bool()>& cancelled) {
     const auto begin = std::chrono::steady_clock::now();
-    prepare_captures(trainer, files);
-    std::optional<RunRecord> record = open_record(trainer, files);
+    std::optional<RunRecord> record;
+    together(files.ranks, [&] {
+        prepare_captures(trainer, files);
+        record = open_record(trainer, files);
+    });
     RunOutcome outcome;
     outcome.first_step = trainer.next_step();
     const auto save = [&] {
@@ -135,17 +142,23 @@ RunOutcome run(Training& trainer, const RunFiles& files, const std::function<voi
             outcome.end = RunEnd::not_finite;
             break;
         }
-        if (record) record->write(report);
-        if (progress) progress(report);
-        const bool due = files.checkpoint_every > 0 && trainer.next_step() % files.checkpoint_every == 0;
-        if (due && !trainer.finished()) save();
-        if (!trainer.finished() && cancelled && cancelled()) {
+        bool stop = false;
+        together(files.ranks, [&] {
+            if (record) record->write(report);
+            if (progress) progress(report);
+            const bool due = files.checkpoint_every > 0 && trainer.next_step() % files.checkpoint_every == 0;
+            if (due && !trainer.finished()) save();
+            stop = !trainer.finished() && cancelled && cancelled();
+        });
+        if (any_of_ranks(files.ranks, stop)) {
             outcome.end = RunEnd::interrupted;
             break;
         }
     }
-    save();
-    if (record) record->close();
+    together(files.ranks, [&] {
+        save();
+        if (record) record->close();
+    });
     outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     return outcome;
 }

@@ -19,6 +19,7 @@ struct RunFiles {
     std::set<std::int64_t> capture;       ///< steps whose attention operands are written beside the output
     int capture_sequences = 4;            ///< of the micro-batch: how many of them a capture has
     Manifest manifest;
+    Ranks* ranks = nullptr;  ///< of the trainer; the first alone writes, and all end together
 };
 
 /// FILE.h5's checkpoint: FILE.checkpoint.safetensors beside it.
@@ -40,7 +41,8 @@ struct RunOutcome {
 
 /// Runs the trainer from where it stands (or from the checkpoint) to its end. `progress(report)` after each step;
 /// `cancelled()` is asked after each. What a resumed run leaves in the file is what one that was never stopped leaves.
-/// RequestError before the first step, WorkError when the disk refuses.
+/// RequestError before the first step, WorkError when the disk refuses. With ranks, a SharedFailure of both kinds on all of
+/// them; an interruption of any is one of all.
 RunOutcome run(Training& trainer, const RunFiles& files, const std::function<void(const StepReport&)>& progress,
                const std::function<bool()>& cancelled);
 

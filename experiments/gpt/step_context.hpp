@@ -9,7 +9,18 @@
 
 #include <faultline/gpt/hooks.hpp>
 
+namespace faultline {
+class Ranks;
+}
+
 namespace faultline::gpt {
+
+/// Which part of a step this rank works through (share.hpp).
+enum class Division : unsigned char { none, groups, micro_batches };
+struct Share {
+    Ranks* ranks = nullptr;  ///< null: all of it
+    Division division = Division::none;
+};
 
 /// QK norm that a hook has switched on.
 struct QkSwitch {
@@ -28,6 +39,7 @@ struct StepContext {
     bool fp32_ffn = false;
     const std::vector<QkSwitch>* qk_switch = nullptr;  ///< per layer; may be null
     int threads = 1;
+    Share share;
 };
 
 /// Sums over what a layer's heads saw in a batch: [layer, head] row-major.

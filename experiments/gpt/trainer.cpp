@@ -7,6 +7,8 @@
 
 #include <fmt/format.h>
 
+#include <faultline/gpt/share.hpp>
+
 namespace faultline::gpt {
 namespace {
 
@@ -44,12 +46,14 @@ class Trainer::Control final : public StepControl {
     Trainer& t_;
 };
 
-Trainer::Trainer(const TrainConfig& config, const TokenData& data, const WindowOrder& windows, const Hooks& hooks)
+Trainer::Trainer(const TrainConfig& config, const TokenData& data, const WindowOrder& windows, const Hooks& hooks,
+                 Ranks* ranks)
     : config_(config),
       data_(data),
       windows_(windows),
       hooks_(hooks),
       model_(config.model, config.seed),
+      share_(share_of(ranks, config, model_.groups(config.batch, config.model.context))),
       optimizer_(config.optimizer, model_.layout()),
       update_(model_.weights().size()),
       qk_switch_(static_cast<std::size_t>(config.model.layers)),
@@ -76,6 +80,7 @@ StepContext Trainer::context(int micro_step) const {
     c.fp32_ffn = fp32_ffn_;
     c.qk_switch = &qk_switch_;
     c.threads = config_.threads;
+    c.share = share_;
     return c;
 }
 
@@ -89,13 +94,15 @@ double Trainer::accumulate(BatchStatistics& statistics) {
     Captured operands;
     model_.clear_gradient();
     double loss = 0;
-    for (int m = 0; m < config_.accumulate; ++m) {
+    for (int round = 0; round < rounds(share_, config_.accumulate); ++round) {
+        const int m = micro_batch_of(share_, round);
         Windows windows;
         const Batch batch = micro_batch(m, windows);
         model_.keep_operands(captured ? &operands : nullptr);
-        loss += model_.accumulate(context(m), batch, statistics);
+        const double part = model_.accumulate(context(m), batch, statistics);
         model_.keep_operands(nullptr);
-        if (captured) capture_take_(next_, m, operands);
+        add_in_rank_order(of_micro_batches(share_), std::span(&loss, 1), std::span(&part, 1));
+        if (captured) hand_over(round, operands);
     }
     model_.finish_gradient();
     return loss * context(0).loss_weight;
@@ -136,7 +143,9 @@ bool Trainer::stop_where_not_finite(double loss, double norm) {
     if (std::isfinite(loss) && std::isfinite(norm)) return false;
     model_.clear_gradient();
     FiniteWatch first;
-    for (int m = 0; m < config_.accumulate && first.found_at < 0; ++m) {
+    int m = 0;
+    for (int round = 0; round < rounds(share_, config_.accumulate) && first.found_at < 0; ++round) {
+        m = micro_batch_of(share_, round);
         Windows windows;
         const Batch batch = micro_batch(m, windows);
         StepContext looking = context(m);
@@ -145,6 +154,7 @@ bool Trainer::stop_where_not_finite(double loss, double norm) {
         (void)model_.accumulate(looking, batch, ignored);
         first = model_.first_non_finite();
     }
+    find_first_of_ranks(m, first);
     if (first.found_at < 0) first.site = "weight gradients";  // every activation is finite: a sum over tokens was not
     stop(first.site, first.row, first.column);
     return true;
@@ -185,7 +195,9 @@ const StepReport& Trainer::step() {
     const double rate = learning_rate(config_.schedule, next_, config_.steps) * rate_factor_;
     const Optimizer::State before = optimizer_.state();
     propose(rate);
-    if (!std::isfinite(norm_of(update_))) {
+    const double update_norm = norm_of(update_);
+    expect_same_update(update_norm);
+    if (!std::isfinite(update_norm)) {
         optimizer_.restore(before);
         for (const Parameter& p : model_.layout().all()) {
             FiniteWatch watch;
@@ -204,18 +216,24 @@ const StepReport& Trainer::step() {
     report_spectra(config_.model, model_.layout(), model_.weights(), last || due(config_.monitor_every), report_);
     const bool validate = config_.validate_every > 0 && ((next_ + 1) % config_.validate_every == 0 || last);
     report_.validation_loss = validate ? validation_loss() : nan_value;
+    share_hooks_parts();
     if (hooks_.step != nullptr) hooks_.step->after_step(report_);
     ++next_;
     return report_;
 }
 
 double Trainer::validation_loss() {
-    double total = 0;
-    for (int b = 0; b < config_.validation_batches; ++b) {
+    // Rank r of R has batches r, r + R, …; adding to zeros changes no bit of them.
+    const int ranks = share_.ranks == nullptr ? 1 : share_.ranks->size();
+    std::vector<double> own(static_cast<std::size_t>(config_.validation_batches), 0.0), losses = own;
+    for (int b = share_.ranks == nullptr ? 0 : share_.ranks->rank(); b < config_.validation_batches; b += ranks) {
         const Windows windows = validation_windows(config_, data_, b);
-        total += model_.loss({windows.tokens, windows.targets, config_.batch, config_.model.context}, config_.threads,
-                             context(0));
+        own[static_cast<std::size_t>(b)] = model_.loss(
+            {windows.tokens, windows.targets, config_.batch, config_.model.context}, config_.threads, context(0));
     }
+    add_in_rank_order(share_.ranks, std::span(losses), std::span<const double>(own));
+    double total = 0;
+    for (const double loss : losses) total += loss;
     const auto length = static_cast<double>(config_.model.context);
     return total / (static_cast<double>(config_.validation_batches) * config_.batch * length);
 }

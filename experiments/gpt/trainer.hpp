@@ -10,8 +10,11 @@ namespace faultline::gpt {
 
 class Trainer final : public Training {
   public:
-    /// `data` and the hooks must outlive it. RequestError where configuration or data are no good.
-    Trainer(const TrainConfig& config, const TokenData& data, const WindowOrder& windows, const Hooks& hooks = {});
+    /// `data`, hooks and ranks must outlive it. With ranks, every one of them makes one with the same arguments, and calls
+    /// step(), validation_loss() and capture() when the others do; its state and reports are then those of a single rank, bit
+    /// for bit. RequestError where configuration or data are no good, or there is not a part of the work for every rank.
+    Trainer(const TrainConfig& config, const TokenData& data, const WindowOrder& windows, const Hooks& hooks = {},
+            Ranks* ranks = nullptr);
     ~Trainer() override;
     Trainer(const Trainer&) = delete;
     Trainer& operator=(const Trainer&) = delete;
@@ -26,6 +29,7 @@ class Trainer final : public Training {
     [[nodiscard]] const Gpt<float>& model() const { return model_; }
     [[nodiscard]] const TrainConfig& config() const override { return config_; }
     [[nodiscard]] std::ptrdiff_t parameters() const override { return model_.layout().size(); }
+    [[nodiscard]] std::string reductions() const override;
     void capture(std::function<bool(std::int64_t)> wanted,
                  std::function<void(std::int64_t, int micro_step, const Captured&)> take) override;
 
@@ -47,6 +51,10 @@ class Trainer final : public Training {
     void stop(const std::string& site, std::ptrdiff_t row, std::ptrdiff_t column);
     void apply();
     void qk_clip();
+    void expect_same_update(double norm) const;
+    void share_hooks_parts();
+    void find_first_of_ranks(int micro_step, FiniteWatch& first) const;
+    void hand_over(int round, Captured& layers);
     void fill_report(const BatchStatistics& statistics, double loss, double norm, double rate);
     [[nodiscard]] bool due(int every) const { return every > 0 && next_ % every == 0; }
 
@@ -55,6 +63,7 @@ class Trainer final : public Training {
     const WindowOrder& windows_;
     Hooks hooks_;
     Gpt<float> model_;
+    Share share_;
     Optimizer optimizer_;
     std::vector<float> update_;
     std::vector<QkSwitch> qk_switch_;

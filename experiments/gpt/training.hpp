@@ -64,6 +64,8 @@ class Training {
 
     [[nodiscard]] virtual const TrainConfig& config() const = 0;
     [[nodiscard]] virtual std::ptrdiff_t parameters() const = 0;
+    /// What is added up over ranks, by what and in which order: for the record.
+    [[nodiscard]] virtual std::string reductions() const = 0;
     /// The step that comes next, from 0.
     [[nodiscard]] virtual std::int64_t next_step() const = 0;
     [[nodiscard]] virtual bool finished() const = 0;
@@ -75,7 +77,8 @@ class Training {
     /// Of the last step.
     [[nodiscard]] virtual const StepReport& report() const = 0;
 
-    /// Operands of attention of the steps for which `wanted` is true are given to `take` after the step.
+    /// Operands of attention of the steps for which `wanted` is true are given to `take` after the step; of several ranks'
+    /// trainers the first one's `take` gets those of all.
     using Captured = std::vector<Gpt<float>::Operands>;
     virtual void capture(std::function<bool(std::int64_t)> wanted,
                          std::function<void(std::int64_t, int micro_step, const Captured&)> take) = 0;

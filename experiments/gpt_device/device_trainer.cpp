@@ -288,6 +288,7 @@ std::vector<std::string> DeviceTrainer::description() const {
 std::string DeviceTrainer::device_name() const { return state_->device.name(); }
 const TrainConfig& DeviceTrainer::config() const { return state_->config; }
 std::ptrdiff_t DeviceTrainer::parameters() const { return state_->layout.size(); }
+std::string DeviceTrainer::reductions() const { return "none: one rank adds micro-batches in ascending order"; }
 std::int64_t DeviceTrainer::next_step() const { return state_->next; }
 bool DeviceTrainer::finished() const { return state_->next >= state_->config.steps || state_->failure.has_value(); }
 const StepReport& DeviceTrainer::step() { return state_->step(); }

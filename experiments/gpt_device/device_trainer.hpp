@@ -36,6 +36,7 @@ class DeviceTrainer final : public Training {
 
     [[nodiscard]] const TrainConfig& config() const override;
     [[nodiscard]] std::ptrdiff_t parameters() const override;
+    [[nodiscard]] std::string reductions() const override;
     [[nodiscard]] std::int64_t next_step() const override;
     [[nodiscard]] bool finished() const override;
     const StepReport& step() override;

@@ -21,6 +21,7 @@ std::vector<std::string> DeviceTrainer::description() const { fail(); }
 std::string DeviceTrainer::device_name() const { fail(); }
 const TrainConfig& DeviceTrainer::config() const { fail(); }
 std::ptrdiff_t DeviceTrainer::parameters() const { fail(); }
+std::string DeviceTrainer::reductions() const { fail(); }
 std::int64_t DeviceTrainer::next_step() const { fail(); }
 bool DeviceTrainer::finished() const { fail(); }
 const StepReport& DeviceTrainer::step() { fail(); }

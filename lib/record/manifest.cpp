@@ -133,6 +133,10 @@ void h5::write_manifest(hid_t file, const Manifest& manifest, const std::string&
     text("build", manifest.build);
     text("cpu", manifest.cpu);
     text("gpu", manifest.gpu);
+    if (manifest.ranks > 0) {
+        write_attribute(file, "ranks", H5T_NATIVE_INT, &manifest.ranks, file_name);
+        text("reductions", manifest.reductions);
+    }
     write_attribute(file, "seed", H5T_NATIVE_UINT64, &manifest.seed, file_name);
     std::vector<std::string> paths, hashes;
     for (const InputHash& input : manifest.inputs) {

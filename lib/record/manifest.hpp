@@ -32,6 +32,8 @@ struct Manifest {
     std::string gpu = "none";  ///< model name where a device was used
     std::uint64_t seed = 0;
     std::vector<InputHash> inputs;
+    int ranks = 0;           ///< processes of a training run; 0: not of a run, and not written
+    std::string reductions;  ///< what they added up, by what and in which order
 };
 
 /// A manifest of this moment, build and machine; inputs and gpu are the caller's to add.

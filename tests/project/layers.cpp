@@ -23,8 +23,8 @@ constexpr std::array<Layer, 5> layers{
     {{"lib", 0}, {"kernels", 1}, {"injectors", 2}, {"probes", 2}, {"experiments", 3}}};
 
 // Within lib, a folder may use those before it. In the other layers any order goes that has no cycle.
-constexpr std::array<const char*, 9> lib_order{"base", "random",      "format", "special", "tensor",
-                                               "gemm", "tensor_core", "record", "truth"};
+constexpr std::array<const char*, 10> lib_order{"base",   "ranks", "random",      "format", "special",
+                                                "tensor", "gemm",  "tensor_core", "record", "truth"};
 
 // A folder of the tree that is one library: lib/format, or injectors itself where its headers stand directly in it.
 struct Folder {

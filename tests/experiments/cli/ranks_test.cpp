@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+// faultline train on several ranks as a user starts it: --ranks, and mpirun where there is one.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include <faultline/record/record_reader.hpp>
+
+#include "paths.hpp"
+#include "support.hpp"
+
+namespace faultline::test {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+class RanksOfTrain : public testing::Test {
+  protected:
+    RanksOfTrain() {
+        std::string text;
+        for (int i = 0; i < 3000; ++i)
+            text += "The square of " + std::to_string(i) + " is " + std::to_string(i * i) + ".\n";
+        folder.write("text", text);
+    }
+    [[nodiscard]] std::vector<std::string> arguments(std::vector<std::string> more) const {
+        // 64 sequences of 32 tokens are eight groups.
+        std::vector<std::string> all{"train",
+                                     "--data",
+                                     folder / "text",
+                                     "--layers",
+                                     "1",
+                                     "--width",
+                                     "16",
+                                     "--context",
+                                     "32",
+                                     "--batch",
+                                     "64",
+                                     "--warmup",
+                                     "5",
+                                     "--threads",
+                                     "1",
+                                     "--quiet",
+                                     "--monitor-every",
+                                     "3",
+                                     "--validation-batches",
+                                     "2"};
+        all.insert(all.end(), more.begin(), more.end());
+        return all;
+    }
+    [[nodiscard]] Outcome train(const std::vector<std::string>& more) const { return run_program(arguments(more)); }
+    static void expect_same_steps(const std::string& a, const std::string& b) {
+        const RecordReader one(a), two(b);
+        EXPECT_EQ(one.datasets(), two.datasets());
+        for (const std::string& path : one.datasets())
+            EXPECT_TRUE(one.read(path).bytes == two.read(path).bytes) << path;
+    }
+    Folder folder;
+};
+
+std::string contents(const std::string& path) {
+    std::ifstream in(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+}
+
+/// `mpirun -n 2 faultline ARGUMENTS…` in a shell, or nothing where there is no mpirun.
+class WithMpi : public RanksOfTrain {
+  protected:
+    void SetUp() override {
+        if (std::system("command -v mpirun >/dev/null 2>&1") != 0) GTEST_SKIP() << "there is no mpirun here";
+        if (!std::filesystem::exists(std::filesystem::path(program()).parent_path() /
+                                     "../../lib/ranks/libfaultline_mpi.so"))
+            GTEST_SKIP() << "this build found no MPI";
+    }
+    [[nodiscard]] Outcome mpirun(const std::vector<std::string>& more) const {
+        std::string line =
+            "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_btl_vader_single_copy_mechanism=none "
+            "timeout 100 mpirun --oversubscribe -n 2 '" +
+            program() + "'";
+        for (const std::string& word : arguments(more)) line += " '" + word + "'";
+        const int status = std::system((line + " >" + (folder / "out") + " 2>" + (folder / "err")).c_str());
+        return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, contents(folder / "out"), contents(folder / "err")};
+    }
+};
+
+TEST_F(RanksOfTrain, WriteWhatOneWrites) {
+    const std::vector<std::string> rest{"--steps",   "12", "--inject", "delta:multiplicative:0.3",
+                                        "--capture", "5",  "-o"};
+    const auto with = [&](std::vector<std::string> more, const char* file) {
+        more.insert(more.end(), rest.begin(), rest.end());
+        more.push_back(folder / file);
+        return train(more);
+    };
+    ASSERT_EQ(with({}, "one.h5").status, 0);
+    const Outcome two = with({"--ranks", "2"}, "two.h5");
+    ASSERT_EQ(two.status, 0) << two.err;
+    EXPECT_EQ(two.err, "");
+    expect_same_steps(folder / "one.h5", folder / "two.h5");
+    for (const char* beside : {".checkpoint.safetensors", ".step000005.safetensors"})
+        EXPECT_EQ(contents(folder / ("one" + std::string(beside))), contents(folder / ("two" + std::string(beside))))
+            << beside;
+}
+
+TEST_F(RanksOfTrain, GoOnWithAnotherNumberOfThem) {
+    ASSERT_EQ(train({"--steps", "9", "-o", folder / "whole.h5"}).status, 0);
+    ASSERT_EQ(train({"--steps", "4", "--ranks", "3", "-o", folder / "cut.h5"}).status, 0);
+    const Outcome rest = train({"--steps", "9", "--ranks", "2", "--resume", folder / "cut.h5"});
+    ASSERT_EQ(rest.status, 0) << rest.err;
+    const RecordReader whole(folder / "whole.h5"), cut(folder / "cut.h5");
+    EXPECT_TRUE(whole.read("steps/loss").bytes == cut.read("steps/loss").bytes);
+}
+
+TEST_F(RanksOfTrain, AreRefusedInOneSentence) {
+    const auto refused = [&](const std::vector<std::string>& more, const std::string& sentence) {
+        const Outcome outcome = train(more);
+        EXPECT_EQ(outcome.status, 2);
+        EXPECT_EQ(lines(outcome.err).size(), 1U) << outcome.err;
+        EXPECT_THAT(outcome.err, HasSubstr(sentence));
+        EXPECT_EQ(outcome.out, "");
+    };
+    refused({"--ranks", "2", "--data", folder / "absent"}, "absent: cannot be opened");
+    refused({"--ranks", "2", "--heads", "3"}, "heads: 3: expected a divisor of the width 16");
+    refused({"--ranks", "9"}, "ranks: 9: a batch of 64 is cut into 8 groups: expected at most so many");
+    refused({"--ranks", "0"}, "--ranks: \"0\": expected an integer from 1");
+    refused({"--ranks", "2", "--resume", folder / "none.h5"}, "checkpoint");
+    EXPECT_THAT(folder.files(), testing::ElementsAre("text"));
+}
+
+TEST_F(RanksOfTrain, StopTogether) {
+    const std::string file = folder / "run.h5";
+    Child child(arguments({"--steps", "100000", "--ranks", "2", "--checkpoint-every", "5", "-o", file}),
+                folder / "err");
+    for (int i = 0; i < 4000 && !std::filesystem::exists(folder / "run.checkpoint.safetensors"); ++i)
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    child.signal(SIGTERM);
+    EXPECT_EQ(child.wait(), 1);
+    EXPECT_THAT(child.error(), AllOf(HasSubstr("interrupted after step"), HasSubstr("--resume")));
+    EXPECT_EQ(lines(child.error()).size(), 1U) << child.error();
+}
+
+TEST_F(RanksOfTrain, ALauncherWithoutMpiIsRefusedOnce) {
+    // As a launcher of another kind would start the two.
+    int sentences = 0;
+    for (const char* rank : {"0", "1"}) {
+        const Outcome outcome = run_program(arguments({}), {{"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_PROCID", rank}});
+        EXPECT_EQ(outcome.status, 2) << outcome.out;
+        sentences += static_cast<int>(lines(outcome.err).size());
+        if (std::string(rank) == "0") {
+            EXPECT_THAT(outcome.err, HasSubstr("SLURM_STEP_NUM_TASKS: says 2 ranks, and"));
+        }
+    }
+    EXPECT_EQ(sentences, 1);
+}
+
+TEST_F(WithMpi, WriteWhatOneWrites) {
+    const std::vector<std::string> rest{"--steps", "6", "--accumulate", "2", "--batch", "16", "-o"};
+    const auto with = [&](const char* file) {
+        std::vector<std::string> more = rest;
+        more.push_back(folder / file);
+        return more;
+    };
+    ASSERT_EQ(train(with("one.h5")).status, 0);
+    const Outcome two = mpirun(with("two.h5"));
+    ASSERT_EQ(two.status, 0) << two.err;
+    expect_same_steps(folder / "one.h5", folder / "two.h5");
+    EXPECT_EQ(contents(folder / "one.checkpoint.safetensors"), contents(folder / "two.checkpoint.safetensors"));
+}
+
+TEST_F(WithMpi, AreRefusedOnce) {
+    const Outcome outcome = mpirun({"--heads", "3"});
+    EXPECT_EQ(outcome.status, 2);
+    std::size_t ours = 0;  // mpirun says more
+    for (const std::string& line : lines(outcome.err)) ours += line.starts_with("faultline");
+    EXPECT_EQ(ours, 1U) << outcome.err;
+}
+
+}  // namespace
+}  // namespace faultline::test
