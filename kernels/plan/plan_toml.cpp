@@ -159,6 +159,7 @@ class Reader {
     /// Where the field stands, or what it is in, where that comes from the base.
     [[nodiscard]] static toml::source_region place_of(const toml::table& root, std::string_view field);
     void read_tiles(const toml::node& node, RoundingPlan& plan) const;
+    static void release_tiles(const toml::table& schedule, RoundingPlan& plan);
     [[nodiscard]] RoundingPlan read_root(const toml::table& root, std::span<const RoundingPlan> bases) const;
 
   private:
@@ -288,6 +289,20 @@ void Reader::settle_reach(const toml::table& root, RoundingPlan& plan) const {
     }
 }
 
+/// A size that the file's schedule gives holds for every head: the base's cases leave it alone.
+void Reader::release_tiles(const toml::table& schedule, RoundingPlan& plan) {
+    for (TileCase& tile : plan.tiles) {
+        const auto release = [&](std::string_view field, std::optional<int>& value) {
+            if (schedule.contains(field)) value.reset();
+        };
+        release("block_q", tile.block_q);
+        release("block_k", tile.block_k);
+        release("bwd_block_q", tile.bwd_block_q);
+        release("bwd_block_k", tile.bwd_block_k);
+        release("delta_threads", tile.delta_threads);
+    }
+}
+
 void Reader::read_tiles(const toml::node& node, RoundingPlan& plan) const {
     const toml::array* cases = node.as_array();
     if (cases == nullptr) fail_type(node, "tiles", "an array of tables, [[tiles]]");
@@ -356,9 +371,11 @@ RoundingPlan Reader::read_root(const toml::table& root, std::span<const Rounding
              "expected 1 to " + std::to_string(longest_name) + " bytes, none of them a slash or a control character");
     if (const toml::node* node = root.get("description")) read(*node, "description", plan.description);
     if (const toml::node* node = root.get("source")) read(*node, "source", plan.source);
-    if (const toml::node* node = root.get("schedule"))
-        read_fields(table(*node, "schedule", "a table of the schedule's fields"), "schedule",
-                    [&](auto&& visit) { for_each_field(plan.schedule, visit); });
+    if (const toml::node* node = root.get("schedule")) {
+        const toml::table& schedule = table(*node, "schedule", "a table of the schedule's fields");
+        read_fields(schedule, "schedule", [&](auto&& visit) { for_each_field(plan.schedule, visit); });
+        release_tiles(schedule, plan);
+    }
     if (const toml::node* node = root.get("tiles")) read_tiles(*node, plan);
     if (const toml::node* node = root.get("sites")) read_sites(*node, plan);
     if (const auto problem = find_problem(plan)) fail(place_of(root, problem->field), problem->field, problem->what);

@@ -14,10 +14,12 @@ namespace {
 struct Named {
     const char* name;
     BackwardVariant variant;
+    bool by_mma = false, by_wgmma = true;
 };
 constexpr std::array variants{
-    Named{"fused", Fused::value},
-    Named{"unfused", Unfused::value},
+    Named{"fused", Fused::value, true},
+    Named{"unfused", Unfused::value, true},
+    Named{"unfused_bf16_scores", UnfusedBf16Scores::value, true, false},
     Named{"scaled_before_cast", ScaledBeforeCast::value},
     Named{"correctly_rounded", CorrectlyRounded::value},
     Named{"cudnn_like", CudnnLike::value},
@@ -70,6 +72,7 @@ RoundingPlan with_variant(RoundingPlan plan, Unit unit, const BackwardVariant& v
     s.bwd_exp_base = variant.base;
     s.ds_scale = variant.ds_scale;
     s.delta_order = variant.delta_order;
+    if (variant.bf16_scores) plan.set(Site::bwd_s_cast, Rule{bf16});
     if (variant.base == ExpBase::e) plan.set(Site::lse_scale, Rule{});  // lse as it is stored
     return plan;
 }
@@ -112,8 +115,8 @@ BackwardSupport supported_backward(const RoundingPlan& plan, int head_dim, bool 
         const RoundingPlan own = backward_plan(head_dim, kernel.element, unit);
         const RoundingPlan backward = backward_of(asked, own, unit);
         for (const Named& named : variants) {
-            const bool has_it = unit == Unit::wgmma || named.variant == Fused::value || named.variant == Unfused::value;
-            if (!has_it) continue;
+            if (unit == Unit::wgmma ? !named.by_wgmma : !named.by_mma) continue;
+            if (named.variant.bf16_scores && kernel.element != Element::bf16) continue;
             std::vector<Difference> left =
                 differences(backward, with_variant(own, unit, named.variant, asked.schedule));
             if (left.empty()) {

@@ -12,7 +12,8 @@ namespace faultline::tensor_kernel {
 
 /// A backward as the device runs it: what is compiled in, and the choices that are not.
 struct BackwardKernel {
-    std::string name;  ///< "fused", "unfused", "scaled_before_cast", "correctly_rounded", "cudnn_like", "projected"
+    std::string
+        name;  ///< "fused", "unfused", "unfused_bf16_scores", "scaled_before_cast", "correctly_rounded", "cudnn_like", "projected"
     Unit unit = Unit::wgmma;
     Element element = Element::bf16;
     BackwardVariant variant;
@@ -30,7 +31,7 @@ struct BackwardSupport {
 /// or fp16 with key tiles of 128,
 ///   by wgmma preset fa3's backward, and all variants; bwd_block_q is free where it is a multiple of 16 (0 is the whole
 ///   sequence): dk and dv are summed over 16 queries at a time in ascending order whatever the tile;
-///   by mma preset fa2's backward, fused and unfused.
+///   by mma preset fa2's backward, fused and unfused, and in bf16 unfused with q k^T held in bf16 (bwd_s_cast).
 /// What they return is then what kernels/cpu returns for the plan, but for what backward.hpp says.
 [[nodiscard]] BackwardSupport supported_backward(const RoundingPlan& plan, int head_dim, bool causal);
 

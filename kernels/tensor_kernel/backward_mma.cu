@@ -74,8 +74,10 @@ void launch(const BackwardCall& call, const BackwardKernel& kernel, cudaStream_t
         run_mma<T, d, Variant>(call, at, stream);
         return true;
     };
-    if (needs_dp(kernel.delta_from) || !(run_if(Fused{}) || run_if(Unfused{})))
-        throw std::invalid_argument("tensor_kernel: not one of the kernels that supported_backward() names");
+    bool known = !needs_dp(kernel.delta_from) && (run_if(Fused{}) || run_if(Unfused{}));
+    if constexpr (std::is_same_v<T, __nv_bfloat16>)
+        known = known || (!needs_dp(kernel.delta_from) && run_if(UnfusedBf16Scores{}));
+    if (!known) throw std::invalid_argument("tensor_kernel: not one of the kernels that supported_backward() names");
     finish<T, d>(call, at, kernel.variant, stream);
 }
 

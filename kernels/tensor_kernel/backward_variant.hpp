@@ -15,6 +15,7 @@ struct BackwardVariant {
     ExpBase base = ExpBase::two;              ///< e only with functions correctly_rounded
     DsScale ds_scale = DsScale::after;        ///< not after_cast
     DeltaOrder delta_order = DeltaOrder::octets;  ///< octets or octet_pairs, by head_dim/8 threads
+    bool bf16_scores = false;                     ///< bwd_s_cast: q k^T recomputed is held in bf16
     bool projected = false;                       ///< with a zero-sum projection; which one is an argument of the call
 
     friend constexpr bool operator==(const BackwardVariant&, const BackwardVariant&) = default;
@@ -26,6 +27,10 @@ struct Fused {
 };
 struct Unfused {
     static constexpr BackwardVariant value{.argument = ArgumentForm::unfused};
+};
+/// By mma, bf16.
+struct UnfusedBf16Scores {
+    static constexpr BackwardVariant value{.argument = ArgumentForm::unfused, .bf16_scores = true};
 };
 struct ScaledBeforeCast {
     static constexpr BackwardVariant value{.ds_scale = DsScale::before};

@@ -27,6 +27,7 @@ void set_call(Arguments& in, const ForwardCall& call, const ForwardKernel& kerne
     in.scales.exponent = static_cast<float>(static_cast<double>(in.natural) * 1.4426950408889634074);
     in.scales.stable_beta = static_cast<float>(kernel.stable_beta);
     in.scales.stable_tolerance = static_cast<float>(kernel.stable_tolerance / static_cast<double>(in.natural));
+    in.scales.state = kernel.state;
     in.q_tiles = (call.n_q + block_q - 1) / block_q;
     const int all_heads = call.batch * call.heads;
     in.tiles = in.q_tiles * all_heads;

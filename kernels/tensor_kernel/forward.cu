@@ -14,6 +14,9 @@ template <class T>
 void launch_forward_of(const ForwardCall& call, const ForwardKernel& kernel, cudaStream_t stream);
 /// forward_mma.cu.
 void launch_mma_of(const ForwardCall& call, const ForwardKernel& kernel, cudaStream_t stream);
+/// forward_state.cu, forward_mma_state.cu.
+void launch_state(const ForwardCall& call, const ForwardKernel& kernel, cudaStream_t stream);
+void launch_mma_state(const ForwardCall& call, const ForwardKernel& kernel, cudaStream_t stream);
 /// forward_recorded.cu.
 void launch_recorded_of(const ForwardCall& call, const ForwardKernel& kernel, const ForwardRecorder& recorder,
                         cudaStream_t stream);
@@ -92,6 +95,8 @@ void launch_forward(const ForwardCall& call, const ForwardKernel& kernel, void* 
     expect_shapes(call);
     expect_device(kernel.unit);
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
+    if (kernel.variant.state)
+        return (kernel.unit == Unit::mma ? launch_mma_state : launch_state)(call, kernel, cuda_stream);
     if (kernel.unit == Unit::mma) return launch_mma_of(call, kernel, cuda_stream);
     if (kernel.element == Element::bf16) return launch_forward_of<__nv_bfloat16>(call, kernel, cuda_stream);
     launch_forward_of<__half>(call, kernel, cuda_stream);

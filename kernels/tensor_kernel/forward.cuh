@@ -18,10 +18,10 @@
 
 namespace faultline::tensor_kernel {
 
-template <class T, int d, int consumer_groups = 2, int key_stages = d == 64 ? 4 : 2>
+template <class T, int d, int consumer_groups = 2, int key_stages = d == 64 ? 4 : 2, int keys = 128>
 struct ForwardTiles {
     static constexpr int head_dim = d, consumers = consumer_groups;
-    static constexpr int block_q = 64 * consumers, block_k = 128, stages = key_stages, panels = d / 64;
+    static constexpr int block_q = 64 * consumers, block_k = keys, stages = key_stages, panels = d / 64;
     static constexpr int threads = 128 * (consumers + 1);
     // setmaxnreg: the sum over warpgroups is what the launch allots, 65536/threads rounded down to 8.
     static constexpr int producer_registers = consumers == 2 ? 24 : 32, consumer_registers = consumers == 2 ? 240 : 160;
@@ -232,6 +232,7 @@ struct Consumer {
                 recorder.output(tile.place, o, m.v[v_ring.slot], key_tile);
         release(m.v_empty[v_ring.slot]);
         v_ring.advance();
+        Softmax::hold_output(o, in.scales.state);
     }
 
     template <bool masked, bool recorded>
@@ -242,8 +243,7 @@ struct Consumer {
                             sums);
         pack_p<T, keys>(s, p);
         if constexpr (recorded) recorder.rescale(tile.place, o, alpha, sums, key_tile);
-#pragma unroll
-        for (int i = 0; i < o_count; ++i) o[i] *= alpha[i / 2 % 2];
+        Softmax::rescale(o, alpha, in.scales.state);
     }
     /// All key tiles but the first, whose P is in hand, up to the P of the last.
     template <bool recorded>

@@ -114,7 +114,10 @@ __device__ __forceinline__ void store_rows(const ForwardShape& in, const Forward
             float log2_sum;
             asm("lg2.approx.f32 %0, %1;" : "=f"(log2_sum) : "f"(sum));
             // max scale + logf(sum), one fma; __logf is lg2.approx times ln 2 (special/lg2_approx.hpp).
-            const float lse = fmaf(softmax.maximum[r], in.natural, log2_sum * 0.693147182464599609375f);
+            const float logarithm = log2_sum * 0.693147182464599609375f;
+            const float lse = Softmax::has_state
+                                  ? held_lse(softmax.maximum[r], in.natural, logarithm, in.scales.state.lse)
+                                  : fmaf(softmax.maximum[r], in.natural, logarithm);
             out.lse[(static_cast<std::int64_t>(at.batch) * in.heads + at.head) * in.n_q + i] = empty ? INFINITY : lse;
         }
 #pragma unroll

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 
 #include <faultline/plan/difference.hpp>
 #include <faultline/plan/presets.hpp>
@@ -16,6 +17,8 @@ struct Named {
     ForwardVariant variant;
     bool by_mma = true;
 };
+/// Of the variant with a streaming state, which has key tiles of its own.
+constexpr Named with_state{"streaming_state", WithState::value};
 constexpr std::array variants{
     Named{"fused", {}},
     Named{"unfused", {.argument = ArgumentForm::unfused}},
@@ -78,6 +81,44 @@ RoundingPlan with_variant(RoundingPlan plan, const ForwardVariant& variant) {
     return plan;
 }
 
+/// How the plan holds its streaming state. What is not rounding to nearest in one of the formats stays fp32 here, and then
+/// differs from what the kernels have.
+StreamingState state_of(const RoundingPlan& plan) {
+    const auto format = [&](Site site) {
+        const Rule& rule = plan[site];
+        if (rule.rounding != Rounding::nearest_even) return StateFormat::fp32;
+        return rule.format == bf16 ? StateFormat::bf16 : rule.format == fp16 ? StateFormat::fp16 : StateFormat::fp32;
+    };
+    return {format(Site::s_cast),    format(Site::row_max),       format(Site::row_sum),
+            format(Site::o_rescale), format(Site::pv_accumulate), format(Site::lse)};
+}
+
+/// The kernels' plan with this state, in these key tiles.
+RoundingPlan with_streaming_state(RoundingPlan plan, const StreamingState& state, int block_k) {
+    const auto hold = [&](Site site, StateFormat format) {
+        if (format == StateFormat::fp32) return;
+        Rule rule = plan[site];
+        rule.format = format == StateFormat::bf16 ? bf16 : fp16;
+        plan.set(site, rule);
+    };
+    hold(Site::s_cast, state.s);
+    hold(Site::row_max, state.row_max);
+    hold(Site::row_sum, state.row_sum);
+    hold(Site::o_rescale, state.o_rescale);
+    hold(Site::pv_accumulate, state.pv_accumulate);
+    hold(Site::lse, state.lse);
+    plan.schedule.block_k = block_k;
+    return plan;
+}
+
+/// Key tiles that the variant with a streaming state is compiled for.
+std::span<const int> state_tiles(Unit unit, int head_dim) {
+    static constexpr std::array by_wgmma{64};
+    static constexpr std::array by_mma{64, 32, 128};
+    if (unit == Unit::wgmma) return std::span(by_wgmma).first(head_dim == 64 ? 1 : 0);
+    return std::span(by_mma).first(head_dim == 64 ? 3 : 2);
+}
+
 }  // namespace
 
 RoundingPlan forward_plan(Element element, Unit unit, int head_dim) {
@@ -111,22 +152,35 @@ ForwardSupport supported(const RoundingPlan& plan, int head_dim, bool causal, st
     kernel.element = asked[Site::q_cast].format == fp16 ? Element::fp16 : Element::bf16;
     kernel.stable_beta = asked.schedule.stable_beta;
     kernel.stable_tolerance = asked.schedule.stable_tolerance;
+    const StreamingState state = state_of(asked);
     std::vector<Difference> nearest;
     for (const Unit unit : {Unit::wgmma, Unit::mma}) {
         if (wanted && unit != *wanted) continue;
         const RoundingPlan own = forward_plan(kernel.element, unit, head_dim);
         const RoundingPlan forward = forward_of(asked, own);
+        const auto is = [&](const Named& named, const RoundingPlan& compiled) {
+            std::vector<Difference> left = differences(forward, compiled);
+            if (!left.empty()) {
+                if (nearest.empty() || left.size() < nearest.size()) nearest = std::move(left);
+                return false;
+            }
+            kernel.name = named.name;
+            kernel.unit = unit;
+            kernel.variant = named.variant;
+            kernel.block_k = compiled.schedule.block_k;
+            return true;
+        };
         for (const Named& named : variants) {
             if (unit == Unit::mma && !named.by_mma) continue;
-            std::vector<Difference> left = differences(forward, with_variant(own, named.variant));
-            if (left.empty()) {
-                kernel.name = named.name;
-                kernel.unit = unit;
-                kernel.variant = named.variant;
+            if (is(named, with_variant(own, named.variant))) return answer;
+        }
+        if (kernel.element != Element::bf16) continue;
+        const RoundingPlan unrounded = with_variant(own, with_state.variant);
+        for (const int block_k : state_tiles(unit, head_dim))
+            if (is(with_state, with_streaming_state(unrounded, state, block_k))) {
+                kernel.state = state;
                 return answer;
             }
-            if (nearest.empty() || left.size() < nearest.size()) nearest = std::move(left);
-        }
     }
     const Difference& first = nearest.front();
     answer.why = first.field + " is " + first.from + ": the tensor-core forward has " + first.to;

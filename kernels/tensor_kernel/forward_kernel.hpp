@@ -18,10 +18,13 @@ enum class Unit : unsigned char { mma, wgmma };
 
 /// A forward as the device runs it: what is compiled in, and the numbers that are not.
 struct ForwardKernel {
-    std::string name;  ///< "fused", "unfused", "subtract_then_scale", "polynomial", "stable_max", "rounded_row_sum"
+    std::string name;  ///< "fused", "unfused", "subtract_then_scale", "polynomial", "stable_max", "rounded_row_sum",
+                       ///< "streaming_state"
     Unit unit = Unit::wgmma;
     Element element = Element::bf16;
     ForwardVariant variant;
+    int block_k = 128;                                ///< keys of a key tile
+    StreamingState state;                             ///< where the variant has it
     double stable_beta = 7, stable_tolerance = 1e-3;  ///< as in Schedule, where the variant is stable
 };
 
@@ -35,7 +38,11 @@ struct ForwardSupport {
 ///   by wgmma preset fa3 with key tiles of 128, and all variants;
 ///   by mma preset fa2 (key tiles of 128 for heads of 64, of 64 for heads of 128), fused, unfused, subtract_then_scale and
 ///   stable_max,
-/// in bf16 or fp16. block_q is free, because the rows of a query tile do not depend on each other. What they return is what
+/// in bf16 or fp16;
+///   by both in bf16 preset fa2-unfused with s_cast, row_max, row_sum, o_rescale, pv_accumulate and lse each in fp32, bf16 or
+///   fp16, in key tiles of 64 for heads of 64 by wgmma, of 32, 64 or 128 for heads of 64 and of 32 or 64 for heads of 128 by
+///   mma.
+/// block_q is free, because the rows of a query tile do not depend on each other. What they return is what
 /// kernels/cpu returns for the plan, bit for bit, but for subnormal p (forward.hpp says how far).
 /// Where both units do (their rule for 16-bit products is one on Hopper, so that fa2 and fa3 differ in key tiles alone), wgmma,
 /// unless one is asked for.

@@ -78,8 +78,7 @@ __global__ void __launch_bounds__(128) forward_mma(const __grid_constant__ MmaAr
             softmax.template step<true>(s, alpha, in.scales);
         else
             softmax.template step<false>(s, alpha, in.scales);
-#pragma unroll
-        for (int i = 0; i < d / 2; ++i) o[i] *= alpha[i / 2 % 2];
+        softmax.rescale(o, alpha, in.scales.state);
         std::uint32_t p[keys / 16][4];
         pack_p<T, keys>(s, p);
 #pragma unroll
@@ -91,6 +90,7 @@ __global__ void __launch_bounds__(128) forward_mma(const __grid_constant__ MmaAr
                 mma<T>(o + 8 * j, p[i], b[0], b[1]);
                 mma<T>(o + 8 * j + 4, p[i], b[2], b[3]);
             }
+        softmax.hold_output(o, in.scales.state);
     }
     float inverse[2];
     store_rows<T, d>(in, in, at, row, softmax, o, inverse);

@@ -5,6 +5,7 @@
 #include <faultline/special/binary64.hpp>
 #include <faultline/tensor_kernel/backward_variant.hpp>
 #include <faultline/tensor_kernel/hopper.cuh>
+#include <faultline/tensor_kernel/state_rounding.cuh>
 
 namespace faultline::tensor_kernel {
 
@@ -18,6 +19,7 @@ __device__ __forceinline__ float argument(float s, float exponent, float lse) {
 template <class Variant>
 __device__ __forceinline__ float probability(float s, float exponent, float lse) {
     constexpr BackwardVariant variant = Variant::value;
+    if constexpr (variant.bf16_scores) s = held(s, StateFormat::bf16);
     const float x = argument<Variant>(s, exponent, lse);
     if constexpr (variant.functions == Functions::hopper) {
         static_assert(variant.base == ExpBase::two);

@@ -6,6 +6,7 @@
 
 #include <faultline/tensor_kernel/forward_variant.hpp>
 #include <faultline/tensor_kernel/hopper.cuh>
+#include <faultline/tensor_kernel/state_rounding.cuh>
 
 namespace faultline::tensor_kernel {
 
@@ -14,6 +15,7 @@ struct SoftmaxScales {
     float exponent;          ///< scale log2(e), rounded once from double
     float stable_beta;       ///< Schedule::stable_beta
     float stable_tolerance;  ///< Schedule::stable_tolerance over scale: in units of the scores
+    StreamingState state;    ///< where the variant has it
 };
 
 /// exp2_polynomial (special/ex2_polynomial.hpp) by the instructions that give its bits: floor as an addition that rounds down.
@@ -30,6 +32,7 @@ __device__ __forceinline__ float exp2_by_polynomial(float x) {
 
 template <class T, ForwardVariant variant, int columns>
 struct StreamingSoftmax {
+    static constexpr bool has_state = variant.state;
     float maximum[2] = {-INFINITY, -INFINITY};
     float sum[2] = {0, 0};  ///< this thread's lane of the quad
 
@@ -48,6 +51,11 @@ struct StreamingSoftmax {
     /// multiplied with. In the first tile the sums begin at zero and alpha has no meaning.
     template <bool first>
     __device__ __forceinline__ void step(float (&s)[columns / 2], float (&alpha)[2], const SoftmaxScales& scales) {
+        if constexpr (variant.state)
+            if (scales.state.s != StateFormat::fp32) {
+#pragma unroll
+                for (float& x : s) x = held(x, scales.state.s);
+            }
         float tile_maximum[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -62,6 +70,7 @@ struct StreamingSoftmax {
         for (int r = 0; r < 2; ++r) {
             const float old = maximum[r];
             maximum[r] = fmaxf(old, tile_maximum[r]);
+            if constexpr (variant.state) maximum[r] = held(maximum[r], scales.state.row_max);
             const float top = reference(r);
             if (!first) alpha[r] = ex2((old - top) * scales.exponent);
             float lane = first ? 0.0f : sum[r];
@@ -81,7 +90,29 @@ struct StreamingSoftmax {
                     lane = first ? terms.x : fmaf(lane, alpha[r], terms.x);  // nvcc contracts FlashAttention's so
                 lane += terms.y;
             }
-            sum[r] = lane;
+            sum[r] = variant.state ? held(lane, scales.state.row_sum) : lane;
+        }
+    }
+
+    /// The output once a key tile's P V has been added.
+    template <int count>
+    __device__ __forceinline__ static void hold_output(float (&o)[count], const StreamingState& state) {
+        if constexpr (variant.state)
+            if (state.pv_accumulate != StateFormat::fp32) {
+#pragma unroll
+                for (float& x : o) x = held(x, state.pv_accumulate);
+            }
+    }
+    /// o <- o alpha.
+    template <int count>
+    __device__ __forceinline__ static void rescale(float (&o)[count], const float (&alpha)[2],
+                                                   const StreamingState& state) {
+#pragma unroll
+        for (int i = 0; i < count; ++i) {
+            if constexpr (variant.state)
+                o[i] = held_product(o[i], alpha[i / 2 % 2], state.o_rescale);
+            else
+                o[i] *= alpha[i / 2 % 2];
         }
     }
 

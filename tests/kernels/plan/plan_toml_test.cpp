@@ -134,6 +134,18 @@ TEST(PlanToml, BaseIsChangedWhereTheFileSaysSo) {
     EXPECT_THAT(parse_plan("base = \"fa2\"\ntiles = []", "x").tiles, IsEmpty());
 }
 
+TEST(PlanToml, ASizeOfTheFilesScheduleHoldsForEveryHead) {
+    const RoundingPlan changed = parse_plan("base = \"fa2\"\nschedule.block_k = 48\nschedule.delta_threads = 2", "x");
+    for (const int head_dim : {32, 64, 128, 512}) {
+        const Schedule here = for_head_dim(changed, head_dim).schedule,
+                       base = for_head_dim(plan("fa2"), head_dim).schedule;
+        EXPECT_EQ(here.block_k, 48) << head_dim;
+        EXPECT_EQ(here.delta_threads, 2) << head_dim;
+        EXPECT_EQ(here.block_q, base.block_q) << head_dim;
+        EXPECT_EQ(here.bwd_block_k, base.bwd_block_k) << head_dim;
+    }
+}
+
 TEST(PlanToml, WhatABaseHasAndTheScheduleLeavesBehindIsDropped) {
     const RoundingPlan two = parse_plan("base = \"fa2\"", "two");
     ASSERT_FALSE(two[Site::lse_scale].is_exact());

@@ -1,0 +1,277 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Does a streaming state in bf16 end a training, and which part of it? Runs experiments/configs/streaming-state.toml under the
+plans of experiments/configs/plans/streaming64, some at a time on each card, and sums the runs up.
+
+    experiments/streaming_state.py --faultline build/cuda/experiments/cli/faultline --out FOLDER [--devices 0,1] [--at-once 4]
+
+From the repository's root. FOLDER gets PLAN-seedN.h5 of every run, summary.json, summary.md and losses.svg. Called again it
+goes on: finished runs are left alone, those that were stopped are resumed, --collect runs nothing. Needs h5py.
+
+A run has separated where its loss, a mean over 50 steps, stays more than 0.3 nat above that of the control (plan none) of its
+seed; the separation step is the first from which that holds to the end of both.
+"""
+import argparse
+import json
+import math
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+
+import h5py
+
+CONFIG = "experiments/configs/streaming-state.toml"
+PLANS = "experiments/configs/plans/streaming64"
+CONTROL = "none"
+KEY = ["none", "all", "lse", "all-but-lse"]
+REST = ["s", "row-max", "row-sum", "o", "all-but-s", "all-but-row-max", "all-but-row-sum", "all-but-o",
+        "o-row-sum-lse", "s-backward", "all-and-s-backward"]
+WINDOW, GAP = 50, 0.3
+MARKS = [1000, 2000, 3000, 4000, 6000, 8000]
+
+
+def arguments():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--faultline", required=True, help="the program, of a build with the preset cuda")
+    p.add_argument("--out", required=True)
+    p.add_argument("--plans", help="names in " + PLANS + ", comma-separated (default: all; key ones with more seeds)")
+    p.add_argument("--seeds", help="comma-separated (default: 0 to 4 of %s, 0 and 1 of the rest)" % ", ".join(KEY))
+    p.add_argument("--devices", default="0", help="CUDA devices, comma-separated")
+    p.add_argument("--at-once", type=int, default=4, help="runs at a time on each device")
+    p.add_argument("--steps", type=int, default=4000)
+    p.add_argument("--control-steps", type=int, default=8000)
+    p.add_argument("--threads", type=int, default=2, help="host threads of each run")
+    p.add_argument("--time-limit", type=float, help="seconds; then runs are stopped, and may be resumed")
+    p.add_argument("--keep-checkpoints", action="store_true", help="of finished runs, 255 MB each")
+    p.add_argument("--collect", action="store_true", help="sum up what is there, run nothing")
+    p.add_argument("extra", nargs="*", help="after --: more options of faultline train, of every run")
+    return p.parse_args()
+
+
+def jobs(a):
+    if a.plans or a.seeds:
+        plans = a.plans.split(",") if a.plans else KEY + REST
+        seeds = [int(s) for s in a.seeds.split(",")] if a.seeds else [0, 1]
+        wanted = [(plan, seed) for seed in seeds for plan in plans]
+    else:
+        wanted = [(plan, seed) for seed in range(5) for plan in KEY + (REST if seed < 2 else [])]
+    wanted.sort(key=lambda job: job[0] != CONTROL)  # the longest first
+    return [(plan, seed, a.control_steps if plan == CONTROL else a.steps) for plan, seed in wanted]
+
+
+def steps_done(path):
+    try:
+        with h5py.File(path, "r") as file:
+            return len(file["steps/loss"])
+    except (OSError, KeyError):
+        return 0
+
+
+class Runs:
+    """Processes, some at a time on each device."""
+
+    def __init__(self, a):
+        self.a, self.running, self.failed = a, {}, set()
+        self.slots = [device for _ in range(a.at_once) for device in a.devices.split(",")]
+
+    def path(self, plan, seed):
+        return os.path.join(self.a.out, f"{plan}-seed{seed}.h5")
+
+    def checkpoint(self, plan, seed):
+        return self.path(plan, seed)[:-3] + ".checkpoint.safetensors"
+
+    def finished(self, job):
+        plan, seed, steps = job
+        return job in self.failed or steps_done(self.path(plan, seed)) >= steps
+
+    def start(self, job, device):
+        plan, seed, steps = job
+        path = self.path(plan, seed)
+        command = [self.a.faultline, "train", "--device", "cuda", "--config", CONFIG, "--quiet",
+                   "--attention", f"{PLANS}/{plan}.toml", "--seed", str(seed), "--steps", str(steps),
+                   "--threads", str(self.a.threads), *self.a.extra]
+        resumes = os.path.exists(path) and os.path.exists(self.checkpoint(plan, seed))
+        command += ["--resume", path] if resumes else ["-o", path, "--force"]
+        log = open(path[:-3] + ".log", "a")
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=dict(os.environ, CUDA_VISIBLE_DEVICES=device))
+        self.running[process] = (job, device, time.time())
+
+    def reap(self):
+        for process in [p for p in self.running if p.poll() is not None]:
+            job, device, since = self.running.pop(process)
+            self.slots.append(device)
+            plan, seed, steps = job
+            done = steps_done(self.path(plan, seed))
+            print(f"{plan} seed {seed}: exit {process.returncode}, {done} steps, {time.time() - since:.1f} s", flush=True)
+            if done >= steps and not self.a.keep_checkpoints and os.path.exists(self.checkpoint(plan, seed)):
+                os.remove(self.checkpoint(plan, seed))
+            if process.returncode != 0:
+                self.failed.add(job)  # a loss that is not finite is an end too
+
+    def stop(self):
+        for process in self.running:
+            process.send_signal(signal.SIGTERM)
+        for process in list(self.running):
+            process.wait()
+        self.reap()
+
+
+def run(a, wanted):
+    runs, begin = Runs(a), time.time()
+    left = [job for job in wanted if not runs.finished(job)]
+    before = sum(steps_done(runs.path(p, s)) for p, s, _ in wanted)
+    print(f"{len(wanted)} runs, {len(left)} to do", flush=True)
+    over = lambda: a.time_limit is not None and time.time() - begin > a.time_limit
+    while (left or runs.running) and not over():
+        while left and runs.slots:
+            runs.start(left.pop(0), runs.slots.pop(0))
+        time.sleep(0.1)
+        runs.reap()
+    runs.stop()
+    seconds = time.time() - begin
+    steps = sum(steps_done(runs.path(p, s)) for p, s, _ in wanted) - before
+    print(f"{steps} steps in {seconds:.1f} s: {steps / seconds:.0f} steps/s in all")
+    return seconds, steps
+
+
+def running_mean(values):
+    total, out = 0.0, []
+    for i, x in enumerate(values):
+        total += x - (values[i - WINDOW] if i >= WINDOW else 0.0)
+        out.append(total / min(i + 1, WINDOW))
+    return out
+
+
+def read(path):
+    with h5py.File(path, "r") as file:
+        steps = file["steps"]
+        series = {name: steps[name][:] for name in ("loss", "validation_loss", "grad_norm", "sigma_q", "max_logit")
+                  if name in steps}
+    loss = [float(x) for x in series["loss"].reshape(-1)]
+    out = {"steps": len(loss), "mean_loss": running_mean(loss)}
+    norms = [float(x) for x in series["grad_norm"].reshape(-1)]
+    out["grad_norm"] = statistics.median(norms[-250:])
+    validation = [float(x) for x in series["validation_loss"].reshape(-1) if math.isfinite(x)]
+    out["validation_loss"] = validation[-1] if validation else None
+
+    def at_step(values, step):  # over layers and heads; NaN where not recorded
+        finite = [float(x) for x in values[step].reshape(-1) if math.isfinite(x)]
+        return finite or None
+
+    for name, key in (("sigma_q", "sigma_q"), ("max_logit", "max_logit")):
+        finite = [at_step(series[name], i) for i in range(len(loss) - 1, -1, -1)[:1000]] if name in series else []
+        finite = next((f for f in finite if f), None)
+        out[key] = max(finite) if finite else None
+    return out
+
+
+def separation(run, control):
+    """First step from which the gap stays above GAP to the end of both; None where it does not."""
+    common = min(run["steps"], control["steps"])
+    first = common
+    while first > 0 and run["mean_loss"][first - 1] - control["mean_loss"][first - 1] > GAP:
+        first -= 1
+    return first if first < common else None
+
+
+def collect(folder):
+    """A row for every run in the folder, and the runs by (plan, seed)."""
+    found = {}
+    for name in os.listdir(folder):
+        parts = re.fullmatch(r"(.+)-seed(\d+)\.h5", name)
+        path = os.path.join(folder, name)
+        if parts and parts[1] in KEY + REST and steps_done(path) > WINDOW:
+            found[parts[1], int(parts[2])] = read(path)
+    rows = []
+    for (plan, seed), of in sorted(found.items(), key=lambda x: ((KEY + REST).index(x[0][0]), x[0][1])):
+        row = {"plan": plan, "seed": seed, "steps": of["steps"],
+               "loss": {str(m): of["mean_loss"][m - 1] for m in MARKS if m <= of["steps"]}}
+        row |= {key: of[key] for key in ("validation_loss", "grad_norm", "sigma_q", "max_logit")}
+        control = found.get((CONTROL, seed))
+        if plan != CONTROL and control is not None:
+            common = min(of["steps"], control["steps"])
+            row["common_steps"] = common
+            row["gap"] = of["mean_loss"][common - 1] - control["mean_loss"][common - 1]
+            row["separation_step"] = separation(of, control)
+        rows.append(row)
+    return rows, found
+
+
+def number(x, digits):
+    return "" if x is None else f"{x:.{digits}f}" if abs(x) < 1000 else f"{x:.3g}"
+
+
+def markdown(rows):
+    out = ["| state in bf16 | seed | steps | " + " | ".join(f"loss at {m}" for m in MARKS) +
+           " | gap | separates from | grad norm | sigma_max(W_Q) | max logit |", "|" + "---|" * (len(MARKS) + 8)]
+    for r in rows:
+        losses = " | ".join(number(r["loss"].get(str(m)), 3) for m in MARKS)
+        step = r.get("separation_step")
+        said = "" if "gap" not in r else "no" if step is None else str(step)
+        out.append(f"| {r['plan']} | {r['seed']} | {r['steps']} | {losses} | {number(r.get('gap'), 3)} | {said} | "
+                   f"{number(r['grad_norm'], 2)} | {number(r['sigma_q'], 1)} | {number(r['max_logit'], 0)} |")
+    out += ["", "| state in bf16 | seeds | separated | median gap at the end | median separation step |", "|---|---|---|---|---|"]
+    for plan in KEY + REST:
+        of = [r for r in rows if r["plan"] == plan and "gap" in r]
+        if not of:
+            continue
+        steps = [r["separation_step"] for r in of if r["separation_step"] is not None]
+        out.append(f"| {plan} | {len(of)} | {len(steps)} | {number(statistics.median(r['gap'] for r in of), 3)} | "
+                   f"{int(statistics.median(steps)) if steps else ''} |")
+    return "\n".join(out) + "\n"
+
+
+def figure(found, path):
+    """Losses of the key plans over steps, a line a run."""
+    colours = {"none": "#444444", "all": "#c0392b", "lse": "#2471a3", "all-but-lse": "#1e8449"}
+    width, height, left, bottom = 640, 360, 50, 40
+    last = max(of["steps"] for of in found.values())
+    x = lambda step: left + (width - left - 10) * step / last
+    y = lambda loss: height - bottom - (height - bottom - 10) * (min(max(loss, 1.0), 4.0) - 1.0) / 3.0
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
+           f'font-size="12"><rect width="{width}" height="{height}" fill="white"/>']
+    for tick in (1, 2, 3, 4):
+        out.append(f'<path d="M{left} {y(tick):.1f}H{width - 10}" stroke="#dddddd"/>'
+                   f'<text x="{left - 8}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick}</text>')
+    for tick in range(0, last + 1, 1000):
+        out.append(f'<text x="{x(tick):.1f}" y="{height - bottom + 18}" text-anchor="middle">{tick}</text>')
+    out.append(f'<text x="{(left + width) / 2}" y="{height - 6}" text-anchor="middle">step</text>'
+               f'<text x="14" y="{height / 2}" transform="rotate(-90 14 {height / 2})" text-anchor="middle">loss in nats, '
+               f'mean over {WINDOW} steps</text>')
+    for (plan, seed), of in sorted(found.items()):
+        if plan not in colours:
+            continue
+        points = " ".join(f"{x(s):.1f},{y(of['mean_loss'][s - 1]):.1f}" for s in range(25, of["steps"] + 1, 25))
+        out.append(f'<polyline points="{points}" fill="none" stroke="{colours[plan]}" stroke-width="1.2"/>')
+    for i, (plan, colour) in enumerate(colours.items()):
+        out.append(f'<text x="{width - 120}" y="{24 + 16 * i}" fill="{colour}">{plan}</text>')
+    with open(path, "w") as file:
+        file.write("\n".join(out) + "\n</svg>\n")
+
+
+def main():
+    a = arguments()
+    os.makedirs(a.out, exist_ok=True)
+    wanted = jobs(a)
+    missing = [p for p in {plan for plan, _, _ in wanted} if not os.path.exists(f"{PLANS}/{p}.toml")]
+    if missing:
+        sys.exit(f"streaming_state: --plans {missing[0]}: expected a name in {PLANS}, and the repository's root as folder")
+    took = None if a.collect else run(a, wanted)
+    rows, found = collect(a.out)
+    if not rows:
+        sys.exit(f"streaming_state: {a.out}: no run there: expected --out with runs, or no --collect")
+    with open(os.path.join(a.out, "summary.json"), "w") as file:
+        json.dump({"runs": rows, "seconds": took[0] if took else None, "steps": took[1] if took else None}, file, indent=1)
+    text = markdown(rows)
+    with open(os.path.join(a.out, "summary.md"), "w") as file:
+        file.write(text)
+    figure(found, os.path.join(a.out, "losses.svg"))
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
