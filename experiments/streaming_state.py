@@ -3,7 +3,7 @@
 """Does a streaming state in bf16 end a training, and which part of it? Runs experiments/configs/streaming-state.toml under the
 plans of experiments/configs/plans/streaming64, some at a time on each card, and sums the runs up.
 
-    experiments/streaming_state.py --faultline build/cuda/experiments/cli/faultline --out FOLDER [--devices 0,1] [--at-once 4]
+    experiments/streaming_state.py --faultline build/cuda/experiments/cli/faultline --out FOLDER [--devices 0,1] [--mps]
 
 From the repository's root. FOLDER gets PLAN-seedN.h5 of every run, summary.json, summary.md and losses.svg. Called again it
 goes on: finished runs are left alone, those that were stopped are resumed, --collect runs nothing. Needs h5py.
@@ -27,9 +27,9 @@ import h5py
 CONFIG = "experiments/configs/streaming-state.toml"
 PLANS = "experiments/configs/plans/streaming64"
 CONTROL = "none"
-KEY = ["none", "all", "lse", "all-but-lse"]
-REST = ["s", "row-max", "row-sum", "o", "all-but-s", "all-but-row-max", "all-but-row-sum", "all-but-o",
-        "o-row-sum-lse", "s-backward", "all-and-s-backward"]
+KEY = ["none", "all", "all-both", "lse", "all-but-lse", "all-both-but-lse"]
+REST = ["s", "s-both", "s-backward", "row-max", "row-sum", "o", "all-but-s", "all-but-row-max", "all-but-row-sum",
+        "all-but-o", "o-row-sum-lse"]
 WINDOW, GAP = 50, 0.3
 MARKS = [1000, 2000, 3000, 4000, 6000, 8000]
 
@@ -38,10 +38,12 @@ def arguments():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--faultline", required=True, help="the program, of a build with the preset cuda")
     p.add_argument("--out", required=True)
-    p.add_argument("--plans", help="names in " + PLANS + ", comma-separated (default: all; key ones with more seeds)")
-    p.add_argument("--seeds", help="comma-separated (default: 0 to 4 of %s, 0 and 1 of the rest)" % ", ".join(KEY))
+    p.add_argument("--runs", nargs="+", metavar="PLAN:SEEDS", help="plans of " + PLANS + " with their seeds, as none:0-4 "
+                   "lse:0,7; in this order (default: %s with seeds 0-4, the rest with 0-1)" % ", ".join(KEY))
     p.add_argument("--devices", default="0", help="CUDA devices, comma-separated")
+    p.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: the plans emulated, some hours a run")
     p.add_argument("--at-once", type=int, default=4, help="runs at a time on each device")
+    p.add_argument("--mps", action="store_true", help="let them share a device by NVIDIA's multi-process service")
     p.add_argument("--steps", type=int, default=4000)
     p.add_argument("--control-steps", type=int, default=8000)
     p.add_argument("--threads", type=int, default=2, help="host threads of each run")
@@ -53,13 +55,15 @@ def arguments():
 
 
 def jobs(a):
-    if a.plans or a.seeds:
-        plans = a.plans.split(",") if a.plans else KEY + REST
-        seeds = [int(s) for s in a.seeds.split(",")] if a.seeds else [0, 1]
-        wanted = [(plan, seed) for seed in seeds for plan in plans]
-    else:
-        wanted = [(plan, seed) for seed in range(5) for plan in KEY + (REST if seed < 2 else [])]
-    wanted.sort(key=lambda job: job[0] != CONTROL)  # the longest first
+    wanted = []
+    for text in a.runs or [f"{plan}:0-4" for plan in KEY] + [f"{plan}:0-1" for plan in REST]:
+        parts = re.fullmatch(r"([a-z-]+):(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)", text)
+        if not parts or parts[1] not in KEY + REST or not os.path.exists(f"{PLANS}/{parts[1]}.toml"):
+            sys.exit(f"streaming_state: --runs {text}: expected PLAN:SEEDS, PLAN of {', '.join(KEY + REST)}, in the "
+                     "repository's root")
+        for group in parts[2].split(","):
+            first, _, last = group.partition("-")
+            wanted += [(parts[1], seed) for seed in range(int(first), int(last or first) + 1)]
     return [(plan, seed, a.control_steps if plan == CONTROL else a.steps) for plan, seed in wanted]
 
 
@@ -71,11 +75,30 @@ def steps_done(path):
         return 0
 
 
+class Sharing:
+    """NVIDIA's multi-process service, one for each device: kernels of several processes run beside each other, where without
+    it they take turns."""
+
+    def __init__(self, devices, folder):
+        self.environments = {}
+        for device in devices:
+            pipe = os.path.abspath(os.path.join(folder, f"mps-{device}"))
+            os.makedirs(pipe, exist_ok=True)
+            places = {"CUDA_MPS_PIPE_DIRECTORY": pipe, "CUDA_MPS_LOG_DIRECTORY": pipe}
+            subprocess.run(["nvidia-cuda-mps-control", "-d"], check=True,
+                           env=dict(os.environ, CUDA_VISIBLE_DEVICES=device, **places))
+            self.environments[device] = dict(places, CUDA_VISIBLE_DEVICES="0")  # of those that the service sees
+
+    def stop(self):
+        for of in self.environments.values():
+            subprocess.run(["nvidia-cuda-mps-control"], input="quit\n", text=True, env=dict(os.environ, **of))
+
+
 class Runs:
     """Processes, some at a time on each device."""
 
-    def __init__(self, a):
-        self.a, self.running, self.failed = a, {}, set()
+    def __init__(self, a, environments):
+        self.a, self.running, self.failed, self.environments = a, {}, set(), environments
         self.slots = [device for _ in range(a.at_once) for device in a.devices.split(",")]
 
     def path(self, plan, seed):
@@ -91,13 +114,13 @@ class Runs:
     def start(self, job, device):
         plan, seed, steps = job
         path = self.path(plan, seed)
-        command = [self.a.faultline, "train", "--device", "cuda", "--config", CONFIG, "--quiet",
+        command = [self.a.faultline, "train", "--device", self.a.device, "--config", CONFIG, "--quiet",
                    "--attention", f"{PLANS}/{plan}.toml", "--seed", str(seed), "--steps", str(steps),
                    "--threads", str(self.a.threads), *self.a.extra]
         resumes = os.path.exists(path) and os.path.exists(self.checkpoint(plan, seed))
         command += ["--resume", path] if resumes else ["-o", path, "--force"]
         log = open(path[:-3] + ".log", "a")
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=dict(os.environ, CUDA_VISIBLE_DEVICES=device))
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=dict(os.environ, **self.environments[device]))
         self.running[process] = (job, device, time.time())
 
     def reap(self):
@@ -111,6 +134,8 @@ class Runs:
                 os.remove(self.checkpoint(plan, seed))
             if process.returncode != 0:
                 self.failed.add(job)  # a loss that is not finite is an end too
+                with open(self.path(plan, seed)[:-3] + ".log") as log:
+                    print("   ", (log.read().splitlines() or [""])[-1], flush=True)
 
     def stop(self):
         for process in self.running:
@@ -121,7 +146,18 @@ class Runs:
 
 
 def run(a, wanted):
-    runs, begin = Runs(a), time.time()
+    devices = a.devices.split(",")
+    if not a.mps:
+        return run_with(a, wanted, {device: {"CUDA_VISIBLE_DEVICES": device} for device in devices})
+    sharing = Sharing(devices, a.out)
+    try:
+        return run_with(a, wanted, sharing.environments)
+    finally:
+        sharing.stop()
+
+
+def run_with(a, wanted, environments):
+    runs, begin = Runs(a, environments), time.time()
     left = [job for job in wanted if not runs.finished(job)]
     before = sum(steps_done(runs.path(p, s)) for p, s, _ in wanted)
     print(f"{len(wanted)} runs, {len(left)} to do", flush=True)
@@ -255,11 +291,8 @@ def figure(found, path):
 
 def main():
     a = arguments()
-    os.makedirs(a.out, exist_ok=True)
     wanted = jobs(a)
-    missing = [p for p in {plan for plan, _, _ in wanted} if not os.path.exists(f"{PLANS}/{p}.toml")]
-    if missing:
-        sys.exit(f"streaming_state: --plans {missing[0]}: expected a name in {PLANS}, and the repository's root as folder")
+    os.makedirs(a.out, exist_ok=True)
     took = None if a.collect else run(a, wanted)
     rows, found = collect(a.out)
     if not rows:

@@ -9,6 +9,7 @@
 
 #include <faultline/base/error.hpp>
 #include <faultline/gpt/trainer.hpp>
+#include <faultline/plan/presets.hpp>
 #include <faultline/tensor_kernel/backward_kernel.hpp>
 
 #include "../../kernels/tensor_kernel/on_hopper.hpp"
@@ -48,6 +49,21 @@ TrainConfig small() {
 TrainConfig with_tensor_kernel(TrainConfig c) {
     c.model.bf16 = true;
     c.model.attention = {{-1, {}, std::make_shared<RoundingPlan>(tensor_kernel::backward_plan(c.model.head_dim()))}};
+    return c;
+}
+
+/// The streaming state in bf16, in key tiles of 64: plan all-both of experiments/configs/plans/streaming64.
+TrainConfig with_streaming_state(TrainConfig c) {
+    RoundingPlan held = for_head_dim(plan("fa2-unfused"), c.model.head_dim());
+    held.schedule.block_k = 64;
+    for (const Site site : {Site::s_cast, Site::row_max, Site::row_sum, Site::o_rescale, Site::pv_accumulate, Site::lse,
+                            Site::bwd_s_cast}) {
+        Rule rule = held[site];
+        rule.format = bf16;
+        held.set(site, rule);
+    }
+    c.model.bf16 = true;
+    c.model.attention = {{-1, {}, std::make_shared<RoundingPlan>(held)}};
     return c;
 }
 
@@ -165,6 +181,7 @@ TEST(DeviceTrainer, GradientsInBf16DifferFromTheCpusByLessThanBf16Costs) {
     TrainConfig c = small();
     c.model = {.layers = 2, .width = 128, .heads = 2, .context = 200, .vocabulary = 256, .bias = true};
     all.push_back({"tensor cores, heads of 64", with_tensor_kernel(c)});
+    all.push_back({"tensor cores, streaming state in bf16", with_streaming_state(c)});
     c.model.heads = 1;
     all.push_back({"tensor cores, heads of 128", with_tensor_kernel(c)});
     for (const Named& named : all) {
@@ -250,7 +267,8 @@ std::vector<Named> runs() {
     tensor.model = {.layers = 2, .width = 128, .heads = 2, .context = 300, .vocabulary = 8192, .bias = true};
     return {{"fp32", twenty(small())},
             {"bf16, two micro-batches", twenty(bf16)},
-            {"tensor cores", twenty(with_tensor_kernel(tensor))}};
+            {"tensor cores", twenty(with_tensor_kernel(tensor))},
+            {"tensor cores, streaming state", twenty(with_streaming_state(tensor))}};
 }
 
 TEST(DeviceTrainer, TwoRunsHaveTheSameBits) {
