@@ -30,7 +30,7 @@ def write_tokens(folder, count=4_000_000, vocabulary=50257):
             array.array("H", ids if name == "train" else ids[:200_000]).tofile(file)
 
 
-def torch_run(a, c, folder):
+def torch_run(a, c, folder, wrap=lambda model: model):
     import numpy
     import torch
     from torch import nn
@@ -74,7 +74,7 @@ def torch_run(a, c, folder):
 
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
-    model = Gpt().cuda()
+    model = wrap(Gpt().cuda())
     parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     compiled = torch.compile(model)

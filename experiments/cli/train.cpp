@@ -31,7 +31,8 @@ struct TrainCommand {
     std::vector<std::string> injections;
     std::vector<int> capture;
     std::int64_t checkpoint_every = 250, capture_sequences = 4, ranks = 1;
-    std::optional<bool> deterministic;
+    std::optional<bool> deterministic, overlap;
+    std::string reduce = "fp32";
 };
 
 /// What the faults did, into the report and the checkpoint.
@@ -130,10 +131,16 @@ std::unique_ptr<gpt::Training> on_device(const gpt::TrainConfig& config, const T
         throw RequestError(fmt::format("{}: a run with --device cuda has no {}: expected none, or --device cpu",
                                        call.settings.where(key), what));
     };
+    if (own.reduce != "fp32" && own.reduce != "bf16")
+        throw RequestError(
+            fmt::format("{}: {}: expected fp32 or bf16", call.settings.where("reduce"), in_quotes(own.reduce)));
     if (!own.injections.empty()) refuse("inject", "faults");
     if (!own.capture.empty()) refuse("capture", "captures");
     auto trainer = std::make_unique<gpt::DeviceTrainer>(
-        config, data.tokens, data.windows, gpt::DeviceOptions{.deterministic = own.deterministic.value_or(true)});
+        config, data.tokens, data.windows,
+        gpt::DeviceOptions{.deterministic = own.deterministic.value_or(true),
+                           .ranks = call.group.ranks(),
+                           .exchange = {own.overlap.value_or(true), own.reduce == "bf16"}});
     manifest.gpu = trainer->device_name();
     if (call.talks()) {
         for (const std::string& line : trainer->description()) remark(line);
@@ -247,6 +254,8 @@ Command train_command() {
                                  "Steps between checkpoints; 0: at the end and at an interruption");
                 settings.choice("deterministic", own->deterministic,
                                 "On the device: the same bits each time, or (--no-deterministic) the fastest");
+                settings.choice("overlap", own->overlap, "Cards add up during the backward, or all at its end");
+                settings.text("reduce", own->reduce, "fp32|bf16", "In what cards add up; bf16 rounds");
                 settings.integer("ranks", own->ranks, 1, "N",
                                  "Processes of this machine that share the work, with --device cuda a card each", 1024);
                 settings.text("resume", own->resume, "FILE.h5", "Go on with this run from its last checkpoint");

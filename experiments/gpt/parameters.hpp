@@ -44,6 +44,7 @@ class ParameterLayout {
     explicit ParameterLayout(const ModelConfig& config);
     [[nodiscard]] std::span<const Parameter> all() const { return all_; }
     [[nodiscard]] std::ptrdiff_t size() const { return size_; }  ///< of the flat array
+    [[nodiscard]] std::size_t layers() const { return layers_.size(); }
     [[nodiscard]] const LayerOffsets& layer(int l) const { return layers_[static_cast<std::size_t>(l)]; }
     /// Columns of w_in: q, k, v and, with a gate, the gate.
     [[nodiscard]] std::ptrdiff_t in_columns() const { return in_columns_; }

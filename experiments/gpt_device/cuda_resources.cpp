@@ -31,6 +31,17 @@ Device::Device() {
 OwnedStream::OwnedStream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream"); }
 OwnedStream::~OwnedStream() { (void)cudaStreamDestroy(stream_); }
 
+SideStream::SideStream() { check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "making an event"); }
+SideStream::~SideStream() { (void)cudaEventDestroy(event_); }
+void SideStream::follow(Stream main) const {
+    check(cudaEventRecord(event_, main), "recording an event");
+    check(cudaStreamWaitEvent(stream_, event_, 0), "waiting for an event");
+}
+void SideStream::join(Stream main) const {
+    check(cudaEventRecord(event_, stream_), "recording an event");
+    check(cudaStreamWaitEvent(main, event_, 0), "waiting for an event");
+}
+
 Memory::Memory(std::size_t bytes, const std::string& what) {
     std::size_t free = 0, all = 0;
     check(cudaMemGetInfo(&free, &all), "asking for the free memory");

@@ -10,6 +10,7 @@
 #include <faultline/gpt_device/kernels.hpp>
 
 struct CUgraphExec_st;
+struct CUevent_st;
 
 namespace faultline::gpt::on_device {
 
@@ -33,6 +34,23 @@ class OwnedStream {
 
   private:
     Stream stream_ = nullptr;
+};
+
+/// A second stream, and the events by which it and a main one wait for each other; both may be in a graph that is recorded.
+class SideStream {
+  public:
+    SideStream();
+    ~SideStream();
+    SideStream(const SideStream&) = delete;
+    SideStream& operator=(const SideStream&) = delete;
+    [[nodiscard]] Stream stream() const { return stream_; }
+    /// What comes on this stream waits for what is on `main` now; what comes on `main`, for what is on this one.
+    void follow(Stream main) const;
+    void join(Stream main) const;
+
+  private:
+    OwnedStream stream_;
+    CUevent_st* event_ = nullptr;
 };
 
 class Memory {

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <optional>
 
 #include <fmt/format.h>
 
@@ -13,7 +14,9 @@
 #include <faultline/base/parallel.hpp>
 #include <faultline/gpt_device/checkpoint.hpp>
 #include <faultline/gpt_device/cuda_resources.hpp>
+#include <faultline/gpt_device/exchange.hpp>
 #include <faultline/gpt_device/pass.hpp>
+#include <faultline/ranks/sums.hpp>
 
 namespace faultline::gpt {
 namespace {
@@ -33,6 +36,9 @@ const TrainConfig& checked(const TrainConfig& config) {
 TrainConfig on_this_back_end(TrainConfig config, const DeviceOptions& options) {
     config.also.emplace_back("device", "cuda");
     config.also.emplace_back("deterministic", options.deterministic ? "true" : "false");
+    // How sums over micro-batches are made depends on it.
+    config.also.emplace_back("ranks", std::to_string(options.ranks == nullptr ? 1 : options.ranks->size()));
+    if (options.ranks != nullptr && options.exchange.bf16) config.also.emplace_back("reduce", "bf16");
     return config;
 }
 
@@ -62,13 +68,14 @@ struct DeviceTrainer::State {
     InputLayout input;
     on_device::Device device;
     on_device::OwnedStream stream;
-    on_device::Memory base;
+    Exchange exchange;
+    std::optional<on_device::Memory> base;
     std::unique_ptr<Pass> pass;
     /// Inputs of this step and of the next, for each micro-batch; and where the step's result comes.
     std::array<on_device::PinnedMemory, 2> staged;
     std::array<std::int64_t, 2> staged_step{-1, -1};
     on_device::PinnedMemory result;
-    on_device::Graph micro_batch, update;
+    on_device::Graph micro_batch, last_micro_batch, update;  // the last one adds up over ranks
     std::int64_t next = 0;
     StepReport report;
     std::optional<NonFinite> failure;
@@ -81,12 +88,14 @@ struct DeviceTrainer::State {
           attention(config),
           memory(config, layout, attention.scratch_bytes()),
           input(config),
-          base(memory.plan.bytes(), memory.plan.text()),
-          staged{on_device::PinnedMemory(input.bytes * static_cast<std::size_t>(config.accumulate)),
-                 on_device::PinnedMemory(input.bytes * static_cast<std::size_t>(config.accumulate))},
+          exchange(options.ranks, config, layout, options.exchange),
+          staged{on_device::PinnedMemory(input.bytes * static_cast<std::size_t>(exchange.rounds())),
+                 on_device::PinnedMemory(input.bytes * static_cast<std::size_t>(exchange.rounds()))},
           result(sizeof(StepResult)) {
         check_tokens(data, config.model.vocabulary, config.model.context);
-        pass = make_pass(config, layout, memory, attention, base.data(), stream, options.deterministic);
+        // A card without room is one rank's trouble, of which the others hear before they wait for its sums.
+        together(options.ranks, [&] { base.emplace(memory.plan.bytes(), memory.plan.text()); });
+        pass = make_pass(config, layout, memory, attention, base->data(), stream, options.deterministic);
         const std::vector<std::uint8_t> kinds = kinds_of(layout);
         on_device::upload(pass->at<char>(memory.kinds), kinds.data(), kinds.size(), stream);
         // Once through everything, so that kernels are loaded and products chosen before graphs are made of them; what it
@@ -94,10 +103,11 @@ struct DeviceTrainer::State {
         start();
         stage(0);
         copy_input(0, 0);
-        run_micro_batch();
+        run_micro_batch(true);
         run_update();
-        on_device::wait(stream);
-        micro_batch = on_device::Graph(stream, [this] { run_micro_batch(); });
+        exchange.wait(stream);
+        if (exchange.rounds() > 1) micro_batch = on_device::Graph(stream, [this] { run_micro_batch(false); });
+        last_micro_batch = on_device::Graph(stream, [this] { run_micro_batch(true); });
         update = on_device::Graph(stream, [this] { run_update(); });
         start();
     }
@@ -128,12 +138,27 @@ struct DeviceTrainer::State {
     /// Where rounding of a weight's gradient is left to those who read it: with one micro-batch.
     [[nodiscard]] bool rounds_late() const { return rounds() && config.accumulate == 1; }
 
-    void run_micro_batch() {
-        pass->forward_backward();
+    /// The micro-batch's gradient joins the step's, where there are several.
+    void accumulate(const GradientRange& of) {
         if (config.accumulate > 1)
-            on_device::accumulate_gradient(pass->at<float>(memory.micro_gradient), pass->at<std::uint8_t>(memory.kinds),
-                                           rounds(), count(), pass->scalars(), pass->at<float>(memory.gradient),
-                                           stream);
+            on_device::accumulate_gradient(pass->at<float>(memory.micro_gradient) + of.first,
+                                           pass->at<std::uint8_t>(memory.kinds) + of.first / 8, rounds(), of.count,
+                                           pass->scalars(), pass->at<float>(memory.gradient) + of.first, stream);
+    }
+    void run_micro_batch(bool last) {
+        if (!last || !exchange.active()) {
+            pass->forward_backward();
+            accumulate({0, count()});
+            return;
+        }
+        pass->layer_done = [this](int layer) {
+            accumulate(range_of_layer(layout, layer));
+            exchange.layer_done(layer, pass->at<float>(memory.gradient), stream);
+        };
+        pass->forward_backward();
+        pass->layer_done = nullptr;
+        for (const GradientRange& of : ranges_beside_layers(layout)) accumulate(of);
+        exchange.finish(pass->at<float>(memory.gradient), pass->loss_sum(), stream);
     }
     void run_update() {
         auto* left = pass->at<StepResult>(memory.result);
@@ -175,9 +200,9 @@ struct DeviceTrainer::State {
         const auto half = static_cast<std::size_t>(step % 2);
         if (staged_step[half] == step) return;
         staged_step[half] = -1;
-        for (int m = 0; m < config.accumulate; ++m)
-            write_input(training_windows(config, data, windows, step, m), scalars_of(step, m),
-                        staged[half].data() + static_cast<std::size_t>(m) * input.bytes);
+        for (int round = 0; round < exchange.rounds(); ++round)
+            write_input(training_windows(config, data, windows, step, exchange.micro_batch(round)),
+                        scalars_of(step, round), staged[half].data() + static_cast<std::size_t>(round) * input.bytes);
         staged_step[half] = step;
     }
     void copy_input(std::int64_t step, int micro_step) {
@@ -189,9 +214,9 @@ struct DeviceTrainer::State {
 
     const StepReport& step() {
         stage(next);
-        for (int m = 0; m < config.accumulate; ++m) {
-            copy_input(next, m);
-            micro_batch.launch(stream);
+        for (int round = 0; round < exchange.rounds(); ++round) {
+            copy_input(next, round);
+            (round + 1 < exchange.rounds() ? micro_batch : last_micro_batch).launch(stream);
         }
         update.launch(stream);
         on_device::download_later(result.data(), pass->at<char>(memory.result), sizeof(StepResult), stream);
@@ -200,7 +225,7 @@ struct DeviceTrainer::State {
         } catch (const RequestError&) {
             staged_step[static_cast<std::size_t>((next + 1) % 2)] = -1;  // said when it is that step's turn
         }
-        on_device::wait(stream);
+        exchange.wait(stream);
         StepResult of{};
         std::memcpy(&of, result.data(), sizeof of);
         if (of.finite == 0) {
@@ -234,30 +259,42 @@ struct DeviceTrainer::State {
     }
 
     double validation_loss() {
-        double total = 0;
+        // Batches go round among the ranks; adding to zeros changes no bit of them.
+        const int ranks = exchange.active() ? exchange.ranks()->size() : 1;
+        std::vector<double> own(static_cast<std::size_t>(config.validation_batches), 0.0), losses = own;
         std::vector<char> staging(input.bytes);
-        for (int b = 0; b < config.validation_batches; ++b) {
+        for (int b = exchange.active() ? exchange.ranks()->rank() : 0; b < config.validation_batches; b += ranks) {
             write_input(validation_windows(config, data, b), {}, staging.data());
             on_device::upload(pass->at<char>(memory.input), staging.data(), input.bytes, stream);
             pass->loss();
-            double sum = 0;
+            double& sum = own[static_cast<std::size_t>(b)];
             on_device::download(&sum, reinterpret_cast<const char*>(pass->loss_sum()), sizeof sum, stream);
-            total += sum;
         }
+        add_in_rank_order(exchange.ranks(), std::span(losses), std::span<const double>(own));
+        double total = 0;
+        for (const double sum : losses) total += sum;
         return total / (static_cast<double>(config.validation_batches) * config.batch * config.model.context);
     }
 
-    /// The pass is a function of its inputs: going through it again finds the value that went first.
+    /// The pass is a function of its inputs: going through it again finds the value that went first; of several ranks', that of the
+    /// earliest micro-batch.
     void find_non_finite() {
-        for (int m = 0; m < config.accumulate; ++m) {
-            copy_input(next, m);
+        failure = NonFinite{next, "loss", 0, 0};
+        int found_in = std::numeric_limits<int>::max();  // gradients come after all micro-batches
+        for (int round = 0; round < exchange.rounds() && found_in > config.accumulate; ++round) {
+            copy_input(next, round);
             pass->forward_backward();
             for (const SiteOfPass& site : pass->sites())
                 if (const std::ptrdiff_t at = pass->first_non_finite(site); at >= 0) {
                     failure = NonFinite{next, site.name, at / site.columns, at % site.columns};
-                    return;
+                    found_in = exchange.micro_batch(round);
+                    break;
                 }
         }
+        if (found_in > config.accumulate) find_non_finite_gradient();
+        exchange.first_of_ranks(found_in, *failure);
+    }
+    void find_non_finite_gradient() {
         const std::vector<float> gradient = host(memory.micro_gradient);
         const auto all = layout.all();
         for (auto p = all.rbegin(); p != all.rend(); ++p) {  // in the order of the backward, nearly
@@ -269,7 +306,6 @@ struct DeviceTrainer::State {
                         return;
                     }
         }
-        failure = NonFinite{next, "loss", 0, 0};
     }
 };
 
@@ -281,14 +317,17 @@ DeviceTrainer::DeviceTrainer(const TrainConfig& config, const TokenData& data, c
 DeviceTrainer::~DeviceTrainer() = default;
 
 std::vector<std::string> DeviceTrainer::description() const {
-    return {fmt::format("{}: {:.1f} million parameters, attention {}", state_->device.name(),
-                        static_cast<double>(state_->layout.size()) * 1e-6, state_->attention.text()),
-            "memory " + state_->memory.plan.text()};
+    std::vector<std::string> lines{
+        fmt::format("{}: {:.1f} million parameters, attention {}", state_->device.name(),
+                    static_cast<double>(state_->layout.size()) * 1e-6, state_->attention.text()),
+        "memory " + state_->memory.plan.text()};
+    if (state_->exchange.active()) lines.push_back("ranks: " + state_->exchange.text());
+    return lines;
 }
 std::string DeviceTrainer::device_name() const { return state_->device.name(); }
 const TrainConfig& DeviceTrainer::config() const { return state_->config; }
 std::ptrdiff_t DeviceTrainer::parameters() const { return state_->layout.size(); }
-std::string DeviceTrainer::reductions() const { return "none: one rank adds micro-batches in ascending order"; }
+std::string DeviceTrainer::reductions() const { return state_->exchange.text(); }
 std::int64_t DeviceTrainer::next_step() const { return state_->next; }
 bool DeviceTrainer::finished() const { return state_->next >= state_->config.steps || state_->failure.has_value(); }
 const StepReport& DeviceTrainer::step() { return state_->step(); }

@@ -13,10 +13,21 @@
 
 namespace faultline::gpt {
 
+/// How gradients are added up over ranks.
+struct ExchangeOptions {
+    bool overlapped = true;  ///< layer by layer during the backward; else all at its end
+    bool bf16 = false;       ///< rounded to bf16 and added in it: half the bytes, another gradient; else in fp32
+};
+
 struct DeviceOptions {
     /// The same machine gives the same bits each time: products by cuBLASLt's first choice instead of the fastest of its
     /// candidates, dQ of the tensor cores' kernel summed in order.
     bool deterministic = true;
+    /// The processes that share the run, a card each; null: one. They outlive the trainer, and all of them make one and call step()
+    /// and validation_loss() at the same time. accumulate is to be a multiple of their number (exchange.hpp says who takes what and
+    /// how sums are made).
+    Ranks* ranks = nullptr;
+    ExchangeOptions exchange = {};
 };
 
 class DeviceTrainer final : public Training {

@@ -170,6 +170,7 @@ class PassOf final : public Pass {
             attention_backward(of);
             linear_backward(at<E>(of.h1), c, to.w_in, to.b_in, din, 3 * c, dh);
             norm_backward(of.x_in, of.statistics1, to.norm1_gain, false);
+            if (layer_done) layer_done(l);
         }
         on_device::embedding_backward(at<float>(memory_.dx), ids(input_.order), ids(input_.starts), model().bf16,
                                       tokens(), model().context, c, model().vocabulary, gradient(layout_.wte),

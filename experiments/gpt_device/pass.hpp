@@ -43,6 +43,8 @@ class Pass {
 
     /// Gradient of the mean loss into memory.micro_gradient (assigned), the sum of the losses into loss_sum() (added to).
     virtual void forward_backward() = 0;
+    /// Called, where it is set, when the backward has left a layer: the layer's gradient is whole.
+    std::function<void(int layer)> layer_done;
     /// The sum of the losses into loss_sum(), assigned.
     virtual void loss() = 0;
     /// fp32 weights to operands, where these are other memory.

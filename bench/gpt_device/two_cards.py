@@ -1,0 +1,282 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Data-parallel training of GPT-2 on the cards of one host against one card, in one call: speed, what of a step is
+communication, whether the run is the run of one card, PyTorch's DistributedDataParallel beside it, and a sweep with a run a card.
+
+    bench/gpt_device/two_cards.py build/cuda/experiments/cli/faultline --config experiments/configs/gpt2-124m.toml -o two-cards.md
+
+Needs NCCL (FAULTLINE_NCCL, the loader's libnccl.so.2, or that of an installed PyTorch) and h5py. --cards N (default: all that
+nvidia-smi lists), with 1 what one card can show. Every part has a time limit and is left out, with the reason, where it fails.
+
+What is compared. With R cards a step has R micro-batches of the configuration's batch, with one card for each rank or all R on one
+card. One card adds g0 + g1 of its two micro-batches in fp32, two ranks through NCCL add g0 + g1 or g1 + g0: addition is commutative,
+every other operation is the same kernel on the same shape, so with --deterministic every loss, gradient norm and weight has the same
+bits: the bound for two cards is 0. For R > 2 NCCL adds an element's R terms in another order: each of the R - 1 additions rounds by
+at most 2^-24 of the sum of magnitudes, so the first step's gradient norm differs by at most 2 (R - 1) 2^-24 of it, to first order in
+the cancellation that a gradient's sum has; later steps are chaotic and are printed.
+"""
+import argparse
+import datetime
+import glob
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+from torch_peer import torch_run, write_tokens  # noqa: E402
+
+
+def find_nccl():
+    """PyTorch's, where nobody has said otherwise."""
+    if os.environ.get("FAULTLINE_NCCL"):
+        return
+    for folder in sys.path:
+        for path in glob.glob(os.path.join(folder, "nvidia", "nccl", "lib", "libnccl.so.2")):
+            os.environ["FAULTLINE_NCCL"] = path
+            return
+
+
+def cards_here():
+    said = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True)
+    return [line.strip() for line in said.stdout.splitlines() if line.strip()]
+
+
+class Bench:
+    def __init__(self, a, folder):
+        self.a, self.folder, self.lines = a, folder, []
+        with open(a.config, "rb") as file:
+            self.config = tomllib.load(file)["train"]
+        self.micro_tokens = self.config["batch"] * self.config["context"]
+
+    def say(self, line=""):
+        print(line, flush=True)
+        self.lines.append(line)
+
+    def command(self, steps, accumulate, ranks, more):
+        return [self.a.program, "train", "--config", self.a.config, "--device", "cuda", "--data", self.folder, "--data-format",
+                "nanogpt", "--json", "--steps", str(steps), "--accumulate", str(accumulate), "--ranks", str(ranks),
+                "--monitor-every", "0", "--warmup", "20", "--schedule", "constant", *more]
+
+    def start(self, card, *arguments):
+        environment = dict(os.environ)
+        if card is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = str(card)
+        return subprocess.Popen(self.command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                env=environment)
+
+    def finish(self, process, limit=150):
+        try:
+            out, err = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            out, err = process.communicate(timeout=20)
+            raise RuntimeError(f"took more than {limit} s: {err[-500:]}") from None
+        if process.returncode != 0:
+            raise RuntimeError(err.strip()[-500:])
+        return json.loads(out), err
+
+    def run(self, card, *arguments):
+        return self.finish(self.start(card, *arguments))
+
+    # ---- speed
+
+    def speed(self, cards):
+        self.say("## Speed")
+        self.say(f"{self.a.steps} steps each, in this order in one call; a step of one card is {self.config['batch']} x "
+                 f"{self.config['context']} tokens, of {cards} cards {cards} times as many.")
+        self.say()
+        self.say("| run | tokens/s | ms/step | times one card |")
+        self.say("|---|---:|---:|---:|")
+        quiet = ["--validate-every", "0"]
+        for name, options in (("the same bits each time", ["--deterministic"]), ("fastest", ["--no-deterministic"])):
+            def row(what, rate, ranks):
+                ms = 1e3 * self.micro_tokens * ranks / rate
+                self.say(f"| {what}, {name} | {rate:,.0f} | {ms:.2f} | {rate / base:.3f} |")
+                return ms
+            for again in range(self.a.rounds):
+                steps = self.a.steps
+                base = self.run(0, steps, 1, 1, [*quiet, *options])[0]["tokens_per_second"]
+                one = row("one card", base, 1)
+                together = [self.start(card, steps, 1, 1, [*quiet, *options]) for card in range(cards)]
+                rates = [self.finish(p)[0]["tokens_per_second"] for p in together]
+                alone = row(f"{cards} cards, each a run of its own", sum(rates), cards) if cards > 1 else one
+                rate = self.run(None, steps, cards, cards, [*quiet, *options])[0]["tokens_per_second"]
+                overlapped = row(f"{cards} ranks, added up during the backward", rate, cards)
+                rate = self.run(None, steps, cards, cards, [*quiet, *options, "--no-overlap"])[0]["tokens_per_second"]
+                at_end = row(f"{cards} ranks, added up at its end", rate, cards)
+                if cards > 1 and name == "fastest":
+                    rate = self.run(None, steps, cards, cards, [*quiet, *options, "--reduce", "bf16"])[0]["tokens_per_second"]
+                    row(f"{cards} ranks, added up in bf16 during the backward", rate, cards)
+            self.say()
+            self.say(f"{name}, the last round: a step takes {alone:.2f} ms where the cards do not speak to each other, "
+                     f"{at_end - alone:+.2f} ms for communication, of which {overlapped - alone:+.2f} ms remain when it overlaps.")
+            self.say()
+            if name == "the same bits each time":
+                self.say("| run | tokens/s | ms/step | times one card |")
+                self.say("|---|---:|---:|---:|")
+
+    # ---- the same run
+
+    def agreement(self, cards):
+        import h5py
+        import numpy as np
+
+        self.say(f"## The run of {cards} ranks and of one, {self.a.compared_steps} steps of the same {cards} micro-batches")
+        runs = {}
+        for ranks, what in ((1, "one card"), (cards, f"{cards} ranks")):
+            path = os.path.join(self.folder, f"ranks{ranks}.h5")
+            got, _ = self.run(None if ranks > 1 else 0, self.a.compared_steps, cards, ranks,
+                              ["--validate-every", "100", "--deterministic", "-o", path])
+            with h5py.File(path) as file:
+                runs[ranks] = {k: file["steps"][k][()] for k in ("loss", "grad_norm", "validation_loss")}
+                reductions = file.attrs["reductions"]
+            with open(path.replace(".h5", ".checkpoint.safetensors"), "rb") as file:
+                runs[ranks]["checkpoint"] = file.read()
+            self.say(f"- {what}: loss {runs[ranks]['loss'][0]:.6f} at the first step, {got['loss']:.6f} at the last; sums: "
+                     f"{reductions}")
+        one, many = runs[1], runs[cards]
+        bound = 0 if cards <= 2 else 2 * (cards - 1) * 2.0**-24
+        self.say()
+        self.say("| | largest difference, relative | steps with the same bits |")
+        self.say("|---|---:|---:|")
+        good = True
+        for key in ("loss", "grad_norm", "validation_loss"):
+            there = np.isfinite(one[key])
+            off = np.abs(one[key][there] - many[key][there]) / np.abs(one[key][there])
+            self.say(f"| {key} | {off.max():.3g} | {int((off == 0).sum())} of {int(there.sum())} |")
+            good &= bool((off <= bound).all()) if cards <= 2 else bool(off[0] <= bound)
+        # Behind the header, which names the number of ranks, come the tensors.
+        def tensors(b):
+            return b[8 + int.from_bytes(b[:8], "little"):]
+        same = tensors(one["checkpoint"]) == tensors(many["checkpoint"])
+        self.say()
+        self.say(f"Weights and moments at the end: {'the same bits' if same else 'other bits'}. Bound {bound:.3g}: "
+                 f"{'held' if good and (same or cards > 2) else 'NOT HELD'}.")
+        self.say()
+
+    # ---- a sweep, a run a card
+
+    def sweep(self, cards):
+        self.say(f"## Runs side by side, one a card")
+        said = subprocess.run([self.a.program, "sweep", "--help"], capture_output=True, text=True)
+        if said.returncode != 0:
+            self.say("This build has no `faultline sweep`.")
+            self.say()
+            return
+        if not self.a.sweep:
+            self.say("No --sweep FILE.toml was given.")
+            self.say()
+            return
+        for workers in sorted({1, cards}):
+            output = os.path.join(self.folder, f"sweep{workers}.h5")
+            line = [self.a.program, "sweep", self.a.sweep, "-o", output, "--device", "cuda", *self.a.sweep_options.split(),
+                    *self.a.sweep_workers.replace("N", str(workers)).split()]
+            begin = time.perf_counter()
+            said = subprocess.run(line, capture_output=True, text=True, timeout=240)
+            seconds = time.perf_counter() - begin
+            self.say(f"- `{' '.join(line[1:])}`: exit {said.returncode}, {seconds:.1f} s")
+            for text in (said.stdout if said.returncode == 0 else said.stderr).strip().splitlines()[-12:]:
+                self.say(f"      {text}")
+        self.say()
+
+    # ---- PyTorch
+
+    def torch(self, cards):
+        self.say("## PyTorch: torch.compile, FlashAttention-2 back end, fused AdamW; DistributedDataParallel")
+        self.say("| run | tokens/s | ms/step | times one card |")
+        self.say("|---|---:|---:|---:|")
+        base = None
+        for ranks in sorted({1, cards}):
+            port = str(29500 + os.getpid() % 1000 + ranks)
+            workers = [subprocess.Popen(
+                [sys.executable, __file__, self.a.program, "--config", self.a.config, "--torch-steps", str(self.a.torch_steps)],
+                env={**os.environ, "RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+                     "NCCL_NVLS_ENABLE": "0", "TWO_CARDS_TOKENS": self.folder}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                text=True) for rank in range(ranks)]
+            outputs = [self.finish_worker(w) for w in workers]
+            seconds = max(o["seconds"] for o in outputs)
+            rate = ranks * self.micro_tokens / seconds
+            base = base or rate
+            self.say(f"| PyTorch {outputs[0]['version']}, {ranks} card{'s' if ranks > 1 else ''} | {rate:,.0f} | "
+                     f"{1e3 * seconds:.2f} | {rate / base:.3f} |")
+        self.say()
+
+    def finish_worker(self, process):
+        out, err = process.communicate(timeout=200)
+        if process.returncode != 0:
+            raise RuntimeError(err.strip()[-700:])
+        return json.loads(out.strip().splitlines()[-1])
+
+
+def torch_worker(a):
+    """One rank of PyTorch's run."""
+    import torch
+    from torch import distributed
+    from torch.nn.parallel import DistributedDataParallel
+
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.cuda.set_device(rank)
+    wrap = lambda model: model  # noqa: E731
+    if size > 1:
+        distributed.init_process_group("nccl", device_id=torch.device("cuda", rank))
+        # Gradients are views of the buckets that are added up, so none is copied.
+        wrap = lambda model: DistributedDataParallel(model, device_ids=[rank], gradient_as_bucket_view=True)  # noqa: E731
+    with open(a.config, "rb") as file:
+        config = tomllib.load(file)["train"]
+    a.torch_attention = "flash"
+    seconds, memory, loss, version = torch_run(a, config, os.environ["TWO_CARDS_TOKENS"], wrap)
+    print(json.dumps({"seconds": seconds, "memory": memory, "loss": loss, "version": version}))
+    if size > 1:
+        distributed.destroy_process_group()
+
+
+def main():
+    p = argparse.ArgumentParser()
+    p.add_argument("program")
+    p.add_argument("--config", required=True)
+    p.add_argument("-o", "--output", help="the results as Markdown")
+    p.add_argument("--cards", type=int, default=0)
+    p.add_argument("--steps", type=int, default=100)
+    p.add_argument("--rounds", type=int, default=1)
+    p.add_argument("--compared-steps", type=int, default=200)
+    p.add_argument("--torch-steps", type=int, default=60)
+    p.add_argument("--sweep", help="a sweep file")
+    p.add_argument("--sweep-options", default="", help="more for faultline sweep")
+    p.add_argument("--sweep-workers", default="--workers N", help="the option that sets how many run side by side")
+    p.add_argument("--only", default="speed,agreement,sweep,torch")
+    a = p.parse_args()
+    if "TWO_CARDS_TOKENS" in os.environ:
+        return torch_worker(a)
+    find_nccl()
+    names = cards_here()
+    cards = a.cards or len(names)
+    begin = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        write_tokens(folder)
+        bench = Bench(a, folder)
+        bench.say(f"# {cards} card{'s' if cards > 1 else ''} against one: {', '.join(names[:cards])}, "
+                  f"{datetime.date.today().isoformat()}")
+        bench.say(f"`bench/gpt_device/two_cards.py PROGRAM {' '.join(sys.argv[2:])}`")
+        bench.say()
+        for part in a.only.split(","):
+            started = time.perf_counter()
+            try:
+                getattr(bench, part)(cards)
+            except Exception as error:  # a part that fails is said, and the others go on
+                bench.say(f"{part} was not finished: {error}")
+                bench.say()
+            print(f"[{part}: {time.perf_counter() - started:.0f} s]", flush=True)
+        bench.say(f"{time.perf_counter() - begin:.0f} s in all.")
+    if a.output:
+        Path(a.output).write_text("\n".join(bench.lines) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

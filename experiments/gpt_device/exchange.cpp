@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/gpt_device/exchange.hpp>
+
+#include <cstdio>
+
+#include <fmt/format.h>
+
+#include <faultline/base/error.hpp>
+#include <faultline/gpt_device/exchange_kernels.hpp>
+#include <faultline/ranks/sums.hpp>
+
+namespace faultline::gpt {
+namespace {
+
+int rounds_of(const Ranks* ranks, const TrainConfig& config) {
+    if (ranks == nullptr) return config.accumulate;
+    if (config.accumulate % ranks->size() != 0)
+        throw RequestError(
+            fmt::format("ranks: {}: expected a divisor of accumulate, {}: on the device each rank takes whole "
+                        "micro-batches of a step",
+                        ranks->size(), config.accumulate));
+    return config.accumulate / ranks->size();
+}
+
+}  // namespace
+
+GradientRange range_of_layer(const ParameterLayout& layout, int layer) {
+    const auto layers = static_cast<int>(layout.layers());
+    const std::ptrdiff_t first = layout.layer(layer).norm1_gain,
+                         last = layer + 1 < layers ? layout.layer(layer + 1).norm1_gain : layout.final_gain;
+    return {static_cast<std::size_t>(first), static_cast<std::size_t>(last - first)};
+}
+
+std::vector<GradientRange> ranges_beside_layers(const ParameterLayout& layout) {
+    const auto first = static_cast<std::size_t>(layout.layer(0).norm1_gain),
+               last = static_cast<std::size_t>(layout.final_gain);
+    return {{0, first}, {last, static_cast<std::size_t>(layout.size()) - last}};
+}
+
+Exchange::Exchange(Ranks* ranks, const TrainConfig& config, const ParameterLayout& layout,
+                   const ExchangeOptions& options)
+    : ranks_(ranks), layout_(layout), rounds_(rounds_of(ranks, config)), options_(options) {
+    if (!active()) return;
+    nccl_.emplace(*ranks);
+    if (options_.overlapped) side_.emplace();
+    if (options_.bf16)
+        together(ranks, [&] {
+            const std::size_t bytes = static_cast<std::size_t>(layout.size()) * sizeof(on_device::Bf16);
+            rounded_.emplace(bytes,
+                             fmt::format("{:.2f} GiB: a gradient in bf16", static_cast<double>(bytes) * 0x1p-30));
+        });
+}
+
+std::string Exchange::text() const {
+    if (!active()) return "none: one rank adds micro-batches in ascending order";
+    return fmt::format(
+        "each of {} ranks adds its micro-batches in ascending order, then {} adds the ranks' gradients ({}) {} and "
+        "losses (fp64), an element's terms in its order",
+        ranks_->size(), nccl_->text(), options_.bf16 ? "rounded to bf16, in bf16" : "fp32",
+        options_.overlapped ? "layer by layer during the backward" : "at the end of the backward");
+}
+
+void Exchange::add(float* gradient, const GradientRange& of, on_device::Stream stream) {
+    float* const values = gradient + of.first;
+    if (!rounded_) return nccl_->add(values, of.count, stream);
+    auto* const rounded = reinterpret_cast<on_device::Bf16*>(rounded_->data()) + of.first;
+    on_device::round_weights(values, of.count, rounded, stream);
+    nccl_->add(rounded, of.count, stream);
+    on_device::widen(rounded, of.count, values, stream);
+}
+
+void Exchange::layer_done(int layer, float* gradient, on_device::Stream main) {
+    if (!options_.overlapped || !active()) return;
+    side_->follow(main);
+    add(gradient, range_of_layer(layout_, layer), side_->stream());
+}
+
+void Exchange::finish(float* gradient, double* loss, on_device::Stream main) {
+    if (!active()) return;
+    if (options_.overlapped) {
+        side_->follow(main);
+        for (const GradientRange& of : ranges_beside_layers(layout_)) add(gradient, of, side_->stream());
+        nccl_->add(loss, 1, side_->stream());
+        side_->join(main);
+    } else {
+        add(gradient, {0, static_cast<std::size_t>(layout_.size())}, main);
+        nccl_->add(loss, 1, main);
+    }
+}
+
+void Exchange::first_of_ranks(int micro_batch, NonFinite& found) const {
+    if (!active()) return;
+    int best = -1;
+    const std::string mine = fmt::format("{} {} {} {}", micro_batch, found.row, found.column, found.site);
+    for (const std::string& text : all_texts(ranks_, mine)) {
+        int in = 0, end = 0;
+        long row = 0, column = 0;
+        if (std::sscanf(text.c_str(), "%d %ld %ld %n", &in, &row, &column, &end) < 3) continue;
+        if (best >= 0 && best <= in) continue;
+        best = in;
+        found = {found.step, text.substr(static_cast<std::size_t>(end)), row, column};
+    }
+}
+
+void Exchange::wait(on_device::Stream main) {
+    if (!active()) return on_device::wait(main);
+    nccl_->wait(main);
+}
+
+}  // namespace faultline::gpt

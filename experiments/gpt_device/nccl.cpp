@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/gpt_device/nccl.hpp>
+
+#include <array>
+#include <chrono>
+#include <cstdlib>
+#include <thread>
+#include <utility>
+
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+#include <fmt/format.h>
+
+#include <faultline/ranks/errors.hpp>
+#include <faultline/ranks/sums.hpp>
+
+namespace faultline::gpt::on_device {
+namespace {
+
+// As nccl.h has them: ncclResult_t, ncclDataType_t and ncclRedOp_t are enumerations of the size of int.
+using Result = int;
+struct UniqueId {
+    char bytes[128];  // NCCL_UNIQUE_ID_BYTES
+};
+using Comm = void*;
+constexpr Result success = 0, in_progress = 7;
+constexpr int float32 = 7, float64 = 8, bfloat16 = 9, sum = 0;
+
+struct Functions {
+    Result (*version)(int*);
+    const char* (*error_text)(Result);
+    Result (*unique_id)(UniqueId*);
+    Result (*init)(Comm*, int size, UniqueId, int rank);
+    Result (*all_reduce)(const void*, void*, std::size_t, int type, int operation, Comm, Stream);
+    Result (*async_error)(Comm, Result*);
+    Result (*abort)(Comm);
+    Result (*destroy)(Comm);
+};
+
+Functions load() {
+    const char* const named = std::getenv("FAULTLINE_NCCL");
+    const char* const name = named != nullptr && *named != '\0' ? named : "libnccl.so.2";
+    // Multicast over NVLink needs rights that a container may not have, and a run would stop at the first sum.
+    (void)::setenv("NCCL_NVLS_ENABLE", "0", 0);
+    void* const library = ::dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr)
+        throw RequestError(
+            fmt::format("ranks: cards add up through NCCL 2, which is not there ({}): expected libnccl.so.2 where "
+                        "the loader looks, or its path in FAULTLINE_NCCL",
+                        ::dlerror()));
+    Functions f{};
+    const auto find = [&](auto& function, const char* symbol) {
+        void* const found = ::dlsym(library, symbol);
+        if (found == nullptr)
+            throw RequestError(fmt::format("ranks: {}: has no {}: expected the library of NCCL 2", name, symbol));
+        function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(found);
+    };
+    find(f.version, "ncclGetVersion");
+    find(f.error_text, "ncclGetErrorString");
+    find(f.unique_id, "ncclGetUniqueId");
+    find(f.init, "ncclCommInitRank");
+    find(f.all_reduce, "ncclAllReduce");
+    find(f.async_error, "ncclCommGetAsyncError");
+    find(f.abort, "ncclCommAbort");
+    find(f.destroy, "ncclCommDestroy");
+    return f;
+}
+
+}  // namespace
+
+struct Communicator::State {
+    Functions nccl{};
+    Ranks& ranks;
+    Comm comm = nullptr;
+
+    explicit State(Ranks& of) : ranks(of) {
+        UniqueId id{};
+        together(&ranks, [&] {
+            nccl = load();
+            if (ranks.first()) check(nccl.unique_id(&id), "making an id");
+        });
+        from_first(&ranks, std::as_writable_bytes(std::span(id.bytes)));
+        check(nccl.init(&comm, ranks.size(), id, ranks.rank()), "joining the ranks' cards");
+    }
+    void check(Result result, const char* what) const {
+        if (result != success && result != in_progress)
+            throw WorkError(fmt::format("device cuda: rank {}: NCCL: {}: {} (NCCL_DEBUG=WARN says more)", ranks.rank(),
+                                        what, nccl.error_text(result)));
+    }
+    void end() noexcept {
+        if (comm != nullptr) (void)nccl.abort(std::exchange(comm, nullptr));
+    }
+    [[nodiscard]] Result state_of_work() const {
+        Result state = success;
+        return nccl.async_error(comm, &state) == success ? state : in_progress;
+    }
+};
+
+Communicator::Communicator(Ranks& ranks) : state_(std::make_unique<State>(ranks)) {}
+Communicator::~Communicator() {
+    if (state_->comm != nullptr) (void)state_->nccl.destroy(state_->comm);
+}
+
+std::string Communicator::text() const {
+    int code = 0;
+    (void)state_->nccl.version(&code);  // 2 04 08 as 2408 up to 2.8, then 2 28 09 as 22809
+    return code < 10000 ? fmt::format("NCCL {}.{}.{}", code / 1000, code % 1000 / 100, code % 100)
+                        : fmt::format("NCCL {}.{}.{}", code / 10000, code % 10000 / 100, code % 100);
+}
+
+void Communicator::add(float* values, std::size_t count, Stream stream) {
+    state_->check(state_->nccl.all_reduce(values, values, count, float32, sum, state_->comm, stream),
+                  "adding gradients");
+}
+void Communicator::add(double* values, std::size_t count, Stream stream) {
+    state_->check(state_->nccl.all_reduce(values, values, count, float64, sum, state_->comm, stream), "adding losses");
+}
+void Communicator::add(Bf16* values, std::size_t count, Stream stream) {
+    state_->check(state_->nccl.all_reduce(values, values, count, bfloat16, sum, state_->comm, stream),
+                  "adding gradients");
+}
+
+void Communicator::wait(Stream stream) {
+    using Clock = std::chrono::steady_clock;
+    Clock::time_point asked = Clock::now();
+    while (true) {
+        const cudaError_t done = cudaStreamQuery(stream);
+        if (done == cudaSuccess) return;
+        if (done != cudaErrorNotReady)
+            throw WorkError(fmt::format("device cuda: running on the device: {}", cudaGetErrorString(done)));
+        std::this_thread::yield();
+        if (Clock::now() - asked < std::chrono::milliseconds(10)) continue;
+        asked = Clock::now();
+        const Result state = state_->state_of_work();
+        const bool failed = state != success && state != in_progress;
+        if (!failed && !state_->ranks.lost()) continue;
+        state_->end();  // a kernel that waits for a rank that is gone would never end
+        if (failed) state_->check(state, "adding gradients");
+        throw PeerLost("another rank is gone: expected all of them to stay until the run ends");
+    }
+}
+
+}  // namespace faultline::gpt::on_device

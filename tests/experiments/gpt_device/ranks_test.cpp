@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// A device run that adds up through NCCL, of one rank on one card: everything of several ranks but the second card. Two cards are
+// compared with one by bench/gpt_device/two_cards.py.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include <dlfcn.h>
+
+#include <faultline/base/error.hpp>
+#include <faultline/gpt_device/device_trainer.hpp>
+
+#include "../../kernels/tensor_kernel/on_hopper.hpp"
+#include "../../lib/ranks/on_ranks.hpp"
+
+namespace faultline::gpt {
+namespace {
+
+using test::on_good_ranks;
+using testing::HasSubstr;
+
+const TokenData& text() {
+    static const TokenData data = [] {
+        std::string all;
+        for (int i = 0; i < 3000; ++i) all += "line " + std::to_string(i * i) + " of a text that repeats itself.\n";
+        return tokens_of_text(all);
+    }();
+    return data;
+}
+
+TrainConfig small(bool bf16, int accumulate) {
+    TrainConfig c;
+    c.model = {.layers = 3, .width = 64, .heads = 2, .context = 128, .vocabulary = 256, .bias = true, .bf16 = bf16};
+    c.batch = 4;
+    c.accumulate = accumulate;
+    c.steps = 8;
+    c.schedule = {.learning_rate = 3e-3, .warmup = 4};
+    c.monitor_every = 0;
+    c.validate_every = 4;
+    c.validation_batches = 3;
+    return c;
+}
+
+struct Left {
+    std::vector<float> weights;
+    std::vector<double> losses;
+    double validation = 0;
+};
+
+Left left_by(const TrainConfig& c, const DeviceOptions& options) {
+    const WindowOrder order(c.seed);
+    DeviceTrainer trainer(c, text(), order, options);
+    Left left;
+    while (!trainer.finished()) left.losses.push_back(trainer.step().loss);
+    left.weights = trainer.weights();
+    left.validation = trainer.report().validation_loss;
+    return left;
+}
+
+bool there_is_nccl() {
+    const char* named = std::getenv("FAULTLINE_NCCL");
+    return ::dlopen(named != nullptr ? named : "libnccl.so.2", RTLD_NOW | RTLD_LOCAL) != nullptr;
+}
+
+TEST(DeviceRanks, OneThroughNcclIsTheRunWithout) {
+    NEEDS_HOPPER();
+    if (!there_is_nccl()) GTEST_SKIP() << "there is no libnccl.so.2 here, and FAULTLINE_NCCL names none";
+    for (const bool bf16 : {false, true})
+        for (const int accumulate : {1, 3})
+            for (const bool overlapped : {false, true}) {
+                SCOPED_TRACE(testing::Message()
+                             << "bf16 " << bf16 << ", accumulate " << accumulate << ", overlapped " << overlapped);
+                const TrainConfig c = small(bf16, accumulate);
+                const Left alone = left_by(c, {});
+                on_good_ranks(1, [&](Ranks& self) {
+                    const Left here =
+                        left_by(c, {.ranks = &self, .exchange = {.overlapped = overlapped, .bf16 = false}});
+                    EXPECT_EQ(here.weights, alone.weights);
+                    EXPECT_EQ(here.losses, alone.losses);
+                    EXPECT_EQ(here.validation, alone.validation);
+                });
+            }
+}
+
+TEST(DeviceRanks, AreRefusedWhereTheyDoNotDivideTheMicroBatches) {
+    NEEDS_HOPPER();
+    on_good_ranks(2, [](Ranks& self) {
+        const WindowOrder order(0);
+        try {
+            const DeviceTrainer trainer(small(true, 3), text(), order, {.ranks = &self});
+            ADD_FAILURE();
+        } catch (const RequestError& error) {
+            EXPECT_THAT(error.what(), HasSubstr("ranks: 2: expected a divisor of accumulate, 3"));
+        }
+    });
+}
+
+}  // namespace
+}  // namespace faultline::gpt
