@@ -49,7 +49,10 @@ def cards_here():
 
 class Bench:
     def __init__(self, a, folder):
-        self.a, self.folder, self.lines = a, folder, []
+        self.a, self.folder, self.lines = a, os.path.join(folder, "tokens"), []
+        self.results = folder
+        os.mkdir(self.folder)
+        write_tokens(self.folder)
         with open(a.config, "rb") as file:
             self.config = tomllib.load(file)["train"]
         self.micro_tokens = self.config["batch"] * self.config["context"]
@@ -91,13 +94,14 @@ class Bench:
         self.say(f"{self.a.steps} steps each, in this order in one call; a step of one card is {self.config['batch']} x "
                  f"{self.config['context']} tokens, of {cards} cards {cards} times as many.")
         self.say()
-        self.say("| run | tokens/s | ms/step | times one card |")
-        self.say("|---|---:|---:|---:|")
         quiet = ["--validate-every", "0"]
         for name, options in (("the same bits each time", ["--deterministic"]), ("fastest", ["--no-deterministic"])):
+            self.say(f"| {name} | tokens/s | ms/step | times one card |")
+            self.say("|---|---:|---:|---:|")
+
             def row(what, rate, ranks):
                 ms = 1e3 * self.micro_tokens * ranks / rate
-                self.say(f"| {what}, {name} | {rate:,.0f} | {ms:.2f} | {rate / base:.3f} |")
+                self.say(f"| {what} | {rate:,.0f} | {ms:.2f} | {rate / base:.3f} |")
                 return ms
             for again in range(self.a.rounds):
                 steps = self.a.steps
@@ -113,13 +117,13 @@ class Bench:
                 if cards > 1 and name == "fastest":
                     rate = self.run(None, steps, cards, cards, [*quiet, *options, "--reduce", "bf16"])[0]["tokens_per_second"]
                     row(f"{cards} ranks, added up in bf16 during the backward", rate, cards)
+            if cards == 1:
+                self.say()
+                continue
             self.say()
             self.say(f"{name}, the last round: a step takes {alone:.2f} ms where the cards do not speak to each other, "
                      f"{at_end - alone:+.2f} ms for communication, of which {overlapped - alone:+.2f} ms remain when it overlaps.")
             self.say()
-            if name == "the same bits each time":
-                self.say("| run | tokens/s | ms/step | times one card |")
-                self.say("|---|---:|---:|---:|")
 
     # ---- the same run
 
@@ -127,10 +131,12 @@ class Bench:
         import h5py
         import numpy as np
 
+        if cards == 1:
+            return
         self.say(f"## The run of {cards} ranks and of one, {self.a.compared_steps} steps of the same {cards} micro-batches")
         runs = {}
         for ranks, what in ((1, "one card"), (cards, f"{cards} ranks")):
-            path = os.path.join(self.folder, f"ranks{ranks}.h5")
+            path = os.path.join(self.results, f"ranks{ranks}.h5")
             got, _ = self.run(None if ranks > 1 else 0, self.a.compared_steps, cards, ranks,
                               ["--validate-every", "100", "--deterministic", "-o", path])
             with h5py.File(path) as file:
@@ -163,26 +169,24 @@ class Bench:
     # ---- a sweep, a run a card
 
     def sweep(self, cards):
-        self.say(f"## Runs side by side, one a card")
-        said = subprocess.run([self.a.program, "sweep", "--help"], capture_output=True, text=True)
-        if said.returncode != 0:
-            self.say("This build has no `faultline sweep`.")
-            self.say()
-            return
+        self.say("## Runs side by side, one a card")
         if not self.a.sweep:
             self.say("No --sweep FILE.toml was given.")
             self.say()
             return
-        for workers in sorted({1, cards}):
-            output = os.path.join(self.folder, f"sweep{workers}.h5")
-            line = [self.a.program, "sweep", self.a.sweep, "-o", output, "--device", "cuda", *self.a.sweep_options.split(),
-                    *self.a.sweep_workers.replace("N", str(workers)).split()]
+        for used in sorted({1, cards}):
+            devices = ",".join(map(str, range(used)))
+            line = [self.a.program, "sweep", self.a.sweep, "-o", os.path.join(self.results, f"sweep{used}"), "--devices", devices,
+                    *self.a.sweep_options.split()]
             begin = time.perf_counter()
             said = subprocess.run(line, capture_output=True, text=True, timeout=240)
             seconds = time.perf_counter() - begin
-            self.say(f"- `{' '.join(line[1:])}`: exit {said.returncode}, {seconds:.1f} s")
-            for text in (said.stdout if said.returncode == 0 else said.stderr).strip().splitlines()[-12:]:
-                self.say(f"      {text}")
+            self.say(f"`faultline sweep {Path(self.a.sweep).name} --devices {devices} {self.a.sweep_options}`: {seconds:.1f} s, "
+                     f"exit status {said.returncode}")
+            self.say("```")
+            for text in (said.stdout if said.returncode == 0 else said.stderr).rstrip().splitlines()[-30:]:
+                self.say(text)
+            self.say("```")
         self.say()
 
     # ---- PyTorch
@@ -248,7 +252,6 @@ def main():
     p.add_argument("--torch-steps", type=int, default=60)
     p.add_argument("--sweep", help="a sweep file")
     p.add_argument("--sweep-options", default="", help="more for faultline sweep")
-    p.add_argument("--sweep-workers", default="--workers N", help="the option that sets how many run side by side")
     p.add_argument("--only", default="speed,agreement,sweep,torch")
     a = p.parse_args()
     if "TWO_CARDS_TOKENS" in os.environ:
@@ -258,7 +261,6 @@ def main():
     cards = a.cards or len(names)
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        write_tokens(folder)
         bench = Bench(a, folder)
         bench.say(f"# {cards} card{'s' if cards > 1 else ''} against one: {', '.join(names[:cards])}, "
                   f"{datetime.date.today().isoformat()}")

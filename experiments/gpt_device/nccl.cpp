@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
@@ -66,6 +67,27 @@ Functions load() {
     return f;
 }
 
+/// The name that a card has whatever CUDA_VISIBLE_DEVICES makes of its number.
+std::string card() {
+    int device = 0;
+    cudaDeviceProp properties{};
+    if (cudaGetDevice(&device) != cudaSuccess || cudaGetDeviceProperties(&properties, device) != cudaSuccess)
+        throw WorkError("device cuda: asking for the card's name failed: expected a device");
+    return {properties.uuid.bytes, sizeof properties.uuid.bytes};
+}
+
+/// NCCL says of two ranks with one card that the usage is invalid.
+void expect_a_card_each(Ranks& ranks) {
+    const std::vector<std::string> cards = all_texts(&ranks, card());
+    for (std::size_t rank = 0; rank < cards.size(); ++rank)
+        for (std::size_t other = 0; other < rank; ++other)
+            if (cards[rank] == cards[other])
+                throw RequestError(
+                    fmt::format("ranks: ranks {} and {} have the same card: expected one for each, {} on this machine "
+                                "(CUDA_VISIBLE_DEVICES)",
+                                other, rank, ranks.local_size()));
+}
+
 }  // namespace
 
 struct Communicator::State {
@@ -79,13 +101,14 @@ struct Communicator::State {
             nccl = load();
             if (ranks.first()) check(nccl.unique_id(&id), "making an id");
         });
+        expect_a_card_each(ranks);
         from_first(&ranks, std::as_writable_bytes(std::span(id.bytes)));
         check(nccl.init(&comm, ranks.size(), id, ranks.rank()), "joining the ranks' cards");
     }
     void check(Result result, const char* what) const {
         if (result != success && result != in_progress)
-            throw WorkError(fmt::format("device cuda: rank {}: NCCL: {}: {} (NCCL_DEBUG=WARN says more)", ranks.rank(),
-                                        what, nccl.error_text(result)));
+            throw WorkError(
+                fmt::format("device cuda: rank {}: NCCL: {}: {}", ranks.rank(), what, nccl.error_text(result)));
     }
     void end() noexcept {
         if (comm != nullptr) (void)nccl.abort(std::exchange(comm, nullptr));
