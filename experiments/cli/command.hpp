@@ -52,8 +52,9 @@ struct Command {
     Run (*declare)(Settings&);
     std::string_view output = "FILE.h5";  ///< what -o names, and what the help says of it
     std::string_view output_help = "Write the results as HDF5";
-    bool on_device = false;   ///< --device cuda is taken
-    bool with_ranks = false;  ///< several processes may work on one call
+    bool on_device = false;         ///< --device cuda is taken
+    bool with_ranks = false;        ///< several processes may work on one call
+    bool output_is_folder = false;  ///< one that may be there
 };
 
 Command attribute_command();
@@ -64,6 +65,7 @@ Command identify_command();
 Command train_command();
 Command probe_command();
 Command dissociate_command();
+Command sweep_command();
 Command inspect_command();
 Command plans_command();
 Command sites_command();

@@ -7,10 +7,10 @@
 namespace faultline::cli {
 
 std::vector<Command> commands() {
-    std::vector<Command> all{attribute_command(),   identify_command(), bisect_command(),     check_command(),
-                             generate_command(),    train_command(),    dissociate_command(), probe_command(),
-                             inspect_command(),     plans_command(),    sites_command(),      formats_command(),
-                             corrections_command(), selftest_command()};
+    std::vector<Command> all{attribute_command(), identify_command(),    bisect_command(),     check_command(),
+                             generate_command(),  train_command(),       dissociate_command(), sweep_command(),
+                             probe_command(),     inspect_command(),     plans_command(),      sites_command(),
+                             formats_command(),   corrections_command(), selftest_command()};
     constexpr std::array<std::string_view, 7> where_asked{"attribute", "identify", "bisect", "check",
                                                           "probe",     "selftest", "train"};
     for (Command& command : all) command.with_ranks = command.name == "train";

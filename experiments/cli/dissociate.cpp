@@ -43,17 +43,6 @@ void check_words(const std::vector<std::string>& words, const std::string& where
     }
 }
 
-/// The interventions that change a healthy run by themselves, of those asked for: a run under them is judged by theirs.
-std::vector<std::string> default_controls(const std::vector<std::string>& interventions) {
-    std::vector<std::string> controls;
-    for (const std::string& text : interventions) {
-        const Intervention::Kind kind = parse_intervention(text).kind;
-        const bool by_itself = kind == Intervention::Kind::qk_norm || to_string(parse_intervention(text)) == "project";
-        if (by_itself) controls.push_back(text);
-    }
-    return controls;
-}
-
 MatrixConfig matrix_config(const DissociateSettings& own, const Settings& settings, const TrainData& data) {
     MatrixConfig config;
     config.train = train_config(own.train, settings, data, 1);

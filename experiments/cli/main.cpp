@@ -52,6 +52,9 @@ void check_device(const Prepared& prepared, const RankGroup& group) {
     constexpr std::array<std::string_view, 2> devices{"cpu", "cuda"};
     if (device != "cpu" && device != "cuda")
         throw RequestError(fmt::format("{}: {}: {}", where, in_quotes(device), expected_one_of(device, devices)));
+    if (device == "cuda" && prepared.command.name == "sweep")
+        throw RequestError(
+            fmt::format("{}: a sweep's runs say it themselves: expected device = \"cuda\" in its [train]", where));
     if (device == "cuda" && !prepared.command.on_device)
         throw RequestError(fmt::format("{}: {} runs on the CPU alone: expected cpu", where, prepared.command.name));
     if (device == "cuda" && group.ranks() != nullptr) choose_card(*group.ranks());
@@ -77,7 +80,8 @@ Status run_command(Prepared& prepared, const std::vector<std::string_view>& name
         return Status::done;
     }
     check_device(prepared, group);
-    expect_writable(prepared.settings, "output", prepared.common.output, prepared.common.force);
+    if (!prepared.command.output_is_folder)
+        expect_writable(prepared.settings, "output", prepared.common.output, prepared.common.force);
     expect_name_of_h5(prepared);
     return prepared.run(Invocation{prepared.settings, prepared.common, std::move(command_line), group});
 }

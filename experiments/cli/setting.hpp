@@ -20,4 +20,12 @@ struct Settings::Setting {
     std::string origin;
 };
 
+struct Settings::Table {
+    const toml::table& of;
+};
+struct Settings::Value {
+    std::string_view key;
+    const toml::node& node;
+};
+
 }  // namespace faultline::cli

@@ -235,10 +235,51 @@ void Settings::list(const std::string& key, std::vector<int>& target, const std:
     };
 }
 
+void Settings::list(const std::string& key, std::vector<double>& target, const std::string& value,
+                    const std::string& help) {
+    Setting& setting = add(key, value, help, "a list of numbers");
+    setting.is_list = true;
+    setting.from_text = [&target](const std::string& text) {
+        std::vector<std::string> items;
+        if (!split_items(text, ',', items)) return false;
+        target.clear();
+        for (const std::string& item : items) {
+            double parsed = 0;
+            if (!parse_number(item, parsed) || !std::isfinite(parsed)) return false;
+            target.push_back(parsed);
+        }
+        return true;
+    };
+    setting.from_toml = [&target](const toml::node& node) {
+        const toml::array* items = node.as_array();
+        if (items == nullptr) return false;
+        target.clear();
+        for (const toml::node& item : *items) {
+            const auto parsed = item.is_number() ? item.value<double>() : std::nullopt;
+            if (!parsed || !std::isfinite(*parsed)) return false;
+            target.push_back(*parsed);
+        }
+        return true;
+    };
+    setting.to_toml = [&target]() -> std::optional<std::string> {
+        std::string out = "[";
+        for (const double item : target) {
+            const std::string text = fmt::format("{}", item);
+            out += (out.size() > 1 ? ", " : "") + text + (text.find_first_of(".e") == std::string::npos ? ".0" : "");
+        }
+        return out + "]";
+    };
+}
+
 void Settings::items(const std::string& key, std::vector<std::string>& target, const std::string& value,
                      const std::string& help) {
     list(key, target, value, help);
     settings_.back()->separator = unit_separator;
+}
+
+void Settings::config_too(const std::string& key, std::vector<std::string_view> others) {
+    config_too_ = key;
+    config_too_tables_ = std::move(others);
 }
 
 void Settings::short_name(const std::string& key, char letter) { find(key)->letter = letter; }

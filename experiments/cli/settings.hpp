@@ -44,6 +44,7 @@ class Settings {
     void list(const std::string& key, std::vector<std::string>& target, const std::string& value,
               const std::string& help);
     void list(const std::string& key, std::vector<int>& target, const std::string& value, const std::string& help);
+    void list(const std::string& key, std::vector<double>& target, const std::string& value, const std::string& help);
     /// Texts that may hold commas themselves: one each time the option is given.
     void items(const std::string& key, std::vector<std::string>& target, const std::string& value,
                const std::string& help);
@@ -65,6 +66,16 @@ class Settings {
     /// The setting, "--plan", whose value is the name of that very file or of a folder that holds it, whatever either is
     /// called (a link, another path); "" for none. The key `except` does not count.
     [[nodiscard]] std::string setting_that_names(const std::string& file, std::string_view except) const;
+    /// A file's table of settings; `where` begins the place in its refusals ("sweep.toml: train"). For commands whose file
+    /// holds more than one set of them; see setting.hpp for the table. RequestError as of read().
+    struct Table;
+    void read(const Table& table, const std::string& where);
+    /// One key of it.
+    struct Value;
+    void read(const Value& value, const std::string& where);
+    /// The file that this positional argument names last is read as --config is, where it is one: its table of the command
+    /// need not be there, and `others` may be.
+    void config_too(const std::string& key, std::vector<std::string_view> others);
     /// Whether the command line or --set gave the key. What a file gives may be meant for another use of the command.
     [[nodiscard]] bool given(std::string_view key) const;
     /// Where a key's value came from, to begin an error with: "--plan", "--set plan", "run.toml: attribute.plan".
@@ -78,13 +89,16 @@ class Settings {
                  const std::string& expected);
     Setting* find(std::string_view key);
     [[nodiscard]] std::vector<std::string_view> keys() const;
-    void read_file(const std::string& path, const std::vector<std::string_view>& commands);
+    void read_file(const std::string& path, const std::vector<std::string_view>& commands, bool needed);
+    void read_config_too(const std::vector<std::string_view>& commands);
     void read_assignment(const std::string& assignment);
     static void expect_no_option(const Setting& setting);
 
     std::string command_;
     std::vector<std::unique_ptr<Setting>> settings_;
     std::vector<std::string> config_;
+    std::string config_too_;
+    std::vector<std::string_view> config_too_tables_;
     std::vector<std::string> assignments_;
     bool print_config_ = false;
 };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where settings come from: a file, --set, the command line.
 #include <algorithm>
+#include <filesystem>
 
 #include <fmt/format.h>
 
@@ -59,7 +60,33 @@ void refuse_option(const std::string& where, const std::string& value) {
 
 }  // namespace
 
-void Settings::read_file(const std::string& path, const std::vector<std::string_view>& commands) {
+void Settings::read(const Value& value, const std::string& where) {
+    const std::string place = fmt::format("{}.{}", where, escaped(value.key));
+    Setting* setting = find(value.key);
+    if (setting == nullptr)
+        throw RequestError(fmt::format("{}: unknown key: {}", place, expected_one_of(value.key, keys())));
+    if (!setting->from_toml(value.node))
+        throw RequestError(fmt::format("{}: is {}{}: expected {}", place, kind(value.node), value_text(value.node),
+                                       setting->expected));
+    setting->origin = place;
+}
+
+void Settings::read(const Table& table, const std::string& where) {
+    for (const auto& [key, value] : table.of) read(Value{key.str(), value}, where);
+}
+
+void Settings::read_config_too(const std::vector<std::string_view>& commands) {
+    const Setting* setting = config_too_.empty() ? nullptr : find(config_too_);
+    if (setting == nullptr || setting->given.empty()) return;
+    const std::string& file = setting->given.back();
+    std::error_code none;
+    if (!std::filesystem::is_regular_file(file, none)) return;  // the command says what it expected
+    std::vector<std::string_view> tables = commands;
+    tables.insert(tables.end(), config_too_tables_.begin(), config_too_tables_.end());
+    read_file(file, tables, false);
+}
+
+void Settings::read_file(const std::string& path, const std::vector<std::string_view>& commands, bool needed) {
     const std::string file = escaped(path, path.size());
     toml::table root;
     try {
@@ -77,20 +104,9 @@ void Settings::read_file(const std::string& path, const std::vector<std::string_
         if (!node.is_table()) {
             throw RequestError(fmt::format("{}: {}: is {}: expected a table", file, command_, kind(node)));
         }
-        for (const auto& [key, value] : *node.as_table()) {
-            const std::string where = fmt::format("{}: {}.{}", file, command_, escaped(key.str()));
-            Setting* setting = find(key.str());
-            if (setting == nullptr) {
-                throw RequestError(fmt::format("{}: unknown key: {}", where, expected_one_of(key.str(), keys())));
-            }
-            if (!setting->from_toml(value)) {
-                throw RequestError(
-                    fmt::format("{}: is {}{}: expected {}", where, kind(value), value_text(value), setting->expected));
-            }
-            setting->origin = where;
-        }
+        read(Table{*node.as_table()}, fmt::format("{}: {}", file, command_));
     }
-    if (!root.contains(command_))  // it would be read and change nothing
+    if (needed && !root.contains(command_))  // it would be read and change nothing
         throw RequestError(fmt::format("{}: has no table [{}]: expected the settings of this command", file, command_));
 }
 
@@ -134,7 +150,8 @@ void Settings::read(const std::vector<std::string_view>& commands) {
                                        config_.size()));
     if (!config_.empty() && config_.front().empty())
         throw RequestError("--config: \"\": expected the name of a TOML file");
-    if (!config_.empty()) read_file(config_.front(), commands);
+    read_config_too(commands);
+    if (!config_.empty()) read_file(config_.front(), commands, true);
     for (const std::string& assignment : assignments_) read_assignment(assignment);
     for (const auto& setting : settings_) {
         if (setting->given.empty()) continue;

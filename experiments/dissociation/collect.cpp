@@ -159,7 +159,7 @@ void collect(const std::vector<StepSample>& samples, RunResult& result) {
         result.monitor_step.push_back(s.step);
         result.sigma_q.push_back(s.sigma_q);
         result.sigma_k.push_back(s.sigma_k);
-        result.max_logit.push_back(window_logit);
+        result.max_logit.push_back(window_logit == none ? nan_value : window_logit);  // a device records no scores
         result.loss.push_back(window_loss.value());
         window_logit = none;
         window_loss = {};

@@ -112,6 +112,16 @@ bool RunMatrix::complete() const {
     return std::all_of(runs.begin(), runs.end(), [](const RunResult& run) { return run.finished; });
 }
 
+std::vector<std::string> default_controls(const std::vector<std::string>& interventions) {
+    std::vector<std::string> controls;
+    for (const std::string& text : interventions) {
+        const Intervention::Kind kind = parse_intervention(text).kind;
+        const bool by_itself = kind == Intervention::Kind::qk_norm || to_string(parse_intervention(text)) == "project";
+        if (by_itself) controls.push_back(text);
+    }
+    return controls;
+}
+
 std::vector<RunPlan> runs_of(const MatrixConfig& config) {
     const auto plain = [](const std::string& text) { return to_string(parse_intervention(text)); };
     std::vector<std::string> controls{"none"};

@@ -22,6 +22,9 @@ struct MatrixConfig {
     JudgingRule rule;
 };
 
+/// The interventions that change a healthy run by themselves, of those asked for: a run under them is judged by theirs.
+[[nodiscard]] std::vector<std::string> default_controls(const std::vector<std::string>& interventions);
+
 /// One run to be made.
 struct RunPlan {
     std::string source, intervention;

@@ -25,12 +25,21 @@ class MatrixRun {
     MatrixRun(const MatrixRun&) = delete;
     MatrixRun& operator=(const MatrixRun&) = delete;
 
+    /// Of the trainer, before it is first asked for; one where nothing is said. No bit depends on it.
+    void use_threads(int threads) { config_.threads = threads; }
     [[nodiscard]] gpt::Trainer& trainer();
+    [[nodiscard]] const gpt::TrainConfig& config() const { return config_; }
+    [[nodiscard]] const gpt::WindowOrder& windows() const { return windows_; }
+    /// Whether its source or its intervention needs hooks in the trainer.
+    [[nodiscard]] bool hooked() const { return !source_.faults.empty() || channel_acts(); }
     [[nodiscard]] Channel& channel() { return *channel_; }
     /// What a record must have been made with to be this run's: all settings, the source, the intervention and the data.
     [[nodiscard]] std::string identity() const;
 
   private:
+    [[nodiscard]] bool channel_acts() const {
+        return intervention_.kind != Intervention::Kind::none && intervention_.kind != Intervention::Kind::qk_norm;
+    }
     gpt::TrainConfig config_;
     Intervention intervention_;
     Source source_;

@@ -27,7 +27,8 @@ struct Cell {
 [[nodiscard]] std::string table(const RunMatrix& matrix);
 [[nodiscard]] std::string to_json(const RunMatrix& matrix);
 /// Datasets over (source, intervention, seed), NaN where there was no run; series over (run, monitor); links runs/N to the
-/// records in `folder`, a path relative to the file's own folder (empty: none).
-void write(const RunMatrix& matrix, RecordFile& file, const std::string& folder);
+/// records in `folder`, a path relative to the file's own folder (empty: none). All of it below the group `prefix`, where one
+/// is given ("recipes/small/"); the root's attributes are the caller's then.
+void write(const RunMatrix& matrix, RecordFile& file, const std::string& folder, const std::string& prefix = "");
 
 }  // namespace faultline

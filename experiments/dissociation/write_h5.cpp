@@ -26,15 +26,16 @@ std::size_t position(const std::vector<std::string>& names, const std::string& n
 /// The tables over (source, intervention, seed).
 class Tables {
   public:
-    Tables(const RunMatrix& matrix, RecordFile& file)
+    Tables(const RunMatrix& matrix, RecordFile& file, const std::string& prefix)
         : matrix_(matrix),
           file_(file),
+          prefix_(prefix + "outcome/"),
           sources_(names_in_order(matrix, &RunResult::source)),
           interventions_(names_in_order(matrix, &RunResult::intervention)) {
         std::vector<std::int64_t> seeds(matrix.config.seeds.begin(), matrix.config.seeds.end());
-        file.coordinate("outcome/source", sources_, {"where the error comes from"});
-        file.coordinate("outcome/intervention", interventions_, {"what is done to the QK route"});
-        file.coordinate("outcome/seed", seeds, {"seed of weights, windows and faults"});
+        file.coordinate(prefix_ + "source", sources_, {"where the error comes from"});
+        file.coordinate(prefix_ + "intervention", interventions_, {"what is done to the QK route"});
+        file.coordinate(prefix_ + "seed", seeds, {"seed of weights, windows and faults"});
         axes_ = {{"source", static_cast<std::int64_t>(sources_.size())},
                  {"intervention", static_cast<std::int64_t>(interventions_.size())},
                  {"seed", static_cast<std::int64_t>(seeds.size())}};
@@ -50,7 +51,7 @@ class Tables {
                 position(sources_, run.source) * interventions_.size() + position(interventions_, run.intervention);
             values[cell * seeds.size() + seed] = value(run);
         }
-        file_.write(std::string("outcome/") + name, values, axes_, about);
+        file_.write(prefix_ + name, values, axes_, about);
     }
 
     void put_verdict(const char* name, const About& about, const std::function<double(const RunVerdict&)>& value) {
@@ -63,12 +64,13 @@ class Tables {
   private:
     const RunMatrix& matrix_;
     RecordFile& file_;
+    std::string prefix_;
     std::vector<std::string> sources_, interventions_;
     std::vector<Axis> axes_;
 };
 
 /// Series of the monitored steps, run by run; runs are the index into the list.
-void write_series(const RunMatrix& matrix, RecordFile& file) {
+void write_series(const RunMatrix& matrix, RecordFile& file, const std::string& group) {
     const RunResult* longest = &matrix.runs.front();
     for (const RunResult& run : matrix.runs)
         if (run.monitor_step.size() > longest->monitor_step.size()) longest = &run;
@@ -80,19 +82,19 @@ void write_series(const RunMatrix& matrix, RecordFile& file) {
         interventions.push_back(run.intervention);
         seeds.push_back(static_cast<std::int64_t>(run.seed));
     }
-    file.coordinate("series/step", longest->monitor_step, {"monitored step"});
+    file.coordinate(group + "step", longest->monitor_step, {"monitored step"});
     const std::vector<Axis> by_run{{"run", static_cast<std::int64_t>(matrix.runs.size())}};
     const std::vector<Axis> axes{by_run.front(), {"step", static_cast<std::int64_t>(longest->monitor_step.size())}};
-    file.write_strings("series/source", sources, by_run, {"source of the run"});
-    file.write_strings("series/intervention", interventions, by_run, {"intervention of the run"});
-    file.write("series/seed", seeds, by_run, {"seed of the run"});
+    file.write_strings(group + "source", sources, by_run, {"source of the run"});
+    file.write_strings(group + "intervention", interventions, by_run, {"intervention of the run"});
+    file.write(group + "seed", seeds, by_run, {"seed of the run"});
     const auto put = [&](const char* name, std::vector<double> RunResult::*member, const About& about) {
         std::vector<double> values;
         for (const RunResult& run : matrix.runs) {
             values.insert(values.end(), (run.*member).begin(), (run.*member).end());
             values.insert(values.end(), longest->monitor_step.size() - (run.*member).size(), nan_value);
         }
-        file.write(std::string("series/") + name, values, axes, about);
+        file.write(group + name, values, axes, about);
     };
     put("sigma_q", &RunResult::sigma_q, {"largest singular value of W_Q over layers"});
     put("sigma_k", &RunResult::sigma_k, {"largest singular value of W_K over layers"});
@@ -102,12 +104,14 @@ void write_series(const RunMatrix& matrix, RecordFile& file) {
 
 }  // namespace
 
-void write(const RunMatrix& matrix, RecordFile& file, const std::string& folder) {
-    file.attribute("", "complete", std::int64_t{matrix.complete() ? 1 : 0});
-    file.attribute("", "sigma_ratio", matrix.config.rule.sigma_ratio);
-    file.attribute("", "loss_ratio", matrix.config.rule.loss_ratio);
+void write(const RunMatrix& matrix, RecordFile& file, const std::string& folder, const std::string& prefix) {
+    if (prefix.empty()) {
+        file.attribute("", "complete", std::int64_t{matrix.complete() ? 1 : 0});
+        file.attribute("", "sigma_ratio", matrix.config.rule.sigma_ratio);
+        file.attribute("", "loss_ratio", matrix.config.rule.loss_ratio);
+    }
     if (matrix.runs.empty()) return;
-    Tables tables(matrix, file);
+    Tables tables(matrix, file, prefix);
     using R = const RunResult&;
     using V = const RunVerdict&;
     tables.put("sigma_q", {"largest singular value of W_Q over layers, at the end"},
@@ -141,10 +145,11 @@ void write(const RunMatrix& matrix, RecordFile& file, const std::string& folder)
     tables.put_verdict("sigma_ratio", {"sigma_max(W_Q) over the control's, at the end"},
                        [](V v) { return v.sigma_ratio; });
     tables.put_verdict("loss_ratio", {"train loss over the control's"}, [](V v) { return v.loss_ratio; });
-    write_series(matrix, file);
+    write_series(matrix, file, prefix + "series/");
     if (folder.empty()) return;
     for (std::size_t i = 0; i < matrix.runs.size(); ++i)
-        if (!matrix.runs[i].file.empty()) file.link(fmt::format("runs/{}", i), folder + "/" + matrix.runs[i].file);
+        if (!matrix.runs[i].file.empty())
+            file.link(fmt::format("{}runs/{}", prefix, i), folder + "/" + matrix.runs[i].file);
 }
 
 }  // namespace faultline

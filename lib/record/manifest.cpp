@@ -80,6 +80,11 @@ std::string shell_line(int argc, const char* const* argv) {
     return line;
 }
 
+std::string hash_text(std::string_view text) {
+    const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
+    return fmt::format("xxh3-128:{:016x}{:016x}", hash.high64, hash.low64);
+}
+
 std::string hash_file(const std::string& path) {
     const FileInput in(path);
     XXH3_state_t state;

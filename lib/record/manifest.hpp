@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace faultline {
@@ -41,6 +42,8 @@ struct Manifest {
                                      std::uint64_t seed);
 /// argv as one line that a POSIX shell would split into the same words.
 [[nodiscard]] std::string shell_line(int argc, const char* const* argv);
+/// "xxh3-128:" and the hash of a text's bytes, as InputHash has it.
+[[nodiscard]] std::string hash_text(std::string_view text);
 /// Hash of a file's bytes. RequestError when it cannot be read.
 [[nodiscard]] std::string hash_file(const std::string& path);
 /// Hashes of a file, or of every .npy file of a folder by name: what read_tensors(path) reads.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include <fmt/format.h>
 
@@ -91,6 +92,38 @@ void RecordFile::write_wide(const std::string& path, std::span<const double> man
     attribute(path, "exact", fmt::format("{}_mantissa * 2^{}_exponent2", leaf, leaf));
     write(path + "_mantissa", mantissa, axes, {about.long_name + ", mantissa", about.units});
     write(path + "_exponent2", exponent2, axes, {about.long_name + ", exponent of 2", "1"});
+}
+
+void RecordFile::write_virtual(const std::string& path, std::span<const VirtualRow> rows, std::span<const Axis> axes,
+                               const About& about) {
+    h5::silence();
+    const std::string what = "dataset " + in_quotes(path);
+    const std::vector<std::int64_t> shape = shape_of(axes);
+    const h5::Handle space = h5::space_of(shape);
+    const h5::Handle properties = h5::dataset_properties();
+    const double nothing = std::numeric_limits<double>::quiet_NaN();
+    H5Pset_fill_value(properties, H5T_NATIVE_DOUBLE, &nothing);
+    for (const VirtualRow& row : rows) {
+        std::vector<hsize_t> start(shape.size(), 0), count(shape.size(), 1);
+        start.front() = static_cast<hsize_t>(row.row);
+        bool fits = row.block.size() + 1 == shape.size() && row.row >= 0 && row.row < shape.front() &&
+                    byte_count(Dtype::u8, row.block) == byte_count(Dtype::u8, row.shape);
+        for (std::size_t i = 0; fits && i < row.block.size(); ++i) {
+            count[i + 1] = static_cast<hsize_t>(row.block[i]);
+            fits = row.block[i] <= shape[i + 1];
+        }
+        if (!fits)
+            throw WorkError(fmt::format("{}: {}: row {} of shape {}: expected no more than the axes {} have", name(),
+                                        what, row.row, shape_text(row.shape), shape_text(shape)));
+        const h5::Handle part(H5Scopy(space), H5Sclose), source = h5::space_of(row.shape);
+        if (H5Sselect_hyperslab(part, H5S_SELECT_SET, start.data(), nullptr, count.data(), nullptr) < 0 ||
+            H5Pset_virtual(properties, part, row.file.c_str(), row.dataset.c_str(), source) < 0)
+            h5::fail_write(name(), what);
+    }
+    const h5::Handle type = h5::type_of(Dtype::f64);
+    const h5::Handle dataset = state_->out.create_dataset(path, type, space, properties);
+    h5::attach_axes(state_->out.file, dataset, path, axes, name());
+    h5::describe(dataset, about, name());
 }
 
 void RecordFile::link(const std::string& path, const std::string& file) {

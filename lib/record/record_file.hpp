@@ -59,6 +59,20 @@ class RecordFile {
     void write_wide(const std::string& path, std::span<const double> mantissa, std::span<const std::int64_t> exponent2,
                     std::span<const Axis> axes, const About& about = {});
 
+    /// Where the values of a virtual dataset's first index stand: dataset `dataset` of `file`.
+    struct VirtualRow {
+        std::int64_t row = 0;  ///< in this file's dataset
+        std::string file;      ///< relative to this file's folder
+        std::string dataset;
+        std::vector<std::int64_t> shape;  ///< which it has there
+        std::vector<std::int64_t> block;  ///< which it takes here, over the axes behind the row: as many elements
+    };
+    /// A dataset of doubles over (row, axes…) whose values stay in other files (HDF5's virtual layout, from 1.10 on): row r
+    /// holds what stands there, from index 0 of every axis. NaN where that is smaller, where no row is named, and where the
+    /// file is not there when somebody reads. WorkError when the path is taken or a row has more than the axes.
+    void write_virtual(const std::string& path, std::span<const VirtualRow> rows, std::span<const Axis> axes,
+                       const About& about = {});
+
     /// `path` stands for the root of another file, an external link of HDF5; `file` is read relative to this file's folder.
     /// It need not exist yet. WorkError when the path is taken.
     void link(const std::string& path, const std::string& file);

@@ -137,9 +137,15 @@ struct RecordReader::State {
     Handle file;
     std::map<haddr_t, std::string> scale_names;
 
-    Handle open(const std::string& path) const {
+    /// To ask of its shape, wherever its data are.
+    Handle open_unread(const std::string& path) const {
         Handle dataset(H5Dopen2(file, path.c_str(), H5P_DEFAULT), H5Dclose);
         if (!dataset.valid()) h5::fail_read(name, fmt::format("dataset {}", in_quotes(path)), "it in the file");
+        return dataset;
+    }
+
+    Handle open(const std::string& path) const {
+        Handle dataset = open_unread(path);
         const Handle properties(H5Dget_create_plist(dataset), H5Pclose);
         if (H5Pget_layout(properties) == H5D_VIRTUAL || H5Pget_external_count(properties) > 0) {
             throw RequestError(fmt::format("{}: dataset {}: keeps its data in another file: expected it in this one",
@@ -246,7 +252,7 @@ std::vector<std::string> RecordReader::read_strings(const std::string& path) con
 
 std::vector<Axis> RecordReader::axes(const std::string& path) const {
     h5::silence();
-    const Handle dataset = state_->open(path);
+    const Handle dataset = state_->open_unread(path);
     std::vector<Axis> out;
     for (const std::int64_t extent : state_->shape(dataset)) out.push_back({"", extent});
     if (H5DSis_scale(dataset) > 0 && out.size() == 1) {  // coordinates are their own dimension

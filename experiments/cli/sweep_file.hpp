@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// The TOML of a sweep: [matrix] says what is crossed, [train] the recipe, [[recipe]] and [vary] how the recipe changes
+// (docs/sweeps.md). And that of one run of it, which its process reads.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <faultline/dissociation/matrix.hpp>
+#include <faultline/dissociation/single_run.hpp>
+#include <faultline/sweep/cell.hpp>
+
+namespace faultline::cli {
+
+struct SweepRecipe {
+    std::string name;      ///< empty: the only one
+    std::string settings;  ///< [train] with all settings in force
+    bool on_device = false;
+    MatrixConfig config;
+    std::shared_ptr<const gpt::TokenData> data;
+};
+
+struct SweepFile {
+    std::vector<SweepRecipe> recipes;
+    std::int64_t checkpoint_every = 100;
+};
+
+/// Reads the sweep and the data of its recipes. RequestError, "FILE: matrix.source: …".
+[[nodiscard]] SweepFile read_sweep(const std::string& path);
+
+/// Its runs, by recipe in the order of runs_of. RequestError where one of them is no run, or is there twice.
+[[nodiscard]] std::vector<sweep::Cell> cells_of(const SweepFile& file, const std::string& path);
+
+/// The file of one run's settings, and what it says.
+[[nodiscard]] std::string cell_toml(const SweepFile& file, const SweepRecipe& recipe, const sweep::Cell& cell);
+struct SweepCell {
+    SweepRecipe recipe;
+    RunPlan plan;
+    std::int64_t checkpoint_every = 100;
+};
+[[nodiscard]] SweepCell read_cell(const std::string& path);
+
+/// What a device's trainer refuses; nothing for a recipe of the CPU.
+[[nodiscard]] DeviceRefusal refusal_of(const SweepRecipe& recipe);
+
+}  // namespace faultline::cli

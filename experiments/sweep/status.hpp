@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// How far a sweep is, as text and as JSON (schema faultline.sweep-status/1).
+#pragma once
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include <faultline/sweep/cell_state.hpp>
+
+namespace faultline::sweep {
+
+struct Status {
+    std::vector<Cell> cells;
+    std::vector<CellState> states;  ///< parallel
+    [[nodiscard]] std::size_t count(State state) const;
+    [[nodiscard]] bool all_done() const;
+};
+[[nodiscard]] Status status_of(const std::string& folder, const std::vector<Cell>& cells);
+
+/// One line with the counts; then one for each run that is at work, stopped or failed, and for each that ended at a value that
+/// is no number. `every`: for each run.
+[[nodiscard]] std::string table(const Status& status, bool every);
+/// "12 of 18 runs are done, 2 at work, 1 failed, 3 to do".
+[[nodiscard]] std::string summary(const Status& status);
+[[nodiscard]] std::string to_json(const Status& status);
+
+}  // namespace faultline::sweep

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+// A sweep as local processes: from the file to the table; run again, killed, interrupted, with runs that fail, by two launchers
+// at once.
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <map>
+#include <thread>
+
+#include <gmock/gmock.h>
+
+#include <faultline/record/record_reader.hpp>
+
+#include "small_sweep.hpp"
+
+namespace faultline::test {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using ::testing::HasSubstr;
+
+std::string slurp(const std::string& path) {
+    std::ifstream in(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+}
+
+/// All series of all records by file and name.
+std::map<std::string, std::vector<std::byte>> series_of(const std::string& folder) {
+    std::map<std::string, std::vector<std::byte>> all;
+    for (const std::string& path : run_files(folder, ".h5")) {
+        const RecordReader reader(path);
+        for (const std::string& name : reader.datasets())
+            all[fs::path(path).filename().string() + "/" + name] = reader.read(name).bytes;
+    }
+    return all;
+}
+
+/// Until it holds, a minute at most.
+bool wait_for(const std::function<bool()>& what) {
+    for (int i = 0; i < 6000; ++i) {
+        if (what()) return true;
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    return false;
+}
+
+/// Processes at work, by what their locks say.
+std::vector<int> at_work(const std::string& folder) {
+    std::vector<int> processes;
+    const Outcome said = run_program({"sweep", "status", folder, "--json"});
+    if (said.status != 0) return {};  // the launcher has not written its list yet
+    const json status = json::parse(said.out);
+    for (const json& run : status["runs"])
+        if (run["state"] == "at work")
+            if (const std::string what = run.value("what", ""); what.find("process ") != std::string::npos)
+                processes.push_back(std::stoi(what.substr(what.find("process ") + 8)));
+    return processes;
+}
+
+TEST(Sweep, MakesItsRunsOnceAndPrintsTheTableOfDissociate) {
+    const Folder folder;
+    const std::string file = small_sweep(folder, 20, "intervention = [\"none\", \"project\"]\nseeds = [0, 1]");
+    const Outcome run = run_program({"sweep", file, "-o", folder / "s", "--quiet"});
+    ASSERT_EQ(run.status, 0) << run.err;
+    EXPECT_EQ(run.err, "");
+    // The same matrix by the other command, in one process: the same bits, so the same table.
+    std::vector<std::string> words{"dissociate", "--quiet", "--seeds", "0,1", "--source", "delta:multiplicative:0.2"};
+    for (const char* intervention : {"none", "project"}) words.insert(words.end(), {"--intervention", intervention});
+    for (const auto& [key, value] : std::map<std::string, std::string>{{"layers", "2"},
+                                                                       {"width", "16"},
+                                                                       {"heads", "2"},
+                                                                       {"context", "16"},
+                                                                       {"batch", "2"},
+                                                                       {"steps", "20"},
+                                                                       {"validation-batches", "1"},
+                                                                       {"data", folder / "text"}})
+        words.insert(words.end(), {"--" + key, value});
+    EXPECT_EQ(run.out, run_program(words).out);
+
+    const json status = status_of(folder / "s");
+    EXPECT_EQ(status["complete"], true);
+    EXPECT_EQ(status["counts"]["done"], 8);
+    const std::vector<std::string> records = run_files(folder / "s", ".h5");
+    ASSERT_EQ(records.size(), 8U);
+    EXPECT_THAT(fs::path(records[0]).filename().string(),
+                ::testing::MatchesRegex("delta-multiplicative-0.2__none__seed0__[0-9a-f]{12}.h5"));
+    // Again: nothing is made, and the same is said.
+    const auto before = fs::last_write_time(records[0]);
+    const Outcome again = run_program({"sweep", folder / "s", "--quiet"});
+    EXPECT_EQ(again.status, 0) << again.err;
+    EXPECT_EQ(again.out, run.out);
+    EXPECT_EQ(fs::last_write_time(records[0]), before);
+    // One more seed: the rest is kept.
+    const std::string larger = small_sweep(folder, 20, "intervention = [\"none\", \"project\"]\nseeds = [0, 1, 2]");
+    EXPECT_EQ(run_program({"sweep", larger, "-o", folder / "s", "--quiet"}).status, 0);
+    EXPECT_EQ(run_files(folder / "s", ".h5").size(), 12U);
+    EXPECT_EQ(fs::last_write_time(records[0]), before);
+}
+
+// Its launcher is killed, which asks the runs to end, and later a run itself: what is there then is taken up, and is what a
+// sweep that never stopped leaves.
+TEST(Sweep, KilledAndTakenUpIsTheSweepThatNeverStopped) {
+    const Folder folder;
+    const std::string file = small_sweep(folder, 600, "seeds = [0, 1]");
+    const std::vector<std::string> cut{"sweep", file, "-o", folder / "cut", "--quiet", "--jobs", "2"};
+    ASSERT_EQ(run_program({"sweep", file, "-o", folder / "whole", "--quiet"}).status, 0);
+    {
+        Child launcher(cut, folder / "err");
+        ASSERT_TRUE(wait_for([&] { return run_files(folder / "cut", ".checkpoint.safetensors").size() >= 2; }));
+        launcher.signal(SIGKILL);
+        EXPECT_EQ(launcher.wait(), -SIGKILL);
+    }
+    ASSERT_TRUE(wait_for([&] { return at_work(folder / "cut").empty(); })) << "runs outlive their launcher";
+    EXPECT_GE(status_of(folder / "cut")["counts"]["stopped"], 1);
+    int killed = 0;
+    {
+        Child launcher(cut, folder / "err");
+        std::vector<int> processes;
+        ASSERT_TRUE(wait_for([&] { return !(processes = at_work(folder / "cut")).empty(); }));
+        ASSERT_EQ(::kill(processes.front(), SIGKILL), 0);
+        killed = launcher.wait();
+    }
+    EXPECT_EQ(killed, 1);  // the run that was killed is named, the others were made
+    EXPECT_THAT(slurp(folder / "err"), HasSubstr("killed by signal 9 (Killed)"));
+    EXPECT_EQ(status_of(folder / "cut")["counts"]["failed"], 1);
+    const Outcome rest = run_program(cut);
+    EXPECT_EQ(rest.status, 0) << rest.err;
+    EXPECT_EQ(series_of(folder / "cut"), series_of(folder / "whole"));
+    std::string logs;
+    for (const std::string& log : run_files(folder / "cut", ".log")) logs += slurp(log);
+    EXPECT_THAT(logs, HasSubstr(": taken up at step "));
+}
+
+TEST(Sweep, InterruptedSavesEveryRun) {
+    const Folder folder;
+    const std::string file = small_sweep(folder, 1000000, "seeds = [0, 1]");
+    Child launcher({"sweep", file, "-o", folder / "s", "--jobs", "2"}, folder / "err");
+    ASSERT_TRUE(wait_for([&] { return run_files(folder / "s", ".h5").size() == 2; }));
+    launcher.signal(SIGINT);
+    EXPECT_EQ(launcher.wait(), 1);
+    EXPECT_THAT(slurp(folder / "err"), HasSubstr("0 of 4 runs are done, 2 stopped, 2 to do; the same command goes on"));
+    EXPECT_EQ(run_files(folder / "s", ".checkpoint.safetensors").size(), 2U);
+    for (const std::string& log : run_files(folder / "s", ".log"))
+        EXPECT_THAT(slurp(log), HasSubstr("the state is saved"));
+    EXPECT_FALSE(fs::exists(folder / "s/sweep.h5"));
+}
+
+// A run that fails leaves its reason and stops no other; when what was in its way is gone it is made.
+TEST(Sweep, AFailureIsNamedAndStopsNoOther) {
+    const Folder folder;
+    const std::string file = small_sweep(folder, 20, "seeds = [0, 1]");
+    ASSERT_EQ(run_program({"sweep", file, "-o", folder / "s", "--quiet"}).status, 0);
+    const std::string record = run_files(folder / "s", ".h5").front();
+    const std::string result = record.substr(0, record.size() - 3) + ".json";
+    fs::remove(record);
+    fs::create_directory(record);  // no file can have this name now
+    fs::remove(result);
+    const std::string other = run_files(folder / "s", ".h5").back();
+    fs::remove(other);
+    const Outcome run = run_program({"sweep", file, "-o", folder / "s", "--quiet"});
+    EXPECT_EQ(run.status, 1);
+    EXPECT_THAT(run.err, HasSubstr(fs::path(record).stem().string() + ": "));
+    EXPECT_THAT(run.err, HasSubstr("3 of 4 runs are done, 1 failed"));
+    EXPECT_TRUE(fs::exists(other));
+    EXPECT_THAT(run_program({"sweep", "status", folder / "s"}).out, HasSubstr("  failed      "));
+    fs::remove(record);
+    EXPECT_EQ(run_program({"sweep", file, "-o", folder / "s", "--quiet"}).status, 0);
+    EXPECT_TRUE(fs::is_regular_file(record));
+}
+
+// delta times 1e45 leaves the range of fp32: the run ends there, which is its result.
+TEST(Sweep, AValueThatIsNotFiniteIsAResult) {
+    const Folder folder;
+    const std::string file = small_sweep(folder, 20);
+    std::string text = slurp(file);
+    text.replace(text.find("delta:multiplicative:0.2"), 24, "delta:fixed:1e45");
+    folder.write("sweep.toml", text);
+    const Outcome run = run_program({"sweep", file, "-o", folder / "s", "--quiet"});
+    EXPECT_EQ(run.status, 0) << run.err;
+    EXPECT_THAT(run.out, HasSubstr("is not finite"));
+    EXPECT_EQ(status_of(folder / "s")["counts"]["not finite"], 1);
+    EXPECT_EQ(run_program({"sweep", file, "-o", folder / "s", "--quiet"}).out, run.out);
+}
+
+TEST(Sweep, TwoLaunchersMakeEveryRunOnce) {
+    const Folder folder;
+    const std::string file = small_sweep(folder, 100, "seeds = [0, 1, 2]");
+    const std::vector<std::string> words{"sweep", file, "-o", folder / "s", "--quiet", "--jobs", "2"};
+    Child one(words, folder / "err1"), two(words, folder / "err2");
+    const int first = one.wait(), second = two.wait();
+    // Who ends first may leave runs to the other, and says so.
+    EXPECT_TRUE(first == 0 || second == 0) << slurp(folder / "err1") << slurp(folder / "err2");
+    EXPECT_EQ(status_of(folder / "s")["complete"], true);
+    for (const std::string& record : run_files(folder / "s", ".h5"))
+        EXPECT_EQ(RecordReader(record).read("steps/step").shape, std::vector<std::int64_t>{100});
+}
+
+// Each process sees one card, and with more processes than cards they share them evenly.
+TEST(Sweep, EachRunSeesOneOfTheDevices) {
+    const Folder folder;
+    const std::string file = small_sweep(folder, 400, "seeds = [0, 1]");
+    Child launcher({"sweep", file, "-o", folder / "s", "--quiet", "--devices", "3,GPU-5", "--jobs", "4"},
+                   folder / "err");
+    std::vector<std::string> seen;
+    ASSERT_TRUE(wait_for([&] {
+        seen.clear();
+        for (const int process : at_work(folder / "s")) {
+            const std::string all = slurp("/proc/" + std::to_string(process) + "/environ");
+            if (const std::size_t at = all.find("CUDA_VISIBLE_DEVICES="); at != std::string::npos)
+                seen.emplace_back(all.c_str() + at + 21);
+        }
+        return seen.size() == 4;
+    }));
+    std::ranges::sort(seen);
+    EXPECT_EQ(seen, (std::vector<std::string>{"3", "3", "GPU-5", "GPU-5"}));
+    EXPECT_EQ(launcher.wait(), 0);
+}
+
+}  // namespace
+}  // namespace faultline::test
