@@ -27,6 +27,10 @@ int number(const char* variable) {
 /// MPI stands in a module of its own, so that the program starts where there is no MPI library, and no command but a run of
 /// several ranks pays for loading one.
 std::unique_ptr<Ranks> join_mpi(const Launch& launch) {
+    // Without either the library would end the process with a page of its own.
+    if (launch.variable.starts_with("SLURM") && number("PMIX_RANK") < 0 && number("PMI_RANK") < 0)
+        throw RequestError(fmt::format("{}: says {} ranks, and srun has not told MPI of them: expected srun --mpi=pmix",
+                                       launch.variable, launch.size));
     void* module = ::dlopen(mpi::module_name, RTLD_NOW | RTLD_LOCAL);
     if (module == nullptr)
         throw RequestError(

@@ -152,7 +152,8 @@ TEST_F(RanksOfTrain, ALauncherWithoutMpiIsRefusedOnce) {
         EXPECT_EQ(outcome.status, 2) << outcome.out;
         sentences += static_cast<int>(lines(outcome.err).size());
         if (std::string(rank) == "0") {
-            EXPECT_THAT(outcome.err, HasSubstr("SLURM_STEP_NUM_TASKS: says 2 ranks, and"));
+            EXPECT_THAT(outcome.err,
+                        HasSubstr("SLURM_STEP_NUM_TASKS: says 2 ranks, and srun has not told MPI of them"));
         }
     }
     EXPECT_EQ(sentences, 1);
