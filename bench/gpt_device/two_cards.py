@@ -176,7 +176,7 @@ class Bench:
             return
         for used in sorted({1, cards}):
             devices = ",".join(map(str, range(used)))
-            line = [self.a.program, "sweep", self.a.sweep, "-o", os.path.join(self.results, f"sweep{used}"), "--devices", devices,
+            line = [os.path.abspath(self.a.program), "sweep", self.a.sweep, "-o", os.path.join(self.results, f"sweep{used}"), "--devices", devices,
                     *self.a.sweep_options.split()]
             begin = time.perf_counter()
             said = subprocess.run(line, capture_output=True, text=True, timeout=240)

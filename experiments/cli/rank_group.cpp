@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <faultline/cli/rank_group.hpp>
 
+#include <chrono>
 #include <cstdlib>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include <fmt/format.h>
@@ -21,7 +23,10 @@ void RankGroup::join() {
     } catch (const RequestError& error) {
         // There is no way to settle it with the others, to whom it happens as well.
         const std::optional<Launch> launch = launch_of_environment();
-        throw SharedFailure(error.what(), true, launch && launch->rank > 0);
+        const bool silent = launch && launch->rank > 0;
+        // mpirun ends all when the first of them ends badly: the one that speaks needs the time to do so.
+        if (silent) std::this_thread::sleep_for(std::chrono::milliseconds(500));
+        throw SharedFailure(error.what(), true, silent);
     }
 }
 
