@@ -142,15 +142,14 @@ RunOutcome run(Training& trainer, const RunFiles& files, const std::function<voi
             outcome.end = RunEnd::not_finite;
             break;
         }
-        bool stop = false;
-        together(files.ranks, [&] {
+        const bool stop = any_together(files.ranks, [&] {
             if (record) record->write(report);
             if (progress) progress(report);
             const bool due = files.checkpoint_every > 0 && trainer.next_step() % files.checkpoint_every == 0;
             if (due && !trainer.finished()) save();
-            stop = !trainer.finished() && cancelled && cancelled();
+            return !trainer.finished() && cancelled && cancelled();
         });
-        if (any_of_ranks(files.ranks, stop)) {
+        if (stop) {
             outcome.end = RunEnd::interrupted;
             break;
         }

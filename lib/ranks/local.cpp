@@ -14,6 +14,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -48,9 +49,16 @@ class LocalRanks final : public Ranks {
         }
     }
     void receive(int from, std::span<std::byte> bytes) override {
+        // Ranks that step together wait for each other some microseconds: less than it takes to be woken from sleep.
+        int patience = 64;
         while (!bytes.empty()) {
-            const ssize_t n = ::recv(socket(from), bytes.data(), bytes.size(), 0);
+            const ssize_t n = ::recv(socket(from), bytes.data(), bytes.size(), patience > 0 ? MSG_DONTWAIT : 0);
             if (n < 0 && errno == EINTR) continue;
+            if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+                --patience;
+                (void)::sched_yield();
+                continue;
+            }
             if (n <= 0) fail(from);
             bytes = bytes.subspan(static_cast<std::size_t>(n));
         }

@@ -90,13 +90,26 @@ std::vector<std::string> all_texts(Ranks* ranks, std::string mine) {
     all.resize(static_cast<std::size_t>(ranks->size()));
     if (!ranks->first()) {
         send_text(*ranks, 0, mine);
-        for (std::string& text : all) text = receive_text(*ranks, 0);
+        const std::string message = receive_text(*ranks, 0);
+        std::size_t at = all.size() * sizeof(std::uint64_t);
+        for (std::size_t r = 0; r < all.size(); ++r) {
+            std::uint64_t size = 0;
+            std::memcpy(&size, message.data() + r * sizeof size, sizeof size);
+            all[r] = message.substr(at, size);
+            at += size;
+        }
         return all;
     }
     all[0] = std::move(mine);
     for (int from = 1; from < ranks->size(); ++from) all[static_cast<std::size_t>(from)] = receive_text(*ranks, from);
-    for (int to = 1; to < ranks->size(); ++to)
-        for (const std::string& text : all) send_text(*ranks, to, text);
+    // One message each: sizes, then the texts.
+    std::string message;
+    for (const std::string& text : all) {
+        const std::uint64_t size = text.size();
+        message.append(reinterpret_cast<const char*>(&size), sizeof size);
+    }
+    for (const std::string& text : all) message += text;
+    for (int to = 1; to < ranks->size(); ++to) send_text(*ranks, to, message);
     return all;
 }
 
@@ -106,23 +119,20 @@ void from_first(Ranks* ranks, std::span<std::byte> bytes) {
     for (int to = 1; to < ranks->size(); ++to) ranks->send(to, bytes);
 }
 
-void settle(Ranks* ranks, std::exception_ptr failed) {
+bool settle_any(Ranks* ranks, std::exception_ptr failed, bool here) {
     if (ranks == nullptr) {
         if (failed) std::rethrow_exception(failed);
-        return;
+        return here;
     }
-    const std::vector<std::string> words = all_texts(ranks, word_of(failed));
-    const auto found = std::ranges::find_if(words, [](const std::string& word) { return !word.empty(); });
-    if (found == words.end()) return;
-    const auto rank = found - words.begin();
-    throw SharedFailure((rank == 0 ? std::string() : "rank " + std::to_string(rank) + ": ") + found->substr(1),
-                        found->front() == 'r', !ranks->first());
+    constexpr const char* yes = "y";
+    const std::vector<std::string> words = all_texts(ranks, failed ? word_of(failed) : here ? yes : "");
+    const auto bad = std::ranges::find_if(words, [](const std::string& word) { return !word.empty() && word != yes; });
+    if (bad == words.end()) return std::ranges::find(words, yes) != words.end();
+    const auto rank = bad - words.begin();
+    throw SharedFailure((rank == 0 ? std::string() : "rank " + std::to_string(rank) + ": ") + bad->substr(1),
+                        bad->front() == 'r', !ranks->first());
 }
 
-bool any_of_ranks(Ranks* ranks, bool here) {
-    if (ranks == nullptr) return here;
-    const std::vector<std::string> all = all_texts(ranks, here ? "y" : "");
-    return std::ranges::any_of(all, [](const std::string& text) { return !text.empty(); });
-}
+void settle(Ranks* ranks, std::exception_ptr failed) { (void)settle_any(ranks, failed, false); }
 
 }  // namespace faultline

@@ -35,6 +35,8 @@ void from_first(Ranks* ranks, std::span<std::byte> bytes);
 /// SharedFailure with the sentence of the first one for which it did, which names the rank if that is not the first of all.
 /// A rank that `failed` throws too.
 void settle(Ranks* ranks, std::exception_ptr failed);
+/// The same, and whether `here` is true on any rank.
+[[nodiscard]] bool settle_any(Ranks* ranks, std::exception_ptr failed, bool here);
 /// Does the work, in which the ranks do not speak to each other, and settles how it went.
 template <class F>
 void together(Ranks* ranks, F&& work) {
@@ -47,7 +49,18 @@ void together(Ranks* ranks, F&& work) {
     }
     settle(ranks, failed);
 }
-/// Whether it is so on any rank.
-[[nodiscard]] bool any_of_ranks(Ranks* ranks, bool here);
+/// The same for work that returns whether all are to stop: whether any rank's did, in one exchange.
+template <class F>
+[[nodiscard]] bool any_together(Ranks* ranks, F&& work) {
+    if (ranks == nullptr) return work();
+    std::exception_ptr failed;
+    bool here = false;
+    try {
+        here = work();
+    } catch (...) {
+        failed = std::current_exception();
+    }
+    return settle_any(ranks, failed, here);
+}
 
 }  // namespace faultline

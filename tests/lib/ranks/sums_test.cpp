@@ -86,8 +86,8 @@ TEST(Texts, OfAllRanksInTheirOrder) {
         const std::vector<std::string> all = all_texts(&self, mine);
         ASSERT_EQ(all.size(), 4U);
         for (std::size_t r = 0; r < 4; ++r) EXPECT_EQ(all[r].size(), r == 2 ? 0 : 70'000 * r);
-        EXPECT_TRUE(any_of_ranks(&self, self.rank() == 3));
-        EXPECT_FALSE(any_of_ranks(&self, false));
+        EXPECT_TRUE(any_together(&self, [&] { return self.rank() == 3; }));
+        EXPECT_FALSE(any_together(&self, [] { return false; }));
         double value = self.rank() == 0 ? 2.5 : 0;
         from_first(&self, std::as_writable_bytes(std::span(&value, 1)));
         EXPECT_EQ(value, 2.5);
