@@ -158,7 +158,9 @@ class LayerWork {
                 plan = attribution::run_plan(group, plan_, nullptr, *options_.backend);
             else {
                 SignFlip flip(flipped_, options_.seed, task - 2);
-                null[task - 2] = attribution::run_plan(group, plan_, &flip, *options_.backend);
+                OtherSumOrder order(plan_, options_.seed, task - 2);
+                Instruments both({&flip, &order});
+                null[task - 2] = attribution::run_plan(group, plan_, &both, *options_.backend);
             }
             units.step(layer_.name + (task == 0 ? ": truth" : task == 1 ? ": plan" : ": null model"));
         });

@@ -6,6 +6,11 @@
 #include <faultline/random/random_stream.hpp>
 
 namespace faultline::verdict {
+namespace {
+
+constexpr double fp32_unit = 0x1p-24;  // half an ulp of 1
+
+}  // namespace
 
 SignFlip::SignFlip(const std::vector<Site>& sites, std::uint64_t seed, std::uint64_t number)
     : seed_(seed), number_(number) {
@@ -41,6 +46,26 @@ void SignFlip::alterations(int, int, std::vector<Alteration>& to) const {
     flip.seed = seed_;
     flip.number = number_;
     to.push_back(flip);
+}
+
+OtherSumOrder::OtherSumOrder(const RoundingPlan& plan, std::uint64_t seed, std::uint64_t number)
+    : active_(!plan[Site::delta].is_exact()),
+      site_(needs_dp(plan.schedule.delta_from) ? Site::delta : Site::delta_product),
+      seed_(seed),
+      number_(number) {}
+
+void OtherSumOrder::at(Site site, const TileAt& where, MatrixView<double> value, MatrixView<const double>) {
+    // SignFlip's stream has five numbers in its name; this one has six.
+    const RandomStream stream(seed_, number_, static_cast<std::uint64_t>(index(site)),
+                              static_cast<std::uint64_t>(where.head), std::uint64_t{0}, std::uint64_t{1});
+    const double products = static_cast<double>(value.cols);
+    const double size = site == Site::delta_product ? fp32_unit * std::sqrt(products / 3) : fp32_unit;
+    for (std::ptrdiff_t i = 0; i < value.rows; ++i)
+        for (std::ptrdiff_t j = 0; j < value.cols; ++j) {
+            const auto element = static_cast<std::uint64_t>(i * value.cols + j);
+            const bool up = (stream.bits(element / 64) >> element % 64 & 1) != 0;
+            value(i, j) += (up ? size : -size) * value(i, j);
+        }
 }
 
 std::vector<Site> low_precision_sites(const RoundingPlan& plan) {

@@ -68,14 +68,43 @@ TEST(SignFlip, GivesTheSameBitsInTheDevicesForm) {
     for (const char* name : {"fa2", "math", "fa3-fp8"}) {
         const RoundingPlan plan = for_head_dim(faultline::plan(name), 16);
         SignFlip flip(low_precision_sites(plan), 3, 5);
+        OtherSumOrder order(plan, 3, 5);
+        Instruments both({&flip, &order});
         const emulated::HostForm form;
-        const attribution::RunOutputs cpu = attribution::run_plan(group, plan, &flip),
-                                      own = attribution::run_plan(group, plan, &flip, form);
+        const attribution::RunOutputs cpu = attribution::run_plan(group, plan, &both),
+                                      own = attribution::run_plan(group, plan, &both, form);
+        EXPECT_NE(cpu[Output::dq][0], attribution::run_plan(group, plan, &flip)[Output::dq][0]) << name;
         for (const Output output : all_outputs)
             for (std::size_t i = 0; i < cpu[output].size(); ++i)
                 EXPECT_EQ(cpu[output][i], own[output][i]) << name << ' ' << faultline::name(output);
         EXPECT_NE(cpu[Output::dq][0], attribution::run_plan(group, plan)[Output::dq][0]) << name;
     }
+}
+
+// Delta alone changes, by what fp32 sums of d products may differ by: sqrt(d/3) 2^-24 of the root of their squares.
+TEST(OtherSumOrder, ShiftsDeltaByLastBits) {
+    const RoundingPlan fa2 = plan("fa2");
+    OtherSumOrder order(fa2, 1, 0);
+    for (const Site site : fa2.rounding_sites()) EXPECT_EQ(order.watches(site), false) << name(site);
+    EXPECT_TRUE(order.watches(Site::delta_product));
+    EXPECT_TRUE(OtherSumOrder(plan("math"), 1, 0).watches(Site::delta));
+    EXPECT_FALSE(OtherSumOrder(plan("exact"), 1, 0).watches(Site::delta));
+    EXPECT_FALSE(OtherSumOrder(plan("exact"), 1, 0).watches(Site::delta_product));
+    Matrix products(500, 48);
+    for (std::size_t a = 0; a < products.values.size(); ++a) products.values[a] = 1 + static_cast<double>(a % 7);
+    Matrix changed = products;
+    order.at(Site::delta_product, {}, changed.view(), products.view());
+    double squares = 0, expected = 0;
+    for (std::ptrdiff_t i = 0; i < products.rows; ++i) {
+        double error = 0;
+        for (std::ptrdiff_t j = 0; j < products.cols; ++j) {
+            error += changed(i, j) - products(i, j);
+            expected += 16 * products(i, j) * products(i, j) * 0x1p-48;  // 48/3 = 16
+        }
+        squares += error * error;
+    }
+    // A mean of 500 squares of sums: within four standard deviations, 4 sqrt(2/500) = 0.25.
+    EXPECT_NEAR(squares / expected, 1, 0.25);
 }
 
 TEST(LowPrecisionSites, AreTheCastsOrAllWhereThePlanHasNone) {
