@@ -23,7 +23,7 @@ template <class T, class Tiles, class Variant, class Rec>
 class BackwardConsumer : BackwardElements<T, Tiles, Variant, Rec> {
     using Elements = BackwardElements<T, Tiles, Variant, Rec>;
     using Elements::correction, Elements::first_row, Elements::matrix_address, Elements::probabilities,
-        Elements::score_gradients, Elements::stage, Elements::step_of;
+        Elements::score_gradients, Elements::stage, Elements::step_of, Elements::store_watched, Elements::watch;
     using Elements::in_, Elements::m_, Elements::step_, Elements::which_;
     using typename Elements::Step;
     static constexpr BackwardVariant variant = Variant::value;
@@ -48,6 +48,7 @@ class BackwardConsumer : BackwardElements<T, Tiles, Variant, Rec> {
             else
                 two_steps(tile, count);
         }
+        store_watched(tile);
         store(tile);
     }
 
@@ -156,6 +157,7 @@ class BackwardConsumer : BackwardElements<T, Tiles, Variant, Rec> {
                 correction(p, rest, tile, q_tile * block_q, 0);
                 store_ds(rest, 0, 1);
             }
+            watch(ds, rest);
             store_ds(ds, 0, ds_buffer());
             fence_proxy_async();
             multiply_dq(dq);
@@ -207,6 +209,7 @@ class BackwardConsumer : BackwardElements<T, Tiles, Variant, Rec> {
                     correction(p, rest, tile, q_tile * block_q + half * 64, half);
                     store_ds(rest, half, 1);
                 }
+                watch(ds, rest);
                 store_ds(ds, half, ds_buffer());
             };
             const auto all_there = [&] {

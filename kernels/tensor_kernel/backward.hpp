@@ -39,9 +39,15 @@ struct BackwardCall {
     void* dq = nullptr;
     void* dk = nullptr;
     void* dv = nullptr;
+    /// Null, or [batch, kv_heads, zero_sum_parts(n_k), 2]: the sum of the cast ds over 16 keys and all queries of the key head,
+    /// and the sum of its magnitudes; with ds_scale before the cast in units of the scaled ds, as the plan has it there.
+    double* zero_sums = nullptr;
     void* workspace = nullptr;  ///< backward_workspace(call) bytes, 128-byte aligned; nothing in it outlives the call
     Strides q_strides, k_strides, v_strides, o_strides, dout_strides, dq_strides, dk_strides, dv_strides;
 };
+
+/// Groups of 16 keys, of whole key tiles, as the warps take them.
+[[nodiscard]] constexpr int zero_sum_parts(int n_k) { return (n_k + 127) / 128 * 8; }
 
 /// Bytes of device memory that a call of these sizes needs for dq in fp32, and numbers of rows.
 [[nodiscard]] std::size_t backward_workspace(const BackwardCall& call);

@@ -10,6 +10,7 @@
 #include <faultline/tensor_kernel/fragment.cuh>
 #include <faultline/tensor_kernel/probability.cuh>
 #include <faultline/tensor_kernel/widen.cuh>
+#include <faultline/tensor_kernel/zero_sum.cuh>
 
 namespace faultline::tensor_kernel {
 
@@ -23,6 +24,7 @@ struct BackwardElements {
     typename Tiles::Memory& m_;
     const int which_;  ///< of the two consumers
     unsigned step_ = 0;
+    ZeroSum16 zero_sum_;
 
     [[nodiscard]] __device__ __forceinline__ unsigned stage() const { return step_ % Tiles::stages; }
     /// 64 queries of a tile.
@@ -120,6 +122,20 @@ struct BackwardElements {
             }
             to[i / 4][i % 4] = pack<T>(x.x, x.y);
         }
+    }
+    /// ds of a step, cast, and what a projection adds to it.
+    __device__ __forceinline__ void watch(const Fragment& ds, const Fragment& rest) {
+        if (in_.zero_sums == nullptr) return;
+        if constexpr (variant.projected)
+            zero_sum_.template add<T>(ds, rest);
+        else
+            zero_sum_.template add<T>(ds);
+    }
+    __device__ __forceinline__ void store_watched(const KeyTile<Tiles>& tile) const {
+        if (in_.zero_sums == nullptr) return;
+        const std::int64_t part =
+            (static_cast<std::int64_t>(tile.head) * in_.k_tiles + tile.first_key / block_k) * 8 + first_row() / 16;
+        zero_sum_.store(in_.zero_sums + 2 * part);
     }
 };
 

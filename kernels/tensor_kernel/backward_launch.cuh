@@ -77,6 +77,7 @@ void run_backward(const BackwardCall& call, const BackwardWorkspace& at, ZeroSum
     in.largest = at.largest;
     in.zero_sum = zero_sum;
     in.dq = at.dq;
+    in.zero_sums = call.zero_sums;
     in.turn = call.deterministic ? at.turn : nullptr;
     in.kv_heads = call.kv_heads;
     in.group = call.heads / call.kv_heads;

@@ -37,6 +37,7 @@ void run_mma(const BackwardCall& call, const BackwardWorkspace& at, cudaStream_t
     in.lse = at.lse;
     in.delta = at.delta;
     in.dq = at.dq;
+    in.zero_sums = call.zero_sums;
     in.turn = call.deterministic ? at.turn : nullptr;
     in.kv_heads = call.kv_heads;
     in.group = call.heads / call.kv_heads;

@@ -8,10 +8,11 @@
 #include <faultline/tensor_kernel/fragment.cuh>
 #include <faultline/tensor_kernel/mma.cuh>
 #include <faultline/tensor_kernel/probability.cuh>
+#include <faultline/tensor_kernel/zero_sum.cuh>
 
 namespace faultline::tensor_kernel {
 
-/// One call: pointers and strides as in BackwardCall, in elements; lse, delta, dq and turn as in BackwardArguments.
+/// One call: pointers and strides as in BackwardCall, in elements; the others as in BackwardArguments.
 template <class T>
 struct MmaBackwardArguments {
     const T *q, *k, *v, *dout;
@@ -19,6 +20,7 @@ struct MmaBackwardArguments {
     Strides q_strides, k_strides, v_strides, dout_strides, dk_strides, dv_strides;
     const float *lse, *delta;
     float* dq;
+    double* zero_sums;
     int* turn;
     int kv_heads, group, n_q, n_k, n_padded, k_tiles;
     int all_heads, heads_at_once;
@@ -71,6 +73,10 @@ class MmaBackward {
             __syncthreads();  // the tile is here, and every warp has done with the one before
             if (step + 1 < count) copy_queries((step + 1) % 2, step + 1);
             do_step(step % 2, step / blocks, q_tile_of(step % blocks));
+        }
+        if (in_.zero_sums != nullptr) {
+            const std::int64_t head = static_cast<std::int64_t>(batch_) * in_.kv_heads + kv_head_;
+            zero_sum_.store(in_.zero_sums + 2 * ((head * in_.k_tiles + first_key_ / block_k) * 8 + warp_));
         }
         store();
     }
@@ -152,7 +158,8 @@ class MmaBackward {
         Fragment p, ds;
         cast<T>(s, p);
         cast<T>(dp, ds);
-        // Word i of a fragment: key lane/4 + 8 (i%2), queries 8 (i/2) + 2 (lane%4) and the next.
+        if (in_.zero_sums != nullptr) zero_sum_.template add<T>(ds);
+            // Word i of a fragment: key lane/4 + 8 (i%2), queries 8 (i/2) + 2 (lane%4) and the next.
 #pragma unroll
         for (int i = 0; i < 16; ++i)
             *reinterpret_cast<std::uint32_t*>(group_of_eight<T, 64>(m_.ds, warp_ * 16 + lane_ / 4 + i % 2 * 8, i / 2) +
@@ -247,6 +254,7 @@ class MmaBackward {
     typename Tiles::Memory& m_;
     const int lane_ = threadIdx.x % 32, warp_ = threadIdx.x / 32;
     int batch_, kv_head_, first_key_, first_q_, end_q_;
+    ZeroSum16 zero_sum_;
     float dv_[d / 2] = {}, dk_[d / 2] = {};
 };
 

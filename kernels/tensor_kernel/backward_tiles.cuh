@@ -48,6 +48,7 @@ struct BackwardArguments {
     const int* largest;   ///< the same
     ZeroSum zero_sum;     ///< which projection
     float* dq;            ///< [batch * heads, query tiles, 2, 8, 128, 4]: see add_dq
+    double* zero_sums;    ///< null, or BackwardCall::zero_sums
     int* turn;            ///< [batch * heads, query tiles], zero: how many key tiles have added; null: any order
     int kv_heads, group, n_q, n_k, n_padded, q_tiles, k_tiles;
     int all_heads;      ///< key heads of all batch elements

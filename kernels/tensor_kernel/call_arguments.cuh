@@ -15,6 +15,7 @@ void set_call(Arguments& in, const ForwardCall& call, const ForwardKernel& kerne
     in.o = static_cast<decltype(in.o)>(call.o);
     in.o_unrounded = call.o_unrounded;
     in.lse = call.lse;
+    in.largest = call.largest;
     in.o_row = call.o_strides.row;
     in.o_head = call.o_strides.head;
     in.o_batch = call.o_strides.batch;

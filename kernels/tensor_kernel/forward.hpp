@@ -35,8 +35,13 @@ struct ForwardCall {
     void* o = nullptr;
     float* o_unrounded = nullptr;  ///< null, or o before its cast, with o's strides
     float* lse = nullptr;
+    /// Null, or [batch, heads, row_groups(n_q)]: the largest scaled score of 16 rows each, -inf where none sees a key. It is
+    /// the score's, whatever the variant makes of a repeated maximum.
+    float* largest = nullptr;
     Strides q_strides, k_strides, v_strides, o_strides;
 };
+/// Groups of 16 rows, as the warps take them.
+[[nodiscard]] constexpr int row_groups(int n_q) { return (n_q + 15) / 16; }
 
 /// Strides of a contiguous [batch, heads, rows, head_dim].
 [[nodiscard]] constexpr Strides contiguous(int heads, std::int64_t rows, int head_dim) {

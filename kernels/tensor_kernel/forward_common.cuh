@@ -53,6 +53,7 @@ struct ForwardOutput {
     T* o;
     float* o_unrounded;  ///< null, or o before its cast, with o's strides
     float* lse;          ///< natural units; +inf where a row has no key
+    float* largest;      ///< null, or ForwardCall::largest
     std::int64_t o_row, o_head, o_batch;
 };
 
@@ -96,12 +97,28 @@ __device__ __forceinline__ uint4 transpose_quad(const std::uint32_t (&x)[4], int
     return {high ? c : y[0], high ? e : y[1], high ? y[2] : c, high ? y[3] : e};
 }
 
+/// The largest scaled score of the warp's 16 rows. row: the thread's first.
+template <class Softmax>
+__device__ __forceinline__ void store_largest(const ForwardShape& in, float* to, const TilePlace& at, int row,
+                                              const Softmax& softmax) {
+    float largest = -INFINITY;
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+        if (row + 8 * r < in.n_q) largest = fmaxf(largest, softmax.largest(r) * in.natural);
+#pragma unroll
+    for (int step = 4; step < 32; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
+    const int group = row / 16, groups = (in.n_q + 15) / 16;
+    if (threadIdx.x % 32 == 0 && group < groups)
+        to[(static_cast<std::int64_t>(at.batch) * in.heads + at.head) * groups + group] = largest;
+}
+
 /// A query tile's end: o divided by the row sums, cast and stored, and lse. inverse: what o was multiplied with.
 template <class T, int d, class Softmax>
 __device__ __forceinline__ void store_rows(const ForwardShape& in, const ForwardOutput<T>& out, const TilePlace& at,
                                            int row, const Softmax& softmax, const float (&o)[d / 2],
                                            float (&inverse)[2]) {
     const int t = threadIdx.x % 4;
+    if (out.largest != nullptr) store_largest(in, out.largest, at, row, softmax);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const int i = row + 8 * r;

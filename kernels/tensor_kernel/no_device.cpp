@@ -5,6 +5,7 @@
 #include <faultline/tensor_kernel/backward_workspace.hpp>
 #include <faultline/tensor_kernel/forward.hpp>
 #include <faultline/tensor_kernel/recording.hpp>
+#include <faultline/tensor_kernel/row_statistics.hpp>
 
 namespace faultline::tensor_kernel {
 namespace {
@@ -17,6 +18,7 @@ namespace {
 
 bool is_built() { return false; }
 void launch_forward(const ForwardCall&, const ForwardKernel&, void*) { fail(); }
+void launch_row_statistics(const RowStatisticsCall&, void*) { fail(); }
 void launch_recorded_forward(const ForwardCall&, const ForwardKernel&, const ForwardRecorder&, void*) { fail(); }
 RecordedForward recorded_forward(std::span<const HeadGroup>, const RoundingPlan&, double, std::uint32_t) { fail(); }
 std::vector<GroupForward> attention_forward(std::span<const HeadGroup>, const RoundingPlan&, std::optional<Unit>) {

@@ -34,7 +34,21 @@ template <class T, ForwardVariant variant, int columns>
 struct StreamingSoftmax {
     static constexpr bool has_state = variant.state;
     float maximum[2] = {-INFINITY, -INFINITY};
-    float sum[2] = {0, 0};  ///< this thread's lane of the quad
+    float sum[2] = {0, 0};                   ///< this thread's lane of the quad
+    float seen[2] = {-INFINITY, -INFINITY};  ///< where the variant moves or rounds maxima: the largest score itself
+
+    /// The largest score of a row so far, before a state rounds it.
+    [[nodiscard]] __device__ __forceinline__ float largest(int r) const {
+        return variant.stable || variant.state ? seen[r] : maximum[r];
+    }
+    /// Of a row of a tile, over its four threads.
+    [[nodiscard]] __device__ __forceinline__ static float row_maximum(const float (&s)[columns / 2], int r) {
+        float m = fmaxf(s[2 * r], s[2 * r + 1]);
+#pragma unroll
+        for (int j = 1; j < columns / 8; ++j) m = fmaxf(m, fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
+        m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
+        return fmaxf(m, __shfl_xor_sync(~0u, m, 2));
+    }
 
     /// What is subtracted from a row's scores: its maximum, 0 where there is none.
     [[nodiscard]] __device__ __forceinline__ float reference(int r) const {
@@ -54,16 +68,16 @@ struct StreamingSoftmax {
         if constexpr (variant.state)
             if (scales.state.s != StateFormat::fp32) {
 #pragma unroll
+                for (int r = 0; r < 2; ++r) seen[r] = fmaxf(seen[r], row_maximum(s, r));
+#pragma unroll
                 for (float& x : s) x = held(x, scales.state.s);
             }
         float tile_maximum[2];
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            float m = fmaxf(s[2 * r], s[2 * r + 1]);
+        for (int r = 0; r < 2; ++r) tile_maximum[r] = row_maximum(s, r);
+        if (variant.stable || (variant.state && scales.state.s == StateFormat::fp32)) {
 #pragma unroll
-            for (int j = 1; j < columns / 8; ++j) m = fmaxf(m, fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
-            m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
-            tile_maximum[r] = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
+            for (int r = 0; r < 2; ++r) seen[r] = fmaxf(seen[r], tile_maximum[r]);
         }
         if constexpr (variant.stable) move_repeated(s, tile_maximum, scales);
 #pragma unroll
