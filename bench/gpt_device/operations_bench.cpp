@@ -11,6 +11,7 @@
 #include <faultline/gpt_device/cuda_resources.hpp>
 #include <faultline/gpt_device/memory_plan.hpp>
 #include <faultline/gpt_device/products.hpp>
+#include <faultline/gpt_device/qk_rows.hpp>
 #include <faultline/tensor_kernel/backward_kernel.hpp>
 
 namespace {
@@ -91,23 +92,44 @@ int main(int count, char** words) try {
     }
 
     total = 0;
-    const AttentionOnDevice attention(c);
+    const AttentionOnDevice attention(c, false);
     const Memory scratch(attention.scratch_bytes(), "scratch"), lse(size(T, 12) * 4, "lse");
     const double flops = 4.0 * c.batch * 12 * 1024 * 1024 * 64 / 2 * 1e-9;
-    line("attention", 12, milliseconds(stream, [&] { attention.forward(bf(x), bf(y), fl(lse), stream); }), flops,
-         "TFLOP/s");
+    const auto wide = static_cast<std::size_t>(3 * C);
+    const AttentionOnDevice::Inputs qkv{bf(x), bf(x) + C, bf(x) + 2 * C, wide, wide};
+    const HeadParts nothing, watched{fl(g), nullptr, reinterpret_cast<double*>(g.data() + (1 << 22)), nullptr};
+    HeadParts rows = watched;
+    rows.rows = reinterpret_cast<double*>(g.data() + (1 << 24));
+    for (const auto& [name, times, seen] : {std::tuple{"attention", 12, &nothing},
+                                            {"with its largest scores", 0, &watched},
+                                            {"with entropies, too", 0, &rows}})
+        line(name, times, milliseconds(stream, [&] { attention.forward(qkv, {}, bf(y), fl(lse), *seen, stream); }),
+             flops, "TFLOP/s");
+    line("rms of q and k", 0,
+         milliseconds(stream,
+                      [&] {
+                          qk_rows<Bf16>({bf(x), bf(x) + C, wide}, attention.shape(), 0, {}, nullptr, nullptr, 0,
+                                        reinterpret_cast<double*>(g.data()), stream);
+                      }),
+         static_cast<double>(T) * C * 4e-6, "GB/s");
     for (const bool deterministic : {false, true})
         line(deterministic ? "attention backward, in order" : "attention backward", deterministic ? 0 : 12,
              milliseconds(stream,
                           [&] {
-                              attention.backward(bf(x), bf(y), fl(lse), bf(w), bf(z), scratch.data(), deterministic,
-                                                 stream);
+                              attention.backward(qkv, {}, bf(y), fl(lse), bf(w), bf(z), scratch.data(), deterministic,
+                                                 nothing, stream);
                           }),
              2.5 * flops, "TFLOP/s");
+    line(
+        "with its zero sums", 0,
+        milliseconds(
+            stream,
+            [&] { attention.backward(qkv, {}, bf(y), fl(lse), bf(w), bf(z), scratch.data(), false, watched, stream); }),
+        2.5 * flops, "TFLOP/s");
     const double mb = static_cast<double>(T) * C * 1e-6;
     line("add and norm", 25,
-         milliseconds(stream,
-                      [&] { add_and_norm(fl(x), bf(y), fl(x), fl(lse), fl(w), fl(w), 1e-5F, T, C, bf(z), stream); }),
+         milliseconds(
+             stream, [&] { add_and_norm(fl(x), bf(y), fl(x), fl(lse), fl(w), fl(w), 1e-5F, {}, T, C, bf(z), stream); }),
          mb * (4 + 2 + 4 + 2), "GB/s");
     line("norm backward", 25,
          milliseconds(stream,

@@ -30,14 +30,13 @@ def write_tokens(folder, count=4_000_000, vocabulary=50257):
             array.array("H", ids if name == "train" else ids[:200_000]).tofile(file)
 
 
-def torch_run(a, c, folder, wrap=lambda model: model):
-    import numpy
+def torch_model(c, seed):
+    """GPT-2 as faultline has it, its start drawn alike."""
     import torch
     from torch import nn
     from torch.nn import functional as F
-    from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    width, heads, layers, context, batch = c["width"], c["heads"], c["layers"], c["context"], c["batch"]
+    width, heads, layers, context = c["width"], c["heads"], c["layers"], c["context"]
     bias = c.get("bias", False)
 
     class Block(nn.Module):
@@ -64,6 +63,8 @@ def torch_run(a, c, folder, wrap=lambda model: model):
                 if p.dim() > 1:
                     branch = name.endswith(("out.weight", "proj.weight"))
                     nn.init.normal_(p, std=0.02 / math.sqrt(2 * layers) if branch else 0.02)
+                elif name.endswith("bias"):
+                    nn.init.zeros_(p)
 
         def forward(self, ids, targets):
             x = self.token(ids) + self.place.weight
@@ -72,40 +73,74 @@ def torch_run(a, c, folder, wrap=lambda model: model):
             logits = F.linear(self.norm(x), self.token.weight)
             return F.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1))
 
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     torch.set_float32_matmul_precision("high")
-    model = wrap(Gpt().cuda())
+    return Gpt().cuda()
+
+
+def torch_steps(c, folder, steps, seed=0, attention="flash", rate=None, after=None, wrap=lambda model: model):
+    """Trains and returns the losses (of a step each, on the card); rate(step): the learning rate; after(step) is called when a
+    step is launched."""
+    import numpy
+    import torch
+    from torch import nn
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    context, batch = c["context"], c["batch"]
+    model = wrap(torch_model(c, seed))
     parameters = list(model.parameters())
-    optimizer = torch.optim.AdamW(parameters, lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    matrices = [p for p in parameters if p.dim() > 1]
+    vectors = [p for p in parameters if p.dim() <= 1]
+    decay = c.get("weight-decay", 0.1)
+    optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}],
+                                  lr=c.get("lr", 6e-4), betas=(0.9, 0.95), fused=True)
     compiled = torch.compile(model)
     # On the card, so that the host never holds it up.
     data = torch.from_numpy(numpy.fromfile(os.path.join(folder, "train.bin"), dtype=numpy.uint16).astype(numpy.int64)).cuda()
     places = torch.arange(context, device="cuda")
-    warm = 10
-    backend = {"flash": [SDPBackend.FLASH_ATTENTION], "cudnn": [SDPBackend.CUDNN_ATTENTION]}[a.torch_attention]
+    backend = {"flash": [SDPBackend.FLASH_ATTENTION], "cudnn": [SDPBackend.CUDNN_ATTENTION]}[attention]
+    losses = []
     with sdpa_kernel(backend):
-        for step in range(warm + a.torch_steps):
-            if step == warm:
-                torch.cuda.synchronize()
-                begin = time.perf_counter()
+        for step in range(steps):
             at = torch.randint(len(data) - context - 1, (batch, 1), device="cuda") + places
             x, y = data[at], data[at + 1]
+            if rate is not None:
+                for group in optimizer.param_groups:
+                    group["lr"] = rate(step)
             with torch.autocast("cuda", dtype=torch.bfloat16):
                 loss = compiled(x, y)
             loss.backward()
             nn.utils.clip_grad_norm_(parameters, 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+            losses.append(loss.detach())
+            if after is not None:
+                after(step)
     torch.cuda.synchronize()
+    return losses
+
+
+def torch_run(a, c, folder, wrap=lambda model: model):
+    import torch
+
+    warm, begin = 10, 0.0
+
+    def after(step):
+        nonlocal begin
+        if step == warm - 1:
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+
+    losses = torch_steps(c, folder, warm + a.torch_steps, attention=a.torch_attention, after=after, wrap=wrap)
     seconds = (time.perf_counter() - begin) / a.torch_steps
-    return seconds, torch.cuda.max_memory_allocated() / 2**30, float(loss.detach()), torch.__version__
+    return seconds, torch.cuda.max_memory_allocated() / 2**30, float(losses[-1]), torch.__version__
 
 
 def our_run(a, folder, deterministic):
     said = subprocess.run(
         [a.program, "train", "--config", a.config, "--device", "cuda", "--data", folder, "--data-format", "nanogpt", "--json",
          "--steps", str(a.steps), "--deterministic" if deterministic else "--no-deterministic", "--validate-every", "0",
-         "--monitor-every", "0"], capture_output=True, text=True)
+         "--monitor-every", "0", "--no-monitors"], capture_output=True, text=True)
     if said.returncode != 0:
         print(said.stderr)
         return None

@@ -31,7 +31,7 @@ struct TrainCommand {
     std::vector<std::string> injections;
     std::vector<int> capture;
     std::int64_t checkpoint_every = 250, capture_sequences = 4, ranks = 1;
-    std::optional<bool> deterministic, overlap;
+    std::optional<bool> deterministic, overlap, monitors;
     std::string reduce = "fp32";
 };
 
@@ -135,16 +135,15 @@ std::unique_ptr<gpt::Training> on_device(const gpt::TrainConfig& config, const T
         throw RequestError(
             fmt::format("{}: {}: expected fp32 or bf16", call.settings.where("reduce"), in_quotes(own.reduce)));
     if (!own.injections.empty()) refuse("inject", "faults");
-    if (!own.capture.empty()) refuse("capture", "captures");
     auto trainer = std::make_unique<gpt::DeviceTrainer>(
         config, data.tokens, data.windows,
         gpt::DeviceOptions{.deterministic = own.deterministic.value_or(true),
                            .ranks = call.group.ranks(),
-                           .exchange = {own.overlap.value_or(true), own.reduce == "bf16"}});
+                           .exchange = {own.overlap.value_or(true), own.reduce == "bf16"},
+                           .monitors = own.monitors.value_or(true)});
     manifest.gpu = trainer->device_name();
     if (call.talks()) {
         for (const std::string& line : trainer->description()) remark(line);
-        remark("not recorded on the device: max_logit, qk_rms, zero_sum, saturated_fraction, entropy");
     }
     return trainer;
 }
@@ -258,6 +257,8 @@ Command train_command() {
                 settings.text("reduce", own->reduce, "fp32|bf16", "In what cards add up; bf16 rounds");
                 settings.integer("ranks", own->ranks, 1, "N",
                                  "Processes of this machine that share the work, with --device cuda a card each", 1024);
+                settings.choice("monitors", own->monitors,
+                                "On the device: what is seen inside attention, each step, or (--no-monitors) not");
                 settings.text("resume", own->resume, "FILE.h5", "Go on with this run from its last checkpoint");
                 return [own](const Invocation& call) { return run(*own, call); };
             }};

@@ -9,6 +9,7 @@
 
 #include <faultline/base/error.hpp>
 #include <faultline/gpt/fingerprint.hpp>
+#include <faultline/gpt/report_vectors.hpp>
 #include <faultline/gpt/trainer.hpp>
 #include <faultline/tensor/safetensors.hpp>
 #include <faultline/tensor/text.hpp>
@@ -33,23 +34,6 @@ std::vector<T> get(const TensorSet& set, const std::string& name, std::size_t si
     std::vector<T> values(size);
     if (size > 0) std::memcpy(values.data(), tensor.bytes.data(), tensor.bytes.size());
     return values;
-}
-
-/// The report's vectors by name; those that are NaN where not due come back as they were.
-template <class F>
-void for_vectors_of(StepReport& r, F&& f) {
-    f("max_logit", r.max_logit);
-    f("qk_rms", r.qk_rms);
-    f("sigma_q", r.sigma_q);
-    f("sigma_k", r.sigma_k);
-    f("singular_q", r.singular_q);
-    f("singular_k", r.singular_k);
-    f("singular_qk", r.singular_qk);
-    f("zero_sum", r.zero_sum);
-    f("zero_sum_abs", r.zero_sum_abs);
-    f("zero_sum_total", r.zero_sum_total);
-    f("saturated", r.saturated);
-    f("entropy", r.entropy);
 }
 
 std::int64_t number(const TensorSet& set, const char* key) {
@@ -86,8 +70,7 @@ TensorSet Trainer::state() const {
                               fp32_ffn_ ? 1. : 0,    report_.loss,           report_.grad_norm,
                               report_.learning_rate, report_.validation_loss};
     put(set, "scalars", std::span<const double>(scalars));
-    StepReport report = report_;
-    for_vectors_of(report, [&](const char* name, const std::vector<double>& values) {
+    for_vectors_of(report_, [&](const char* name, const std::vector<double>& values) {
         put(set, std::string("report.") + name, std::span<const double>(values));
     });
     put(set, "report.qk_normed", std::span<const std::uint8_t>(report_.qk_normed));

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -101,6 +102,8 @@ struct StepReport {
         std::string unit = "1";
     };
     std::vector<Extra> extras;
+    /// Not empty: the spectra are NaN for now; it puts them in, in any thread, and waits until they are worked out.
+    std::function<void(StepReport&)> finish = {};
 };
 
 /// What may be changed before a step.

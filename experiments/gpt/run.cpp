@@ -10,7 +10,7 @@
 #include <fmt/format.h>
 
 #include <faultline/base/error.hpp>
-#include <faultline/gpt/run_record.hpp>
+#include <faultline/gpt/record_writer.hpp>
 #include <faultline/ranks/sums.hpp>
 #include <faultline/tensor/safetensors.hpp>
 #include <faultline/tensor/text.hpp>
@@ -133,8 +133,13 @@ RunOutcome run(Training& trainer, const RunFiles& files, const std::function<voi
     });
     RunOutcome outcome;
     outcome.first_step = trainer.next_step();
+    std::optional<RecordWriter> writer;
+    if (record) writer.emplace(*record, trainer.runs_elsewhere());
+    // A checkpoint is never of a step that the file has not: a run that is taken up drops later steps, and misses none.
     const auto save = [&] {
-        if (record) trainer.save(checkpoint_path(files.output));
+        if (!record) return;
+        writer->drain();
+        trainer.save(checkpoint_path(files.output));
     };
     while (!trainer.finished()) {
         const StepReport& report = trainer.step();
@@ -143,7 +148,7 @@ RunOutcome run(Training& trainer, const RunFiles& files, const std::function<voi
             break;
         }
         const bool stop = any_together(files.ranks, [&] {
-            if (record) record->write(report);
+            if (writer) writer->write(report);
             if (progress) progress(report);
             const bool due = files.checkpoint_every > 0 && trainer.next_step() % files.checkpoint_every == 0;
             if (due && !trainer.finished()) save();

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <faultline/base/error.hpp>
+#include <faultline/base/parallel.hpp>
 #include <faultline/probes/spectra.hpp>
 
 namespace faultline::gpt {
@@ -56,32 +57,59 @@ Windows validation_windows(const TrainConfig& config, const TokenData& data, int
     return windows_at(data.validation, offsets, config.model.context);
 }
 
-void report_spectra(const ModelConfig& model, const ParameterLayout& layout, std::span<const float> weights, bool due,
-                    StepReport& r) {
+void clear_spectra(StepReport& r) {
     const auto layers = static_cast<std::size_t>(r.layers), heads = static_cast<std::size_t>(r.heads);
     r.sigma_q.assign(layers, nan_value);
     r.sigma_k = r.sigma_q;
     r.singular_q.assign(layers * spectrum, nan_value);
     r.singular_k = r.singular_q;
     r.singular_qk.assign(layers * heads * spectrum, nan_value);
-    if (!due) return;
+}
+
+void copy_spectra(const StepReport& from, StepReport& to) {
+    to.sigma_q = from.sigma_q;
+    to.sigma_k = from.sigma_k;
+    to.singular_q = from.singular_q;
+    to.singular_k = from.singular_k;
+    to.singular_qk = from.singular_qk;
+}
+
+void report_spectra(const ModelConfig& model, const std::function<QkWeights(int)>& weights_of, int threads,
+                    StepReport& r) {
+    clear_spectra(r);
     const int d = model.head_dim();
-    for (int l = 0; l < r.layers; ++l) {
-        const auto view = [&](const char* part) { return layout.at(fmt::format("layer{}.{}", l, part)).of(weights); };
-        const MatrixView<const float> w_q = view("w_q"), w_k = view("w_k");
-        const auto at = static_cast<std::ptrdiff_t>(l) * spectrum;
-        std::ranges::copy(singular_values(w_q, spectrum), r.singular_q.begin() + at);
-        std::ranges::copy(singular_values(w_k, spectrum), r.singular_k.begin() + at);
-        r.sigma_q[static_cast<std::size_t>(l)] = r.singular_q[static_cast<std::size_t>(at)];
-        r.sigma_k[static_cast<std::size_t>(l)] = r.singular_k[static_cast<std::size_t>(at)];
-        for (int h = 0; h < r.heads; ++h) {
-            const auto columns = [&](MatrixView<const float> w) {
-                return MatrixView<const float>(w.data + h * d, w.rows, d, w.stride);
-            };
-            std::ranges::copy(product_singular_values(columns(w_q), columns(w_k), spectrum),
-                              r.singular_qk.begin() + (l * r.heads + h) * spectrum);
-        }
+    // Of each layer W_Q, W_K and the heads' products.
+    const auto tasks = static_cast<std::size_t>(2 + r.heads);
+    parallel_for(static_cast<std::size_t>(r.layers) * tasks, threads, [&](std::size_t task) {
+        const std::size_t l = task / tasks;
+        const int part = static_cast<int>(task % tasks), h = part - 2;
+        const QkWeights w = weights_of(static_cast<int>(l));
+        const auto put = [&](const std::vector<double>& values, std::vector<double>& to, std::size_t at) {
+            std::ranges::copy(values, to.begin() + static_cast<std::ptrdiff_t>(at * spectrum));
+        };
+        const auto columns = [&](MatrixView<const float> of) {
+            return MatrixView<const float>(of.data + h * d, of.rows, d, of.stride);
+        };
+        if (part == 0) put(singular_values(w.q, spectrum), r.singular_q, l);
+        if (part == 1) put(singular_values(w.k, spectrum), r.singular_k, l);
+        if (part >= 2)
+            put(product_singular_values(columns(w.q), columns(w.k), spectrum), r.singular_qk,
+                l * static_cast<std::size_t>(r.heads) + static_cast<std::size_t>(h));
+    });
+    for (std::size_t l = 0; l < static_cast<std::size_t>(r.layers); ++l) {
+        r.sigma_q[l] = r.singular_q[l * spectrum];
+        r.sigma_k[l] = r.singular_k[l * spectrum];
     }
+}
+
+void report_spectra(const ModelConfig& model, const ParameterLayout& layout, std::span<const float> weights, bool due,
+                    StepReport& r) {
+    if (!due) return clear_spectra(r);
+    const auto weights_of = [&](int l) {
+        const auto view = [&](const char* part) { return layout.at(fmt::format("layer{}.{}", l, part)).of(weights); };
+        return QkWeights{view("w_q"), view("w_k")};
+    };
+    report_spectra(model, weights_of, 1, r);
 }
 
 }  // namespace faultline::gpt

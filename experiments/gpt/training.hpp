@@ -50,6 +50,17 @@ void check(const TrainConfig& config);
 /// Spectra of W_Q and W_K into the report; NaN where they are not due.
 void report_spectra(const ModelConfig& model, const ParameterLayout& layout, std::span<const float> weights, bool due,
                     StepReport& report);
+/// W_Q and W_K of a layer, [width, width].
+struct QkWeights {
+    MatrixView<const float> q, k;
+};
+/// The same of weights that lie elsewhere, on some threads; the numbers do not depend on how many.
+void report_spectra(const ModelConfig& model, const std::function<QkWeights(int layer)>& weights_of, int threads,
+                    StepReport& report);
+/// NaN, of the report's layers and heads.
+void clear_spectra(StepReport& report);
+/// The spectra of one report into another.
+void copy_spectra(const StepReport& from, StepReport& to);
 
 /// The value that first stopped being a number, and in which step.
 struct NonFinite {
@@ -74,8 +85,10 @@ class Training {
     /// the last checkpoint is from before.)
     virtual const StepReport& step() = 0;
     [[nodiscard]] virtual const std::optional<NonFinite>& failure() const = 0;
-    /// Of the last step.
+    /// Of the last step, whole: waits for what step() has left to be finished.
     [[nodiscard]] virtual const StepReport& report() const = 0;
+    /// Whether a step is done by others, so that the thread that asked for it has better to do than to write its record.
+    [[nodiscard]] virtual bool runs_elsewhere() const { return false; }
 
     /// Operands of attention of the steps for which `wanted` is true are given to `take` after the step; of several ranks'
     /// trainers the first one's `take` gets those of all.

@@ -6,6 +6,7 @@
 // of 16 x 16 has rows 4 y … 4 y + 3 of the score tile and its columns x, x + 16, x + 32, x + 48.
 #include <cfloat>
 
+#include <faultline/gpt_device/attention.hpp>
 #include <faultline/gpt_device/elements.cuh>
 
 namespace faultline::gpt::on_device {
@@ -93,7 +94,7 @@ __device__ float over_row(float x, F&& join) {
 
 template <class E>
 struct Operands {
-    const E* qkv;
+    AttentionInputs<E> in;
     const E* o;
     const E* dout;
     E* dqkv;
@@ -101,9 +102,20 @@ struct Operands {
     float* lse;
     const float* delta;
     int length, heads, head_dim;
-    float scale;
+    float standard_scale, cap;
+    HeadParts seen;
 
     __device__ int width() const { return heads * head_dim; }
+    __device__ int head() const { return blockIdx.y % heads; }
+    __device__ float scale() const { return in.scales != nullptr ? in.scales[head()] : standard_scale; }
+    __device__ const E* rows(const E* from, std::size_t stride) const {
+        return from + blockIdx.y / heads * length * stride + head() * head_dim;
+    }
+    __device__ const E* q() const { return rows(in.q, in.qk_stride); }
+    __device__ const E* k() const { return rows(in.k, in.qk_stride); }
+    __device__ const E* v() const { return rows(in.v, in.v_stride); }
+    /// Of a block's numbers in an array of HeadParts.
+    __device__ std::size_t part() const { return static_cast<std::size_t>(blockIdx.y) * gridDim.x + blockIdx.x; }
     /// First element of this block's head in [tokens, columns of `width` each].
     __device__ std::size_t at(int part, int parts) const {
         const std::size_t batch = blockIdx.y / heads, head = blockIdx.y % heads;
@@ -111,16 +123,63 @@ struct Operands {
     }
 };
 
+/// cap tanh(s / cap), or s without a cap; tanh as attention_rows.cpp.
+__device__ float capped(float s, float cap) {
+    if (cap == 0) return s;
+    const float t = s / cap;
+    return cap * (1.0f - 2.0f / (1.0f + expf(t + t)));
+}
+
+/// The rms of row threadIdx.x / 4 of a tile; the four threads of a row get it, one of them counts it.
+template <int D>
+__device__ double row_rms(const float* tile_rows, int head_dim) {
+    const float* row = tile_rows + threadIdx.x / 4 * Sizes<D>::row;
+    float squares = 0;
+#pragma unroll
+    for (int c = threadIdx.x % 4; c < D; c += 4) squares += row[c] * row[c];
+    squares += __shfl_xor_sync(0xffffffffu, squares, 1);
+    squares += __shfl_xor_sync(0xffffffffu, squares, 2);
+    return threadIdx.x % 4 == 0 ? sqrt(static_cast<double>(squares) / head_dim) : 0.0;
+}
+
+/// Sums of a block's numbers, in a fixed order, into to[0] and to[1].
+__device__ void store_sums(double a, double b, double* to) {
+    __shared__ double sums[threads / 32][2];
+    a = warp_sum(a);
+    b = warp_sum(b);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) {
+        sums[threadIdx.x / 32][0] = a;
+        sums[threadIdx.x / 32][1] = b;
+    }
+    __syncthreads();
+    if (threadIdx.x >= 2) return;
+    double total = 0;
+    for (int w = 0; w < threads / 32; ++w) total += sums[w][threadIdx.x];
+    to[threadIdx.x] = total;
+}
+__device__ void store_largest(float x, float* to) {
+    __shared__ float parts[threads / 32];
+    x = warp_max(x);
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    for (int w = 1; w < threads / 32; ++w) x = fmaxf(x, parts[w]);
+    *to = x;
+}
+
 template <int D, class E>
 __global__ void __launch_bounds__(threads) forward_tile(Operands<E> in) {
     extern __shared__ float4 shared4[];
     float* q = reinterpret_cast<float*>(shared4);
     float *k = q + Sizes<D>::operand, *v = k + Sizes<D>::operand, *p = v + Sizes<D>::operand;
     const int y = threadIdx.x / 16, x = threadIdx.x % 16, first = blockIdx.x * tile;
-    const std::size_t stride = static_cast<std::size_t>(3) * in.width();
-    load_tile<D>(in.qkv + in.at(0, 3), stride, first, in.length, in.head_dim, q);
-    float max[4], sum[4] = {}, s[4][4], out[4][Sizes<D>::columns] = {};
+    const float scale = in.scale();
+    const E *const keys = in.k(), *const values = in.v();
+    load_tile<D>(in.q(), in.in.qk_stride, first, in.length, in.head_dim, q);
+    float max[4], sum[4] = {}, weighted[4] = {}, s[4][4], out[4][Sizes<D>::columns] = {};
     for (float& m : max) m = -INFINITY;
+    const bool detailed = in.seen.rows != nullptr;
     const auto scores = [&](int first_key) {
         products<D>(q, k, y, x, s);
 #pragma unroll
@@ -128,12 +187,12 @@ __global__ void __launch_bounds__(threads) forward_tile(Operands<E> in) {
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 const bool visible = first_key + x + 16 * j <= first + 4 * y + i;
-                s[i][j] = visible ? s[i][j] * in.scale : -INFINITY;
+                s[i][j] = visible ? capped(s[i][j] * scale, in.cap) : -INFINITY;
             }
     };
     for (int key = 0; key <= first; key += tile) {
         __syncthreads();
-        load_tile<D>(in.qkv + in.at(1, 3), stride, key, in.length, in.head_dim, k);
+        load_tile<D>(keys, in.in.qk_stride, key, in.length, in.head_dim, k);
         __syncthreads();
         scores(key);
 #pragma unroll
@@ -141,12 +200,17 @@ __global__ void __launch_bounds__(threads) forward_tile(Operands<E> in) {
 #pragma unroll
             for (int j = 0; j < 4; ++j) max[i] = fmaxf(max[i], s[i][j]);
     }
+    // The last tile of keys has the rows of the tile of queries.
+    if (in.seen.rms != nullptr) {
+        // Rows beyond the last are zeros.
+        store_sums(row_rms<D>(q, in.head_dim), row_rms<D>(k, in.head_dim), in.seen.rms + 2 * in.part());
+    }
 #pragma unroll
     for (float& m : max) m = over_row(m, [](float a, float b) { return fmaxf(a, b); });
     for (int key = 0; key <= first; key += tile) {
         __syncthreads();
-        load_tile<D>(in.qkv + in.at(1, 3), stride, key, in.length, in.head_dim, k);
-        load_tile<D>(in.qkv + in.at(2, 3), stride, key, in.length, in.head_dim, v);
+        load_tile<D>(keys, in.in.qk_stride, key, in.length, in.head_dim, k);
+        load_tile<D>(values, in.in.v_stride, key, in.length, in.head_dim, v);
         __syncthreads();
         scores(key);
 #pragma unroll
@@ -155,22 +219,34 @@ __global__ void __launch_bounds__(threads) forward_tile(Operands<E> in) {
             for (int j = 0; j < 4; ++j) {
                 const float e = expf(s[i][j] - max[i]);
                 sum[i] += e;
+                if (detailed && e > 0) weighted[i] += e * (s[i][j] - max[i]);
                 p[(4 * y + i) * score_row + x + 16 * j] = rounded_to<E>(e);
             }
         __syncthreads();
         accumulate<D, false>(p, v, y, x, out);
     }
+    double saturated = 0, entropy = 0;
+    float largest = -INFINITY;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const int row = first + 4 * y + i;
         sum[i] = over_row(sum[i], [](float a, float b) { return a + b; });
+        if (detailed) weighted[i] = over_row(weighted[i], [](float a, float b) { return a + b; });
         if (row >= in.length) continue;
+        largest = fmaxf(largest, max[i]);
+        if (detailed && x == 0 && row > 0) {
+            const double z = static_cast<double>(sum[i]);
+            saturated += 1 / z > 1 - 0x1p-9 ? 1 : 0;
+            entropy += log(z) - static_cast<double>(weighted[i]) / z;
+        }
         if (x == 0) in.lse[static_cast<std::size_t>(blockIdx.y) * in.length + row] = max[i] + logf(sum[i]);
 #pragma unroll
         for (int c = 0; c < Sizes<D>::columns; ++c)
             if (const int column = output_column(x, c); column < in.head_dim)
                 store1(in.out + in.at(0, 1) + static_cast<std::size_t>(row) * in.width() + column, out[i][c] / sum[i]);
     }
+    if (in.seen.largest != nullptr) store_largest(largest, in.seen.largest + in.part());
+    if (detailed) store_sums(saturated, entropy, in.seen.rows + 2 * in.part());
 }
 
 /// delta = sum of dO O over a head's columns: a warp for each row and head.
@@ -187,10 +263,20 @@ __global__ void __launch_bounds__(threads) delta_rows(Operands<E> in, float* del
     if (lane == 0) delta[(static_cast<std::size_t>(batch) * in.heads + head) * in.length + row] = sum;
 }
 
-/// p and ds of a tile of queries and keys, cast, in shared memory.
+/// The sum of ds and of its magnitudes, of a thread.
+struct ZeroSum {
+    float sum = 0, magnitude = 0;
+    __device__ void add(float ds) {
+        sum += ds;
+        magnitude += fabsf(ds);
+    }
+};
+
+/// p and ds of a tile of queries and keys, cast, in shared memory; `seen`, if not null, what attention.hpp sums up of ds.
 template <int D, class E>
 __device__ void gradient_tile(const Operands<E>& in, const float* q, const float* k, const float* v, const float* dout,
-                              int first, int key, int y, int x, float* p, float* ds) {
+                              int first, int key, int y, int x, float* p, float* ds, ZeroSum* seen) {
+    const float scale = in.scale(), cap = in.cap;
     float s[4][4], dp[4][4];
     products<D>(q, k, y, x, s);
     products<D>(dout, v, y, x, dp);
@@ -203,10 +289,18 @@ __device__ void gradient_tile(const Operands<E>& in, const float* q, const float
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             const bool visible = inside && key + x + 16 * j <= row;
-            const float e = visible ? expf(s[i][j] * in.scale - lse) : 0.0f;
+            const float score = capped(s[i][j] * scale, cap);
+            const float e = visible ? expf(score - lse) : 0.0f;
             const int to = (4 * y + i) * score_row + x + 16 * j;
             if (p != nullptr) p[to] = rounded_to<E>(e);
-            ds[to] = visible ? rounded_to<E>(e * (dp[i][j] - delta)) : 0.0f;
+            float gradient = visible ? e * (dp[i][j] - delta) : 0.0f;
+            if (cap > 0) {  // behind the cap's slope there is no law
+                if (seen != nullptr) seen->add(gradient);
+                gradient *= 1.0f - (score / cap) * (score / cap);
+            }
+            gradient = rounded_to<E>(gradient);
+            if (seen != nullptr && cap == 0) seen->add(gradient);
+            ds[to] = gradient;
         }
     }
 }
@@ -233,20 +327,25 @@ __global__ void __launch_bounds__(threads) query_gradient(Operands<E> in) {
     float *dout = q + Sizes<D>::operand, *k = dout + Sizes<D>::operand, *v = k + Sizes<D>::operand;
     float* ds = v + Sizes<D>::operand;
     const int y = threadIdx.x / 16, x = threadIdx.x % 16, first = blockIdx.x * tile;
-    const std::size_t stride = static_cast<std::size_t>(3) * in.width();
-    load_tile<D>(in.qkv + in.at(0, 3), stride, first, in.length, in.head_dim, q);
+    const E *const keys = in.k(), *const values = in.v(), *const queries = in.q();
+    load_tile<D>(queries, in.in.qk_stride, first, in.length, in.head_dim, q);
     load_tile<D>(in.dout + in.at(0, 1), in.width(), first, in.length, in.head_dim, dout);
     float sum[4][Sizes<D>::columns] = {};
+    ZeroSum seen;
     for (int key = 0; key <= first; key += tile) {
         __syncthreads();
-        load_tile<D>(in.qkv + in.at(1, 3), stride, key, in.length, in.head_dim, k);
-        load_tile<D>(in.qkv + in.at(2, 3), stride, key, in.length, in.head_dim, v);
+        load_tile<D>(keys, in.in.qk_stride, key, in.length, in.head_dim, k);
+        load_tile<D>(values, in.in.v_stride, key, in.length, in.head_dim, v);
         __syncthreads();
-        gradient_tile<D>(in, q, k, v, dout, first, key, y, x, static_cast<float*>(nullptr), ds);
+        gradient_tile<D>(in, q, k, v, dout, first, key, y, x, static_cast<float*>(nullptr), ds,
+                         in.seen.zero_sums != nullptr ? &seen : nullptr);
         __syncthreads();
         accumulate<D, false>(ds, k, y, x, sum);
     }
-    store_rows<D>(in, 0, first, y, x, in.scale, sum);
+    store_rows<D>(in, 0, first, y, x, in.scale(), sum);
+    if (in.seen.zero_sums != nullptr)
+        store_sums(static_cast<double>(seen.sum), static_cast<double>(seen.magnitude),
+                   in.seen.zero_sums + 2 * in.part());
 }
 
 template <int D, class E>
@@ -256,21 +355,21 @@ __global__ void __launch_bounds__(threads) key_gradients(Operands<E> in) {
     float *dout = q + Sizes<D>::operand, *k = dout + Sizes<D>::operand, *v = k + Sizes<D>::operand;
     float *ds = v + Sizes<D>::operand, *p = ds + Sizes<D>::score;
     const int y = threadIdx.x / 16, x = threadIdx.x % 16, key = blockIdx.x * tile;
-    const std::size_t stride = static_cast<std::size_t>(3) * in.width();
-    load_tile<D>(in.qkv + in.at(1, 3), stride, key, in.length, in.head_dim, k);
-    load_tile<D>(in.qkv + in.at(2, 3), stride, key, in.length, in.head_dim, v);
+    const E *const keys = in.k(), *const values = in.v(), *const queries = in.q();
+    load_tile<D>(keys, in.in.qk_stride, key, in.length, in.head_dim, k);
+    load_tile<D>(values, in.in.v_stride, key, in.length, in.head_dim, v);
     float dk[4][Sizes<D>::columns] = {}, dv[4][Sizes<D>::columns] = {};
     for (int first = key; first < in.length; first += tile) {
         __syncthreads();
-        load_tile<D>(in.qkv + in.at(0, 3), stride, first, in.length, in.head_dim, q);
+        load_tile<D>(queries, in.in.qk_stride, first, in.length, in.head_dim, q);
         load_tile<D>(in.dout + in.at(0, 1), in.width(), first, in.length, in.head_dim, dout);
         __syncthreads();
-        gradient_tile<D>(in, q, k, v, dout, first, key, y, x, p, ds);
+        gradient_tile<D>(in, q, k, v, dout, first, key, y, x, p, ds, static_cast<ZeroSum*>(nullptr));
         __syncthreads();
         accumulate<D, true>(p, dout, y, x, dv);
         accumulate<D, true>(ds, q, y, x, dk);
     }
-    store_rows<D>(in, 1, key, y, x, in.scale, dk);
+    store_rows<D>(in, 1, key, y, x, in.scale(), dk);
     store_rows<D>(in, 2, key, y, x, 1.0f, dv);
 }
 
@@ -284,6 +383,15 @@ void launch(Kernel* kernel, int floats, const AttentionShape& shape, const Opera
     check_launch("attention");
 }
 
+template <class E>
+void set_shape(Operands<E>& in, const AttentionShape& shape) {
+    in.length = shape.length;
+    in.heads = shape.heads;
+    in.head_dim = shape.head_dim;
+    in.standard_scale = shape.scale;
+    in.cap = shape.softcap;
+}
+
 template <class F>
 void with_head_dim(int head_dim, F&& run) {
     if (head_dim <= 32) return run(std::integral_constant<int, 32>{});
@@ -294,19 +402,21 @@ void with_head_dim(int head_dim, F&& run) {
 }  // namespace
 
 template <class E>
-void fast_forward(const E* qkv, const AttentionShape& shape, E* o, float* lse, Stream stream) {
-    const Operands<E> in{qkv,     nullptr,      nullptr,     nullptr,        o,          lse,
-                         nullptr, shape.length, shape.heads, shape.head_dim, shape.scale};
+void fast_forward(const AttentionInputs<E>& inputs, const AttentionShape& shape, E* o, float* lse,
+                  const HeadParts& seen, Stream stream) {
+    Operands<E> in{.in = inputs, .out = o, .lse = lse, .seen = seen};
+    set_shape(in, shape);
     with_head_dim(shape.head_dim, [&](auto d) {
         launch(forward_tile<d, E>, 3 * Sizes<d>::operand + Sizes<d>::score, shape, in, stream);
     });
 }
 
 template <class E>
-void fast_backward(const E* qkv, const E* o, const float* lse, const E* dout, const AttentionShape& shape, float* delta,
-                   E* dqkv, Stream stream) {
-    const Operands<E> in{qkv,          o,           dout,           dqkv,       nullptr, const_cast<float*>(lse), delta,
-                         shape.length, shape.heads, shape.head_dim, shape.scale};
+void fast_backward(const AttentionInputs<E>& inputs, const E* o, const float* lse, const E* dout,
+                   const AttentionShape& shape, float* delta, E* dqkv, const HeadParts& seen, Stream stream) {
+    Operands<E> in{
+        .in = inputs, .o = o, .dout = dout, .dqkv = dqkv, .lse = const_cast<float*>(lse), .delta = delta, .seen = seen};
+    set_shape(in, shape);
     const int tokens = shape.batch * shape.length;
     delta_rows<<<(tokens * shape.heads + threads / 32 - 1) / (threads / 32), threads, 0, stream>>>(in, delta, tokens);
     check_launch("delta");
@@ -316,11 +426,13 @@ void fast_backward(const E* qkv, const E* o, const float* lse, const E* dout, co
     });
 }
 
-template void fast_forward(const float*, const AttentionShape&, float*, float*, Stream);
-template void fast_forward(const Bf16*, const AttentionShape&, Bf16*, float*, Stream);
-template void fast_backward(const float*, const float*, const float*, const float*, const AttentionShape&, float*,
-                            float*, Stream);
-template void fast_backward(const Bf16*, const Bf16*, const float*, const Bf16*, const AttentionShape&, float*, Bf16*,
-                            Stream);
+#define FAULTLINE_FOR(E)                                                                                            \
+    template void fast_forward(const AttentionInputs<E>&, const AttentionShape&, E*, float*, const HeadParts&,      \
+                               Stream);                                                                             \
+    template void fast_backward(const AttentionInputs<E>&, const E*, const float*, const E*, const AttentionShape&, \
+                                float*, E*, const HeadParts&, Stream);
+FAULTLINE_FOR(float)
+FAULTLINE_FOR(Bf16)
+#undef FAULTLINE_FOR
 
 }  // namespace faultline::gpt::on_device

@@ -6,8 +6,10 @@
 #include <fmt/format.h>
 
 #include <faultline/base/error.hpp>
+#include <faultline/cpu/row_sums.hpp>
+#include <faultline/gpt_device/qk_rows.hpp>
 #include <faultline/tensor_kernel/backward.hpp>
-#include <faultline/tensor_kernel/forward.hpp>
+#include <faultline/tensor_kernel/row_statistics.hpp>
 
 namespace faultline::gpt {
 
@@ -17,12 +19,17 @@ struct AttentionOnDevice::Tensor {
     std::string plan;
     tensor_kernel::ForwardKernel forward;
     tensor_kernel::BackwardKernel backward;
+    Schedule schedule;
 };
 
-AttentionOnDevice::AttentionOnDevice(const TrainConfig& config) {
+AttentionOnDevice::AttentionOnDevice(const TrainConfig& config, bool may_norm) {
     const ModelConfig& m = config.model;
-    shape_ = {config.batch, m.context, m.heads, m.head_dim(),
-              static_cast<float>(1.0 / std::sqrt(static_cast<double>(m.head_dim())))};
+    shape_ = {config.batch,
+              m.context,
+              m.heads,
+              m.head_dim(),
+              static_cast<float>(1.0 / std::sqrt(static_cast<double>(m.head_dim()))),
+              static_cast<float>(m.softcap)};
     const RoundingPlan* plan = nullptr;
     for (int l = 0; l < m.layers; ++l)
         for (int h = 0; h < m.heads; ++h) {
@@ -31,7 +38,11 @@ AttentionOnDevice::AttentionOnDevice(const TrainConfig& config) {
                     "device cuda: layer-attention: the device has one kernel for all heads: expected none");
             plan = m.plan(l, h);
         }
+    rms_by_kernel_ = plan == nullptr && !may_norm;
     if (plan == nullptr) return;
+    if (m.softcap != 0)
+        throw RequestError(fmt::format(
+            "device cuda: softcap: {}: the tensor cores' kernel has none: expected 0, or attention fast", m.softcap));
     if (!m.bf16)
         throw RequestError(
             fmt::format("device cuda: attention: {}: the tensor cores' kernel has bf16 operands: expected precision "
@@ -44,7 +55,7 @@ AttentionOnDevice::AttentionOnDevice(const TrainConfig& config) {
             throw RequestError(fmt::format("device cuda: attention: plan {}: {}; or attention fast", plan->name, why));
     if (forward.kernel.element != tensor_kernel::Element::bf16)
         throw RequestError(fmt::format("device cuda: attention: plan {}: casts to fp16: expected bf16", plan->name));
-    tensor_ = std::make_unique<Tensor>(Tensor{plan->name, forward.kernel, backward.kernel});
+    tensor_ = std::make_unique<Tensor>(Tensor{plan->name, forward.kernel, backward.kernel, plan->schedule});
 }
 
 AttentionOnDevice::~AttentionOnDevice() = default;
@@ -55,14 +66,29 @@ std::string AttentionOnDevice::text() const {
                        tensor_->backward.name);
 }
 
+on_device::PartCounts AttentionOnDevice::parts() const {
+    on_device::PartCounts counts = on_device::fast_parts(shape_.length);
+    if (tensor_ != nullptr) {
+        counts.largest = counts.rows = tensor_kernel::row_groups(shape_.length);
+        counts.zero_sums = tensor_kernel::zero_sum_parts(shape_.length);
+    }
+    if (!rms_by_kernel_) counts.rms = on_device::rms_parts(shape_.length);
+    return counts;
+}
+
+double AttentionOnDevice::zero_sum_unit(double scale) const {
+    return tensor_ == nullptr ? 1 : score_gradient_site(tensor_->schedule, scale, false).unit;
+}
+
 namespace {
 
 struct HeadStrides {
-    tensor_kernel::Strides qkv, o;
+    tensor_kernel::Strides qk, v, o, gradient;
 };
-HeadStrides strides_of(const on_device::AttentionShape& s) {
+HeadStrides strides_of(const on_device::AttentionShape& s, std::int64_t qk, std::int64_t v) {
     const std::int64_t width = std::int64_t{1} * s.heads * s.head_dim;
-    return {{3 * width, s.head_dim, 3 * width * s.length}, {width, s.head_dim, width * s.length}};
+    const auto of = [&](std::int64_t row) { return tensor_kernel::Strides{row, s.head_dim, row * s.length}; };
+    return {of(qk), of(v), of(width), of(3 * width)};
 }
 
 tensor_kernel::BackwardCall backward_call(const on_device::AttentionShape& s) {
@@ -72,11 +98,16 @@ tensor_kernel::BackwardCall backward_call(const on_device::AttentionShape& s) {
     call.n_q = call.n_k = s.length;
     call.head_dim = s.head_dim;
     call.scale = static_cast<double>(s.scale);
-    const HeadStrides strides = strides_of(s);
-    call.q_strides = call.k_strides = call.v_strides = strides.qkv;
-    call.dq_strides = call.dk_strides = call.dv_strides = strides.qkv;
-    call.o_strides = call.dout_strides = strides.o;
     return call;
+}
+
+/// Heads in one launch, or one after the other: `launch(heads, first head, where its rows of the whole batch begin, scale)`.
+template <class F>
+void for_launches(const on_device::AttentionShape& s, const std::vector<double>& scales, F&& launch) {
+    if (scales.empty()) return launch(s.heads, 0, std::size_t{0}, static_cast<double>(s.scale));
+    for (int h = 0; h < s.heads; ++h)
+        launch(1, h, static_cast<std::size_t>(h) * static_cast<std::size_t>(s.batch),
+               static_cast<double>(static_cast<float>(scales[static_cast<std::size_t>(h)])));
 }
 
 }  // namespace
@@ -85,41 +116,77 @@ std::size_t AttentionOnDevice::scratch_bytes() const {
     return tensor_ == nullptr ? 0 : tensor_kernel::backward_workspace(backward_call(shape_));
 }
 
-void AttentionOnDevice::forward(const Bf16* qkv, Bf16* o, float* lse, on_device::Stream stream) const {
-    const std::ptrdiff_t width = std::ptrdiff_t{1} * shape_.heads * shape_.head_dim;
-    tensor_kernel::ForwardCall call;
-    call.batch = shape_.batch;
-    call.heads = call.kv_heads = shape_.heads;
-    call.n_q = call.n_k = shape_.length;
-    call.head_dim = shape_.head_dim;
-    call.scale = static_cast<double>(shape_.scale);
-    call.q = qkv;
-    call.k = qkv + width;
-    call.v = qkv + 2 * width;
-    call.o = o;
-    call.lse = lse;
-    const HeadStrides strides = strides_of(shape_);
-    call.q_strides = call.k_strides = call.v_strides = strides.qkv;
-    call.o_strides = strides.o;
-    tensor_kernel::launch_forward(call, tensor_->forward, stream);
+void AttentionOnDevice::forward(const Inputs& in, const std::vector<double>& scales, Bf16* o, float* lse,
+                                const on_device::HeadParts& seen, on_device::Stream stream) const {
+    const HeadStrides strides =
+        strides_of(shape_, static_cast<std::int64_t>(in.qk_stride), static_cast<std::int64_t>(in.v_stride));
+    const auto length = static_cast<std::size_t>(shape_.length);
+    const on_device::PartCounts counts = parts();
+    for_launches(shape_, scales, [&](int heads, int first, std::size_t slot, double scale) {
+        const std::ptrdiff_t column = std::ptrdiff_t{1} * first * shape_.head_dim;
+        tensor_kernel::ForwardCall call;
+        call.batch = shape_.batch;
+        call.heads = call.kv_heads = heads;
+        call.n_q = call.n_k = shape_.length;
+        call.head_dim = shape_.head_dim;
+        call.scale = scale;
+        call.q = in.q + column;
+        call.k = in.k + column;
+        call.v = in.v + column;
+        call.o = o + column;
+        call.lse = lse + slot * length;
+        if (seen.largest != nullptr) call.largest = seen.largest + slot * static_cast<std::size_t>(counts.largest);
+        call.q_strides = call.k_strides = strides.qk;
+        call.v_strides = strides.v;
+        call.o_strides = strides.o;
+        tensor_kernel::launch_forward(call, tensor_->forward, stream);
+        if (seen.rows == nullptr) return;
+        tensor_kernel::RowStatisticsCall rows;
+        rows.batch = call.batch;
+        rows.heads = rows.kv_heads = heads;
+        rows.n_q = rows.n_k = shape_.length;
+        rows.head_dim = shape_.head_dim;
+        rows.scale = scale;
+        rows.q = call.q;
+        rows.k = call.k;
+        rows.lse = call.lse;
+        rows.out = seen.rows + 2 * slot * static_cast<std::size_t>(counts.rows);
+        rows.q_strides = rows.k_strides = strides.qk;
+        tensor_kernel::launch_row_statistics(rows, stream);
+    });
 }
 
-void AttentionOnDevice::backward(const Bf16* qkv, const Bf16* o, const float* lse, const Bf16* dout, Bf16* dqkv,
-                                 void* scratch, bool deterministic, on_device::Stream stream) const {
+void AttentionOnDevice::backward(const Inputs& in, const std::vector<double>& scales, const Bf16* o, const float* lse,
+                                 const Bf16* dout, Bf16* dqkv, void* scratch, bool deterministic,
+                                 const on_device::HeadParts& seen, on_device::Stream stream) const {
     const std::ptrdiff_t width = std::ptrdiff_t{1} * shape_.heads * shape_.head_dim;
-    tensor_kernel::BackwardCall call = backward_call(shape_);
-    call.deterministic = deterministic;
-    call.q = qkv;
-    call.k = qkv + width;
-    call.v = qkv + 2 * width;
-    call.o = o;
-    call.dout = dout;
-    call.lse = lse;
-    call.dq = dqkv;
-    call.dk = dqkv + width;
-    call.dv = dqkv + 2 * width;
-    call.workspace = scratch;
-    tensor_kernel::launch_backward(call, tensor_->backward, stream);
+    const HeadStrides strides =
+        strides_of(shape_, static_cast<std::int64_t>(in.qk_stride), static_cast<std::int64_t>(in.v_stride));
+    const auto length = static_cast<std::size_t>(shape_.length);
+    const auto zero_sums = static_cast<std::size_t>(parts().zero_sums);
+    for_launches(shape_, scales, [&](int heads, int first, std::size_t slot, double scale) {
+        const std::ptrdiff_t column = std::ptrdiff_t{1} * first * shape_.head_dim;
+        tensor_kernel::BackwardCall call = backward_call(shape_);
+        call.heads = call.kv_heads = heads;
+        call.scale = scale;
+        call.deterministic = deterministic;
+        call.q = in.q + column;
+        call.k = in.k + column;
+        call.v = in.v + column;
+        call.o = o + column;
+        call.dout = dout + column;
+        call.lse = lse + slot * length;
+        call.dq = dqkv + column;
+        call.dk = dqkv + width + column;
+        call.dv = dqkv + 2 * width + column;
+        call.workspace = scratch;
+        if (seen.zero_sums != nullptr) call.zero_sums = seen.zero_sums + 2 * slot * zero_sums;
+        call.q_strides = call.k_strides = strides.qk;
+        call.v_strides = strides.v;
+        call.o_strides = call.dout_strides = strides.o;
+        call.dq_strides = call.dk_strides = call.dv_strides = strides.gradient;
+        tensor_kernel::launch_backward(call, tensor_->backward, stream);
+    });
 }
 
 }  // namespace faultline::gpt

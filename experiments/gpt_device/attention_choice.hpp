@@ -5,16 +5,18 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <faultline/gpt/trainer.hpp>
-#include <faultline/gpt_device/kernels.hpp>
+#include <faultline/gpt_device/attention.hpp>
 
 namespace faultline::gpt {
 
 class AttentionOnDevice {
   public:
-    /// RequestError, one sentence, where the configuration asks for what neither kernel has.
-    explicit AttentionOnDevice(const TrainConfig& config);
+    /// RequestError, one sentence, where the configuration asks for what neither kernel has. may_norm: QK norm is on, or may
+    /// be switched on.
+    AttentionOnDevice(const TrainConfig& config, bool may_norm);
     ~AttentionOnDevice();
     AttentionOnDevice(const AttentionOnDevice&) = delete;
     AttentionOnDevice& operator=(const AttentionOnDevice&) = delete;
@@ -25,15 +27,28 @@ class AttentionOnDevice {
     /// Device memory that the backward needs.
     [[nodiscard]] std::size_t scratch_bytes() const;
 
-    /// qkv and dqkv [tokens, 3 width] bf16, o and dout [tokens, width] bf16, lse [batch, heads, length]; launches on the
-    /// stream. Only where on_tensor_cores(), in a build with the device.
-    void forward(const on_device::Bf16* qkv, on_device::Bf16* o, float* lse, on_device::Stream stream) const;
-    void backward(const on_device::Bf16* qkv, const on_device::Bf16* o, const float* lse, const on_device::Bf16* dout,
-                  on_device::Bf16* dqkv, void* scratch, bool deterministic, on_device::Stream stream) const;
+    [[nodiscard]] const on_device::AttentionShape& shape() const { return shape_; }
+    /// How many parts a head of a sequence has of what the kernels see. The rms of q and k are fast's own parts where
+    /// `rms_by_kernel`, else those of qk_rows.
+    [[nodiscard]] on_device::PartCounts parts() const;
+    [[nodiscard]] bool rms_by_kernel() const { return rms_by_kernel_; }
+    /// What a sum of ds as the kernel has it is to be divided by to be in nat/logit, for a head of this scale.
+    [[nodiscard]] double zero_sum_unit(double scale) const;
+
+    /// o and dout [tokens, width], dqkv [tokens, 3 width]; lse [batch, heads, length], or [heads, batch, length] with
+    /// `scales`, as are the parts then. scales: empty, or the scale of each head, for which the tensor cores' kernel is launched
+    /// head by head (fast takes inputs.scales). Launches on the stream. Only where on_tensor_cores(), in a build with the device.
+    using Inputs = on_device::AttentionInputs<on_device::Bf16>;
+    void forward(const Inputs& inputs, const std::vector<double>& scales, on_device::Bf16* o, float* lse,
+                 const on_device::HeadParts& seen, on_device::Stream stream) const;
+    void backward(const Inputs& inputs, const std::vector<double>& scales, const on_device::Bf16* o, const float* lse,
+                  const on_device::Bf16* dout, on_device::Bf16* dqkv, void* scratch, bool deterministic,
+                  const on_device::HeadParts& seen, on_device::Stream stream) const;
 
   private:
     struct Tensor;
     on_device::AttentionShape shape_;
+    bool rms_by_kernel_ = false;
     std::unique_ptr<Tensor> tensor_;
 };
 

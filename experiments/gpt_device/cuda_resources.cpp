@@ -91,6 +91,11 @@ void download(void* to, const void* from, std::size_t bytes, Stream stream) {
     download_later(to, from, bytes, stream);
     wait(stream);
 }
+void download_rows_later(void* to, const void* from, std::size_t rows, std::size_t bytes, std::size_t stride,
+                         Stream stream) {
+    check(cudaMemcpy2DAsync(to, bytes, from, stride, bytes, rows, cudaMemcpyDeviceToHost, stream),
+          "copying from the device");
+}
 void wait(Stream stream) { check(cudaStreamSynchronize(stream), "running on the device"); }
 
 }  // namespace faultline::gpt::on_device

@@ -101,6 +101,9 @@ void clear(void* to, std::size_t bytes, Stream stream);
 /// Waits for everything on the stream and for the copy.
 void download(void* to, const void* from, std::size_t bytes, Stream stream);
 void download_later(void* to, const void* from, std::size_t bytes, Stream stream);
+/// `rows` rows of `bytes` each, `stride` bytes apart there, one after the other here.
+void download_rows_later(void* to, const void* from, std::size_t rows, std::size_t bytes, std::size_t stride,
+                         Stream stream);
 void wait(Stream stream);
 
 }  // namespace faultline::gpt::on_device

@@ -15,7 +15,10 @@
 #include <faultline/gpt_device/checkpoint.hpp>
 #include <faultline/gpt_device/cuda_resources.hpp>
 #include <faultline/gpt_device/exchange.hpp>
+#include <faultline/gpt_device/late_spectra.hpp>
+#include <faultline/gpt_device/optimizers.hpp>
 #include <faultline/gpt_device/pass.hpp>
+#include <faultline/gpt_device/qk_clip.hpp>
 #include <faultline/ranks/sums.hpp>
 
 namespace faultline::gpt {
@@ -36,9 +39,6 @@ const TrainConfig& checked(const TrainConfig& config) {
 TrainConfig on_this_back_end(TrainConfig config, const DeviceOptions& options) {
     config.also.emplace_back("device", "cuda");
     config.also.emplace_back("deterministic", options.deterministic ? "true" : "false");
-    // How sums over micro-batches are made depends on it.
-    config.also.emplace_back("ranks", std::to_string(options.ranks == nullptr ? 1 : options.ranks->size()));
-    if (options.ranks != nullptr && options.exchange.bf16) config.also.emplace_back("reduce", "bf16");
     return config;
 }
 
@@ -50,6 +50,7 @@ std::vector<std::uint8_t> kinds_of(const ParameterLayout& layout) {
         // As Gpt::add_groups: what comes out of a product as bf16. wte's part is rounded where it is made.
         const bool linear = p.role != Role::embedding && (p.is_matrix() || p.name.find(".b_") != std::string::npos);
         if (linear) kind |= on_device::comes_rounded;
+        if (p.is_matrix() && p.role != Role::embedding) kind |= on_device::hidden_matrix;
         for (std::ptrdiff_t i = 0; i < p.rows; ++i)
             std::fill_n(kinds.begin() + (p.offset + i * p.stride) / 8, p.cols / 8, kind);
     }
@@ -63,6 +64,7 @@ struct DeviceTrainer::State {
     const TokenData& data;
     const WindowOrder& windows;
     ParameterLayout layout;
+    bool monitors, may_norm;
     AttentionOnDevice attention;
     RunMemory memory;
     InputLayout input;
@@ -74,28 +76,55 @@ struct DeviceTrainer::State {
     /// Inputs of this step and of the next, for each micro-batch; and where the step's result comes.
     std::array<on_device::PinnedMemory, 2> staged;
     std::array<std::int64_t, 2> staged_step{-1, -1};
-    on_device::PinnedMemory result;
-    on_device::Graph micro_batch, last_micro_batch, update;  // the last one adds up over ranks
+    on_device::PinnedMemory result, totals;
+    /// A micro-batch, and the last one of a step, which adds up over ranks; of each also one in which the rows are looked at.
+    struct Recorded {
+        on_device::Graph plain, detailed;
+    };
+    Recorded micro_batch, last_micro_batch;
+    on_device::Graph update;
+    Hooks hooks;
+    std::unique_ptr<LateSpectra> late_spectra;
+    std::function<void(StepReport&)> pending_spectra;
+    DeviceSwitches switches;
+    std::function<bool(std::int64_t)> capture_wanted;
+    std::function<void(std::int64_t, int, const Training::Captured&)> capture_take;
     std::int64_t next = 0;
     StepReport report;
     std::optional<NonFinite> failure;
 
-    State(const TrainConfig& wanted, const TokenData& tokens, const WindowOrder& order, const DeviceOptions& options)
+    State(const TrainConfig& wanted, const TokenData& tokens, const WindowOrder& order, const DeviceOptions& options,
+          const Hooks& hooked)
         : config(on_this_back_end(checked(wanted), options)),
           data(tokens),
           windows(order),
           layout(config.model),
-          attention(config),
-          memory(config, layout, attention.scratch_bytes()),
+          monitors(options.monitors || config.qk_clip > 0 || hooked.step != nullptr),
+          may_norm(config.model.qk_norm != QkNorm::none || hooked.step != nullptr),
+          attention(config, may_norm),
+          memory(config, layout,
+                 {attention.scratch_bytes(), muon_scratch(), attention.parts(), monitors, config.monitor_every > 0,
+                  may_norm}),
           input(config),
           exchange(options.ranks, config, layout, options.exchange),
           staged{on_device::PinnedMemory(input.bytes * static_cast<std::size_t>(exchange.rounds())),
                  on_device::PinnedMemory(input.bytes * static_cast<std::size_t>(exchange.rounds()))},
-          result(sizeof(StepResult)) {
+          result(sizeof(StepResult)),
+          totals(sizeof(on_device::HeadTotals) * heads()),
+          hooks(hooked) {
+        if (hooks.attention != nullptr || hooks.model != nullptr || hooks.update != nullptr)
+            throw RequestError("device cuda: hooks: the device's trainer has the step's alone: expected no others");
+        switches.qk_clip = config.qk_clip;
         check_tokens(data, config.model.vocabulary, config.model.context);
+        if (exchange.active() && config.qk_clip > 0)
+            throw RequestError("device cuda: qk-clip: several ranks have none: expected 0, or one rank");
         // A card without room is one rank's trouble, of which the others hear before they wait for its sums.
         together(options.ranks, [&] { base.emplace(memory.plan.bytes(), memory.plan.text()); });
         pass = make_pass(config, layout, memory, attention, base->data(), stream, options.deterministic);
+        if (config.monitor_every > 0)
+            late_spectra = std::make_unique<LateSpectra>(config.model, pass->at<float>(memory.snapshot),
+                                                         pass->at<char>(memory.bases),
+                                                         pass->at<on_device::Bidiagonal>(memory.bidiagonals), stream);
         const std::vector<std::uint8_t> kinds = kinds_of(layout);
         on_device::upload(pass->at<char>(memory.kinds), kinds.data(), kinds.size(), stream);
         // Once through everything, so that kernels are loaded and products chosen before graphs are made of them; what it
@@ -103,15 +132,45 @@ struct DeviceTrainer::State {
         start();
         stage(0);
         copy_input(0, 0);
-        run_micro_batch(true);
+        run_micro_batch(most_watched(), true);
         run_update();
         exchange.wait(stream);
-        if (exchange.rounds() > 1) micro_batch = on_device::Graph(stream, [this] { run_micro_batch(false); });
-        last_micro_batch = on_device::Graph(stream, [this] { run_micro_batch(true); });
-        update = on_device::Graph(stream, [this] { run_update(); });
+        record_graphs();
         start();
     }
 
+    [[nodiscard]] std::size_t muon_scratch() const {
+        if (config.optimizer.kind != OptimizerKind::muon) return 0;
+        return on_device::Muon(layout, config.model, config.optimizer).scratch_bytes();
+    }
+    /// Of the second moments.
+    [[nodiscard]] std::size_t seconds() const { return config.optimizer.kind == OptimizerKind::sgd ? 0 : count(); }
+    void record_graphs() {
+        const auto record = [this](Recorded& to, bool last) {
+            const auto graph = [&](Pass::Watch watch) {
+                return on_device::Graph(stream, [this, watch, last] { run_micro_batch(watch, last); });
+            };
+            to.plain = graph(watched());
+            if (most_watched() == Pass::Watch::rows) to.detailed = graph(Pass::Watch::rows);
+        };
+        if (exchange.rounds() > 1) record(micro_batch, false);
+        record(last_micro_batch, true);
+        update = on_device::Graph(stream, [this] { run_update(); });
+    }
+    /// In every step.
+    [[nodiscard]] Pass::Watch watched() const { return monitors ? Pass::Watch::every_step : Pass::Watch::nothing; }
+    [[nodiscard]] Pass::Watch most_watched() const {
+        if (!monitors) return Pass::Watch::nothing;
+        return config.monitor_every > 0 ? Pass::Watch::rows : Pass::Watch::every_step;
+    }
+    [[nodiscard]] bool rows_are_due() const {
+        return most_watched() == Pass::Watch::rows && next % config.monitor_every == 0;
+    }
+
+    /// Of all layers.
+    [[nodiscard]] std::size_t heads() const {
+        return static_cast<std::size_t>(config.model.layers * config.model.heads);
+    }
     [[nodiscard]] std::size_t count() const { return static_cast<std::size_t>(layout.size()); }
 
     /// Initial weights, moments of zero.
@@ -119,9 +178,13 @@ struct DeviceTrainer::State {
         std::vector<float> weights(count());
         layout.initialize(config.seed, std::span(weights), hardware_threads());
         set_weights(weights);
+        clear_moments();
+    }
+    void clear_moments() {
         on_device::clear(pass->at<char>(memory.first), count() * sizeof(float), stream);
-        on_device::clear(pass->at<char>(memory.second), count() * sizeof(float), stream);
+        on_device::clear(pass->at<char>(memory.second), seconds() * sizeof(float), stream);
         on_device::wait(stream);
+        switches.optimizer_steps = 0;
     }
     void set_weights(std::span<const float> weights) {
         on_device::upload(pass->at<char>(memory.weights), weights.data(), weights.size_bytes(), stream);
@@ -129,8 +192,8 @@ struct DeviceTrainer::State {
         on_device::wait(stream);
     }
     [[nodiscard]] std::vector<float> host(std::size_t region) const {
-        std::vector<float> values(count());
-        on_device::download(values.data(), pass->at<char>(region), count() * sizeof(float), stream);
+        std::vector<float> values(region == memory.second ? seconds() : count());
+        on_device::download(values.data(), pass->at<char>(region), values.size() * sizeof(float), stream);
         return values;
     }
 
@@ -145,9 +208,9 @@ struct DeviceTrainer::State {
                                            pass->at<std::uint8_t>(memory.kinds) + of.first / 8, rounds(), of.count,
                                            pass->scalars(), pass->at<float>(memory.gradient) + of.first, stream);
     }
-    void run_micro_batch(bool last) {
+    void run_micro_batch(Pass::Watch watch, bool last) {
         if (!last || !exchange.active()) {
-            pass->forward_backward();
+            pass->forward_backward(watch);
             accumulate({0, count()});
             return;
         }
@@ -155,7 +218,7 @@ struct DeviceTrainer::State {
             accumulate(range_of_layer(layout, layer));
             exchange.layer_done(layer, pass->at<float>(memory.gradient), stream);
         };
-        pass->forward_backward();
+        pass->forward_backward(watch);
         pass->layer_done = nullptr;
         for (const GradientRange& of : ranges_beside_layers(layout)) accumulate(of);
         exchange.finish(pass->at<float>(memory.gradient), pass->loss_sum(), stream);
@@ -166,23 +229,54 @@ struct DeviceTrainer::State {
                                    rounds_late(), count(), pass->loss_sum(), pass->scalars(),
                                    pass->at<double>(memory.sums), left, stream);
         const OptimizerConfig& o = config.optimizer;
-        const on_device::AdamwSettings settings{static_cast<float>(o.beta1), static_cast<float>(o.beta2),
-                                                static_cast<float>(o.epsilon), static_cast<float>(o.weight_decay)};
-        on_device::adamw(pass->at<float>(memory.gradient), pass->at<std::uint8_t>(memory.kinds), rounds_late(), count(),
-                         settings, pass->scalars(), left, pass->at<float>(memory.weights),
-                         pass->at<float>(memory.first), pass->at<float>(memory.second),
-                         rounds() ? pass->at<on_device::Bf16>(memory.operands) : nullptr, stream);
+        auto* operands = rounds() ? pass->at<on_device::Bf16>(memory.operands) : nullptr;
+        const auto decay = static_cast<float>(o.weight_decay);
+        const on_device::UpdateArrays arrays{pass->at<float>(memory.gradient),
+                                             pass->at<std::uint8_t>(memory.kinds),
+                                             rounds_late(),
+                                             count(),
+                                             pass->scalars(),
+                                             left,
+                                             pass->at<float>(memory.weights),
+                                             pass->at<float>(memory.first),
+                                             operands};
+        if (o.kind == OptimizerKind::sgd) {
+            on_device::sgd(arrays, static_cast<float>(o.momentum), decay, stream);
+        } else {
+            const bool muon = o.kind == OptimizerKind::muon;
+            if (muon)
+                on_device::Muon(layout, config.model, o)
+                    .update(arrays, pass->products(), pass->at<char>(memory.muon), stream);
+            const on_device::AdamwSettings settings{static_cast<float>(o.beta1),
+                                                    static_cast<float>(o.beta2),
+                                                    static_cast<float>(o.epsilon),
+                                                    decay,
+                                                    muon ? static_cast<float>(o.adamw_rate) : 1.0F,
+                                                    muon};
+            on_device::adamw(arrays.gradient, arrays.kinds, arrays.round, count(), settings, pass->scalars(), left,
+                             arrays.weights, arrays.first, pass->at<float>(memory.second), operands, stream);
+        }
+        if (config.qk_clip == 0 && hooks.step == nullptr) return;
+        on_device::qk_clip(
+            pass->at<on_device::HeadTotals>(memory.totals),
+            {layout.layer(0).w_in, layer_step(), config.model.layers, config.model.heads, config.model.head_dim()},
+            pass->scalars(), left, arrays.weights, operands, stream);
     }
 
     [[nodiscard]] StepScalars scalars_of(std::int64_t step, int micro_step) const {
-        const auto t = static_cast<double>(step + 1);
-        return {static_cast<float>(learning_rate(config.schedule, step, config.steps)),
+        const auto t = static_cast<double>(switches.optimizer_steps + 1);
+        return {static_cast<float>(rate_of(step)),
                 static_cast<float>(1 / (1 - std::pow(config.optimizer.beta1, t))),
-                static_cast<float>(1 / (1 - std::pow(config.optimizer.beta2, t))), static_cast<float>(config.clip),
+                static_cast<float>(1 / (1 - std::pow(config.optimizer.beta2, t))),
+                static_cast<float>(config.clip * switches.clip_factor),
+                switches.qk_clip,
                 micro_step};
     }
+    [[nodiscard]] double rate_of(std::int64_t step) const {
+        return learning_rate(config.schedule, step, config.steps) * switches.rate_factor;
+    }
     /// Tokens, targets, and the tokens' places sorted by id (a counting sort: ascending within an id).
-    void write_input(const Windows& of, const StepScalars& scalars, char* to) const {
+    void write_input(const Windows& of, char* to) const {
         const auto ids = [&](std::size_t offset) { return reinterpret_cast<std::int32_t*>(to + offset); };
         std::ranges::copy(of.tokens, ids(input.tokens));
         std::ranges::copy(of.targets, ids(input.targets));
@@ -194,7 +288,6 @@ struct DeviceTrainer::State {
         std::int32_t* order = ids(input.order);
         for (std::size_t i = 0; i < of.tokens.size(); ++i)
             order[next_of[static_cast<std::size_t>(of.tokens[i])]++] = static_cast<std::int32_t>(i);
-        std::memcpy(to + input.scalars, &scalars, sizeof scalars);
     }
     void stage(std::int64_t step) {
         const auto half = static_cast<std::size_t>(step % 2);
@@ -202,24 +295,37 @@ struct DeviceTrainer::State {
         staged_step[half] = -1;
         for (int round = 0; round < exchange.rounds(); ++round)
             write_input(training_windows(config, data, windows, step, exchange.micro_batch(round)),
-                        scalars_of(step, round), staged[half].data() + static_cast<std::size_t>(round) * input.bytes);
+                        staged[half].data() + static_cast<std::size_t>(round) * input.bytes);
         staged_step[half] = step;
     }
+    /// The step's scalars are of now: a hook may have changed them since the tokens were staged.
     void copy_input(std::int64_t step, int micro_step) {
-        on_device::upload(
-            pass->at<char>(memory.input),
-            staged[static_cast<std::size_t>(step % 2)].data() + static_cast<std::size_t>(micro_step) * input.bytes,
-            input.bytes, stream);
+        char* from =
+            staged[static_cast<std::size_t>(step % 2)].data() + static_cast<std::size_t>(micro_step) * input.bytes;
+        const StepScalars scalars = scalars_of(step, micro_step);
+        std::memcpy(from + input.scalars, &scalars, sizeof scalars);
+        on_device::upload(pass->at<char>(memory.input), from, input.bytes, stream);
     }
 
-    const StepReport& step() {
+    class Control;
+    const StepReport& step();
+    const StepReport& run_step() {
         stage(next);
+        const bool captured = capture_wanted && capture_wanted(next);
         for (int round = 0; round < exchange.rounds(); ++round) {
             copy_input(next, round);
-            (round + 1 < exchange.rounds() ? micro_batch : last_micro_batch).launch(stream);
+            const Recorded& launches = round + 1 < exchange.rounds() ? micro_batch : last_micro_batch;
+            if (captured)
+                capture(round);
+            else
+                (rows_are_due() ? launches.detailed : launches.plain).launch(stream);
         }
         update.launch(stream);
         on_device::download_later(result.data(), pass->at<char>(memory.result), sizeof(StepResult), stream);
+        if (monitors)
+            on_device::download_later(totals.data(), pass->at<char>(memory.totals),
+                                      heads() * sizeof(on_device::HeadTotals), stream);
+        if (spectra_are_due()) begin_spectra();
         try {
             if (next + 1 < config.steps) stage(next + 1);  // while the device works
         } catch (const RequestError&) {
@@ -240,22 +346,97 @@ struct DeviceTrainer::State {
         const bool last = next + 1 == config.steps;
         const bool validate = config.validate_every > 0 && ((next + 1) % config.validate_every == 0 || last);
         report.validation_loss = validate ? validation_loss() : nan_value;
+        if (hooks.step != nullptr) hooks.step->after_step(report);
+        ++switches.optimizer_steps;
         ++next;
         return report;
+    }
+
+    /// A micro-batch launched one by one, with its operands kept: the same kernels, and bits, as the recorded one.
+    void capture(int round) {
+        std::vector<Pass::Operands> layers(static_cast<std::size_t>(config.model.layers));
+        pass->keep_operands(&layers);
+        run_micro_batch(rows_are_due() ? Pass::Watch::rows : watched(), round + 1 == exchange.rounds());
+        pass->keep_operands(nullptr);
+        capture_take(next, exchange.micro_batch(round), layers);
     }
 
     void fill_report(const StepResult& of) {
         report.step = next;
         report.loss = of.loss / config.tokens_of_step();
         report.grad_norm = std::sqrt(of.squares);
-        report.learning_rate = learning_rate(config.schedule, next, config.steps);
+        report.learning_rate = rate_of(next);
         report.layers = config.model.layers;
         report.heads = config.model.heads;
-        report.qk_normed.assign(static_cast<std::size_t>(report.layers), 0);
-        if (config.monitor_every == 0) return;
-        const bool due = next % config.monitor_every == 0 || next + 1 == config.steps;
-        const std::vector<float> weights = due ? host(memory.weights) : std::vector<float>();
-        report_spectra(config.model, layout, weights, due, report);
+        report.qk_normed.clear();
+        for (int l = 0; l < report.layers; ++l) report.qk_normed.push_back(pass->qk_normed(l) ? 1 : 0);
+        report.extras.clear();
+        if (monitors) fill_monitors();
+        report.finish = nullptr;
+        if (!late_spectra) return;
+        clear_spectra(report);
+        if (!spectra_are_due()) return;
+        report.finish = std::move(pending_spectra);
+        if (hooks.step != nullptr) finish_report();  // a hook acts on what it sees
+    }
+    [[nodiscard]] bool spectra_are_due() const {
+        return late_spectra && (next % config.monitor_every == 0 || next + 1 == config.steps);
+    }
+    void finish_report() {
+        if (report.finish) std::exchange(report.finish, nullptr)(report);
+    }
+    /// Of W_Q and W_K as the update leaves them.
+    void begin_spectra() {
+        pending_spectra = late_spectra->begin(pass->at<float>(memory.weights), layout.layer(0).w_in, layer_step());
+    }
+    /// Weights from one layer to the next.
+    [[nodiscard]] std::ptrdiff_t layer_step() const {
+        return config.model.layers > 1 ? layout.layer(1).w_in - layout.layer(0).w_in : 0;
+    }
+
+    /// What the heads of the step saw, on all ranks.
+    [[nodiscard]] std::vector<on_device::HeadTotals> totals_of_ranks() const {
+        std::vector<on_device::HeadTotals> seen(heads());
+        std::memcpy(seen.data(), totals.data(), seen.size() * sizeof seen[0]);
+        if (!exchange.active()) return seen;
+        std::vector<double> own, largest, sums(6 * heads(), 0.0),
+            most(heads(), -std::numeric_limits<double>::infinity());
+        for (const on_device::HeadTotals& head : seen) {
+            own.insert(own.end(),
+                       {head.q_rms, head.k_rms, head.zero_sum, head.zero_sum_abs, head.saturated, head.entropy});
+            largest.push_back(head.largest);
+        }
+        add_in_rank_order(exchange.ranks(), std::span(sums), std::span<const double>(own));
+        const std::span<const double> part(largest);
+        largest_in_rank_order(exchange.ranks(), std::span(most), std::span(&part, 1));
+        for (std::size_t i = 0; i < heads(); ++i)
+            seen[i] = {most[i],         sums[6 * i],     sums[6 * i + 1], sums[6 * i + 2],
+                       sums[6 * i + 3], sums[6 * i + 4], sums[6 * i + 5]};
+        return seen;
+    }
+    /// As Trainer::fill_report.
+    void fill_monitors() {
+        const std::vector<on_device::HeadTotals> seen = totals_of_ranks();
+        const double tokens = config.tokens_of_step(), rows = tokens - config.batch * config.accumulate;
+        const bool due = rows_are_due() && rows > 0;
+        report.zero_sum_total.resize(heads(), 0.0);
+        for (std::vector<double>* values : {&report.max_logit, &report.qk_rms, &report.zero_sum, &report.zero_sum_abs,
+                                            &report.saturated, &report.entropy})
+            values->assign(heads(), nan_value);
+        for (std::size_t i = 0; i < heads(); ++i) {
+            const int layer = static_cast<int>(i) / config.model.heads;
+            const std::vector<double>& switched = pass->switched_scales(layer);
+            const double unit = attention.zero_sum_unit(switched.empty() ? static_cast<double>(attention.shape().scale)
+                                                                         : switched[i % switched.size()]);
+            report.max_logit[i] = seen[i].largest;
+            report.qk_rms[i] = (seen[i].q_rms / tokens) * (seen[i].k_rms / tokens);
+            report.zero_sum[i] = seen[i].zero_sum / unit;
+            report.zero_sum_abs[i] = seen[i].zero_sum_abs / unit;
+            report.zero_sum_total[i] += report.zero_sum[i];
+            if (!due) continue;
+            report.saturated[i] = seen[i].saturated / rows;
+            report.entropy[i] = seen[i].entropy / rows;
+        }
     }
 
     double validation_loss() {
@@ -264,7 +445,7 @@ struct DeviceTrainer::State {
         std::vector<double> own(static_cast<std::size_t>(config.validation_batches), 0.0), losses = own;
         std::vector<char> staging(input.bytes);
         for (int b = exchange.active() ? exchange.ranks()->rank() : 0; b < config.validation_batches; b += ranks) {
-            write_input(validation_windows(config, data, b), {}, staging.data());
+            write_input(validation_windows(config, data, b), staging.data());
             on_device::upload(pass->at<char>(memory.input), staging.data(), input.bytes, stream);
             pass->loss();
             double& sum = own[static_cast<std::size_t>(b)];
@@ -283,7 +464,7 @@ struct DeviceTrainer::State {
         int found_in = std::numeric_limits<int>::max();  // gradients come after all micro-batches
         for (int round = 0; round < exchange.rounds() && found_in > config.accumulate; ++round) {
             copy_input(next, round);
-            pass->forward_backward();
+            pass->forward_backward(Pass::Watch::nothing);
             for (const SiteOfPass& site : pass->sites())
                 if (const std::ptrdiff_t at = pass->first_non_finite(site); at >= 0) {
                     failure = NonFinite{next, site.name, at / site.columns, at % site.columns};
@@ -309,11 +490,58 @@ struct DeviceTrainer::State {
     }
 };
 
+/// What a step hook may do.
+class DeviceTrainer::State::Control final : public StepControl {
+  public:
+    explicit Control(State& state) : s_(state) {}
+    /// Whether launches have to be recorded anew.
+    [[nodiscard]] bool switched() const { return switched_; }
+    [[nodiscard]] int layers() const override { return s_.config.model.layers; }
+    [[nodiscard]] int heads() const override { return s_.config.model.heads; }
+    [[nodiscard]] int head_dim() const override { return s_.config.model.head_dim(); }
+    void enable_qk_norm(int layer, std::span<const double> logit_scale) override {
+        std::vector<double> scale(logit_scale.begin(), logit_scale.end());
+        if (scale.empty())
+            scale.assign(static_cast<std::size_t>(heads()), 1.0 / std::sqrt(static_cast<double>(head_dim())));
+        s_.pass->switch_qk_norm(layer, scale);
+        switched_ = true;
+    }
+    [[nodiscard]] bool qk_norm_enabled(int layer) const override { return s_.pass->qk_normed(layer); }
+    void reset_optimizer() override { s_.clear_moments(); }
+    void set_learning_rate_factor(double factor) override { s_.switches.rate_factor = factor; }
+    void set_clip_factor(double factor) override { s_.switches.clip_factor = factor; }
+    void set_fp32_ffn(bool on) override {
+        if (on)
+            throw RequestError(
+                "device cuda: fp32-ffn: the device's trainer has none: expected another intervention, or "
+                "--device cpu");
+    }
+    void set_qk_clip(double tau) override { s_.switches.qk_clip = tau; }
+    [[nodiscard]] MatrixView<const float> weight(std::string_view name) const override {
+        if (weights_.empty()) weights_ = s_.host(s_.memory.weights);
+        return s_.layout.at(name).of(std::span<const float>(weights_));
+    }
+
+  private:
+    State& s_;
+    bool switched_ = false;
+    mutable std::vector<float> weights_;  // of before the step, fetched where asked for
+};
+
+const StepReport& DeviceTrainer::State::step() {
+    if (hooks.step != nullptr) {
+        Control control(*this);
+        hooks.step->before_step(next, next == 0 ? nullptr : &report, control);
+        if (control.switched()) record_graphs();
+    }
+    return run_step();
+}
+
 bool device_trainer_is_built() { return true; }
 
 DeviceTrainer::DeviceTrainer(const TrainConfig& config, const TokenData& data, const WindowOrder& windows,
-                             const DeviceOptions& options)
-    : state_(std::make_unique<State>(config, data, windows, options)) {}
+                             const DeviceOptions& options, const Hooks& hooks)
+    : state_(std::make_unique<State>(config, data, windows, options, hooks)) {}
 DeviceTrainer::~DeviceTrainer() = default;
 
 std::vector<std::string> DeviceTrainer::description() const {
@@ -332,10 +560,14 @@ std::int64_t DeviceTrainer::next_step() const { return state_->next; }
 bool DeviceTrainer::finished() const { return state_->next >= state_->config.steps || state_->failure.has_value(); }
 const StepReport& DeviceTrainer::step() { return state_->step(); }
 const std::optional<NonFinite>& DeviceTrainer::failure() const { return state_->failure; }
-const StepReport& DeviceTrainer::report() const { return state_->report; }
-void DeviceTrainer::capture(std::function<bool(std::int64_t)>,
-                            std::function<void(std::int64_t, int, const Captured&)>) {
-    throw RequestError("device cuda: capture: the device's trainer has none: expected --device cpu with it");
+const StepReport& DeviceTrainer::report() const {
+    state_->finish_report();
+    return state_->report;
+}
+void DeviceTrainer::capture(std::function<bool(std::int64_t)> wanted,
+                            std::function<void(std::int64_t, int, const Captured&)> take) {
+    state_->capture_wanted = std::move(wanted);
+    state_->capture_take = std::move(take);
 }
 double DeviceTrainer::validation_loss() { return state_->validation_loss(); }
 std::vector<float> DeviceTrainer::weights() const { return state_->host(state_->memory.weights); }
@@ -350,21 +582,40 @@ std::vector<float> DeviceTrainer::gradient() const {
 }
 
 void DeviceTrainer::save(const std::string& path) const {
-    save_device_checkpoint(path, state_->config, state_->next, state_->report,
-                           {state_->host(state_->memory.weights), state_->host(state_->memory.first),
-                            state_->host(state_->memory.second)});
+    state_->finish_report();
+    DeviceSwitches switches = state_->switches;
+    for (int l = 0; l < state_->config.model.layers; ++l)
+        switches.qk_scales.push_back(state_->pass->switched_scales(l));
+    save_device_checkpoint(
+        path, state_->config, state_->next, state_->report, switches,
+        {state_->host(state_->memory.weights), state_->host(state_->memory.first), state_->host(state_->memory.second)},
+        state_->hooks.step != nullptr ? state_->hooks.step->save() : std::string());
 }
 
 void DeviceTrainer::restore(const std::string& path) {
-    const DeviceCheckpoint from = load_device_checkpoint(path, state_->config, state_->count());
+    const DeviceCheckpoint from = load_device_checkpoint(path, state_->config, state_->count(), state_->seconds());
     state_->set_weights(from.arrays.weights);
-    const std::size_t bytes = state_->count() * sizeof(float);
-    on_device::upload(state_->pass->at<char>(state_->memory.first), from.arrays.first.data(), bytes, state_->stream);
-    on_device::upload(state_->pass->at<char>(state_->memory.second), from.arrays.second.data(), bytes, state_->stream);
+    const auto put = [this](std::size_t region, const std::vector<float>& values) {
+        on_device::upload(state_->pass->at<char>(region), values.data(), values.size() * sizeof(float), state_->stream);
+    };
+    put(state_->memory.first, from.arrays.first);
+    put(state_->memory.second, from.arrays.second);
     on_device::wait(state_->stream);
     state_->next = from.next_step;
-    state_->report = from.report;
+    state_->report = from.report;  // the sums of zero_sum go on from it
     state_->staged_step = {-1, -1};
+    state_->switches = from.switches;
+    bool switched = false;
+    for (int l = 0; l < state_->config.model.layers; ++l) {
+        const std::vector<double>& scales = from.switches.qk_scales[static_cast<std::size_t>(l)];
+        if (scales == state_->pass->switched_scales(l)) continue;
+        if (!state_->may_norm)
+            throw RequestError(path + ": QK norm was switched on by a hook: expected the run with that hook");
+        state_->pass->switch_qk_norm(l, scales);
+        switched = true;
+    }
+    if (switched) state_->record_graphs();
+    if (state_->hooks.step != nullptr) state_->hooks.step->load(from.hook);
 }
 
 }  // namespace faultline::gpt

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Trainer on a CUDA device: the same model, data order, optimizer and casts. What it does not have it refuses in a sentence:
-// hooks (faults, interventions), captures, QK norm, norm statistics in bf16, softcap, reparametrisation, output gate, QK-clip,
-// Muon and SGD; monitors of the attention's inside (max_logit, zero_sum, saturated_fraction, entropy) and qk_rms are not in
-// its reports.
+// Trainer on a CUDA device: the same model, data order, optimizer, casts and monitors. What it does not have it refuses in a
+// sentence: refusal() says what.
 #pragma once
 
 #include <memory>
@@ -28,14 +26,18 @@ struct DeviceOptions {
     /// how sums are made).
     Ranks* ranks = nullptr;
     ExchangeOptions exchange = {};
+    /// Whether its reports have what is seen inside attention (max_logit, qk_rms, zero_sum, …); QK-clip has it seen anyway.
+    bool monitors = true;
 };
 
 class DeviceTrainer final : public Training {
   public:
-    /// `data` and `windows` must outlive it. RequestError where configuration or data are no good, or the device has no such
-    /// thing; WorkError where there is no device, no room on it, or it fails, also in every other function.
+    /// `data`, `windows` and the hooks must outlive it. RequestError where configuration or data are no good, or the device
+    /// has no such thing; WorkError where there is no device, no room on it, or it fails, also in every other function.
+    /// Of the hooks it has the step's; its control refuses set_fp32_ffn (RequestError), with the step hook's QK norm the run
+    /// has room for that.
     DeviceTrainer(const TrainConfig& config, const TokenData& data, const WindowOrder& windows,
-                  const DeviceOptions& options = {});
+                  const DeviceOptions& options = {}, const Hooks& hooks = {});
     ~DeviceTrainer() override;
     DeviceTrainer(const DeviceTrainer&) = delete;
     DeviceTrainer& operator=(const DeviceTrainer&) = delete;
@@ -53,7 +55,8 @@ class DeviceTrainer final : public Training {
     const StepReport& step() override;
     [[nodiscard]] const std::optional<NonFinite>& failure() const override;
     [[nodiscard]] const StepReport& report() const override;
-    /// RequestError: there are none.
+    [[nodiscard]] bool runs_elsewhere() const override { return true; }
+    /// A step that is captured takes longer: the operands come to the host layer by layer.
     void capture(std::function<bool(std::int64_t)> wanted,
                  std::function<void(std::int64_t, int micro_step, const Captured&)> take) override;
     void save(const std::string& path) const override;

@@ -11,20 +11,14 @@
 #include <cstddef>
 #include <cstdint>
 
-struct CUstream_st;
+#include <faultline/gpt_device/stream.hpp>
 
 namespace faultline::gpt::on_device {
-
-using Stream = CUstream_st*;
-
-/// A bf16 in memory, for code that the host's compiler reads.
-struct Bf16 {
-    std::uint16_t bits;
-};
 
 /// Numbers of a step that are not known when its graph is made.
 struct StepScalars {
     float rate = 0, correction1 = 1, correction2 = 1, clip = 0;  ///< clip 0: none
+    double qk_clip = 0;                                          ///< tau, 0: none
     int micro_step = 0;
 };
 
@@ -35,11 +29,16 @@ inline constexpr int row_partials = 528, sum_slabs = 256;
 void embed(const std::int32_t* tokens, const float* wte, const float* wpe, int rows, int length, int width, float* x,
            Stream stream);
 
+/// Where a norm's mean and 1/sigma are rounded to bf16 (NormStatistics).
+struct StatisticsRounding {
+    bool applied = false;  ///< as the forward applies them
+    bool kept = false;     ///< as the backward finds them
+};
 /// out = x + branch (branch null: x itself is used and out may be null), then h = norm(out) gain + bias; statistics [rows, 2] =
 /// mean and 1/sqrt(variance + epsilon) as norm_statistics and norm_apply. bias may be null. width: at most 2048.
 template <class E>
 void add_and_norm(const float* x, const E* branch, float* out, float* statistics, const float* gain, const float* bias,
-                  float epsilon, int rows, int width, E* h, Stream stream);
+                  float epsilon, StatisticsRounding rounding, int rows, int width, E* h, Stream stream);
 /// out = x + branch.
 template <class E>
 void add(const float* x, const E* branch, float* out, int rows, int width, Stream stream);
@@ -76,6 +75,8 @@ void embedding_backward(const float* dx, const std::int32_t* order, const std::i
 
 /// Kinds of parameters, one byte for 8 elements.
 inline constexpr std::uint8_t decays = 1, comes_rounded = 2;
+/// Muon's, which AdamW leaves alone.
+inline constexpr std::uint8_t hidden_matrix = 4;
 
 /// total (+)= micro, rounded to bf16 where `round` and the parameter's kind is comes_rounded; assigned in micro-step 0.
 void accumulate_gradient(const float* micro, const std::uint8_t* kinds, bool round, std::size_t count,
@@ -95,6 +96,8 @@ void finish_gradient(const float* gradient, const std::uint8_t* kinds, bool roun
 
 struct AdamwSettings {
     float beta1, beta2, epsilon, weight_decay;
+    float rate = 1;              ///< over the step's
+    bool spares_hidden = false;  ///< octets of kind hidden_matrix
 };
 /// Optimizer::adamw over the flat arrays, the update added at once; nothing where result->finite is 0. operands, if not null,
 /// get the new weights as bf16. count is a multiple of 8.
@@ -108,18 +111,5 @@ void round_weights(const float* weights, std::size_t count, Bf16* operands, Stre
 /// Index of the first value that is not finite, or -1, in *at.
 template <class E>
 void find_non_finite(const E* values, std::size_t count, long long* at, Stream stream);
-
-/// Attention as fast_attention.hpp does it: whole rows in fp32, exact row maximum, p recomputed from lse, casts as there.
-struct AttentionShape {
-    int batch, length, heads, head_dim;  ///< head_dim a multiple of 8, at most 128
-    float scale;
-};
-/// qkv [tokens, 3 width]; o [tokens, width]; lse [batch, heads, length].
-template <class E>
-void fast_forward(const E* qkv, const AttentionShape& shape, E* o, float* lse, Stream stream);
-/// dqkv as qkv; delta: batch heads length floats of scratch.
-template <class E>
-void fast_backward(const E* qkv, const E* o, const float* lse, const E* dout, const AttentionShape& shape, float* delta,
-                   E* dqkv, Stream stream);
 
 }  // namespace faultline::gpt::on_device

@@ -201,7 +201,8 @@ __global__ void __launch_bounds__(256)
     const std::size_t o = std::size_t{blockIdx.x} * 256 + threadIdx.x;
     if (o >= octets || !result->finite) return;
     const std::uint8_t kind = kinds[o];
-    const float factor = result->factor, rate = scalars->rate, correction1 = scalars->correction1,
+    if (s.spares_hidden && kind & hidden_matrix) return;
+    const float factor = result->factor, rate = scalars->rate * s.rate, correction1 = scalars->correction1,
                 correction2 = scalars->correction2, decay = kind & decays ? s.weight_decay : 0.0f;
     Octet g = load8(gradient + 8 * o), m = load8(first + 8 * o), v = load8(second + 8 * o), w = load8(weights + 8 * o);
     round_if(g, round, kind);

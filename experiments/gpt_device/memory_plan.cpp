@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 
+#include <faultline/gpt_device/monitors.hpp>
+
 namespace faultline::gpt {
 
 std::size_t MemoryPlan::add(const std::string& group, const std::string& name, std::size_t bytes) {
@@ -51,7 +53,15 @@ InputLayout::InputLayout(const TrainConfig& config) {
     bytes = scalars + sizeof(on_device::StepScalars);
 }
 
-RunMemory::RunMemory(const TrainConfig& config, const ParameterLayout& layout, std::size_t attention_scratch) {
+SpectraMemory::SpectraMemory(const ModelConfig& m) {
+    const on_device::QkSnapshot of{nullptr, m.layers, m.width, m.heads};
+    const auto width = static_cast<std::size_t>(m.width);
+    snapshot = static_cast<std::size_t>(m.layers) * 2 * width * width * sizeof(float);
+    scratch = on_device::lanczos_scratch(of);
+    results = static_cast<std::size_t>(of.matrices()) * sizeof(on_device::Bidiagonal);
+}
+
+RunMemory::RunMemory(const TrainConfig& config, const ParameterLayout& layout, const RunNeeds& needs) {
     const ModelConfig& m = config.model;
     const auto parameters = static_cast<std::size_t>(layout.size());
     const std::size_t tokens = static_cast<std::size_t>(config.batch) * static_cast<std::size_t>(m.context);
@@ -62,7 +72,8 @@ RunMemory::RunMemory(const TrainConfig& config, const ParameterLayout& layout, s
     weights = plan.add("weights", "weights", parameters * fp32);
     operands = m.bf16 ? plan.add("weights", "operands", parameters * element) : weights;
     first = plan.add("moments", "first moment", parameters * fp32);
-    second = plan.add("moments", "second moment", parameters * fp32);
+    const bool one_moment = config.optimizer.kind == OptimizerKind::sgd;
+    second = plan.add("moments", "second moment", one_moment ? 0 : parameters * fp32);
     gradient = plan.add("gradient", "gradient", parameters * fp32);
     micro_gradient = config.accumulate > 1 ? plan.add("gradient", "of a micro-batch", parameters * fp32) : gradient;
     kinds = plan.add("weights", "kinds", parameters / 8);
@@ -101,8 +112,29 @@ RunMemory::RunMemory(const TrainConfig& config, const ParameterLayout& layout, s
     result = scratch("result", 256);
     input = scratch("input", InputLayout(config).bytes);
     delta = scratch("delta", tokens * heads * fp32);
-    attention = scratch("attention", attention_scratch);
+    attention = scratch("attention", needs.attention_scratch);
     products = scratch("products", std::size_t{64} << 20);
+    muon = scratch("Newton-Schulz", needs.muon_scratch);
+    hats = scratch("q and k after their norm", needs.may_norm ? tokens * 2 * width * element : 0);
+    const auto layers_heads = static_cast<std::size_t>(m.layers) * heads;
+    scales = scratch("scales", needs.may_norm ? layers_heads * fp32 : 0);
+    const auto monitor = [&](const char* name, int parts, std::size_t bytes) {
+        const std::size_t count =
+            layers_heads * static_cast<std::size_t>(config.batch) * static_cast<std::size_t>(parts);
+        return plan.add("monitors", name, needs.monitors ? count * bytes : 0);
+    };
+    largest = monitor("largest scores", needs.parts.largest, sizeof(float));
+    rms = monitor("rms of q and k", needs.parts.rms, 2 * sizeof(double));
+    zero_sums = monitor("zero sums", needs.parts.zero_sums, 2 * sizeof(double));
+    rows = monitor("rows", needs.parts.rows, 2 * sizeof(double));
+    totals = plan.add("monitors", "totals", needs.monitors ? layers_heads * sizeof(on_device::HeadTotals) : 0);
+    const SpectraMemory spectra(m);
+    const auto of_spectra = [&](const char* name, std::size_t bytes) {
+        return plan.add("monitors", name, needs.spectra ? bytes : 0);
+    };
+    snapshot = of_spectra("weights of the spectra", spectra.snapshot);
+    bases = of_spectra("bases of the spectra", spectra.scratch);
+    bidiagonals = of_spectra("spectra", spectra.results);
 }
 
 }  // namespace faultline::gpt

@@ -8,7 +8,9 @@
 #include <vector>
 
 #include <faultline/gpt/trainer.hpp>
+#include <faultline/gpt_device/attention.hpp>
 #include <faultline/gpt_device/kernels.hpp>
+#include <faultline/gpt_device/lanczos.hpp>
 
 namespace faultline::gpt {
 
@@ -48,15 +50,34 @@ struct LayerRegions {
     std::size_t x_in, x_mid, statistics1, statistics2, h1, in, o, lse, h2, u, a;
 };
 
-/// The plan of a run of this configuration, and where its parts are. `attention_scratch`: bytes that the attention of the run
-/// asks for.
+/// Bytes that spectra on the device need: the weights that they are of, bases, bidiagonal matrices.
+struct SpectraMemory {
+    std::size_t snapshot = 0, scratch = 0, results = 0;
+    explicit SpectraMemory(const ModelConfig& model);
+};
+
+/// What a run needs beside what every run does.
+struct RunNeeds {
+    std::size_t attention_scratch = 0;  ///< bytes that the attention of the run asks for
+    std::size_t muon_scratch = 0;       ///< and its optimizer
+    on_device::PartCounts parts;        ///< of what its heads see, where `monitors`
+    bool monitors = false, spectra = false;
+    bool may_norm = false;  ///< QK norm is on, or may be switched on
+};
+
+/// The plan of a run of this configuration, and where its parts are.
 struct RunMemory {
-    RunMemory(const TrainConfig& config, const ParameterLayout& layout, std::size_t attention_scratch);
+    RunMemory(const TrainConfig& config, const ParameterLayout& layout, const RunNeeds& needs);
     MemoryPlan plan;
     std::size_t weights, operands, first, second, gradient, micro_gradient, kinds;
     std::vector<LayerRegions> layers;
     std::size_t x_out, final_statistics, final_h, logits;
     std::size_t dx, dbranch, dh, da, din, dheads, partials, sums, losses, result, input, delta, attention, products;
+    std::size_t muon;
+    std::size_t hats, scales;  ///< where QK norm may be: q and k after it [tokens, 2 width], and scales [layers, heads]
+    /// Where there are monitors: HeadParts of all layers, and HeadTotals [layers, heads].
+    std::size_t largest, rms, zero_sums, rows, totals;
+    std::size_t snapshot, bases, bidiagonals;  ///< where there are spectra
 };
 
 /// Bytes of a step's input: tokens, targets, tokens sorted by id, where each id begins, and numbers of the step.

@@ -15,7 +15,10 @@ namespace {
 struct DeviceTrainer::State {};
 
 bool device_trainer_is_built() { return false; }
-DeviceTrainer::DeviceTrainer(const TrainConfig&, const TokenData&, const WindowOrder&, const DeviceOptions&) { fail(); }
+DeviceTrainer::DeviceTrainer(const TrainConfig&, const TokenData&, const WindowOrder&, const DeviceOptions&,
+                             const Hooks&) {
+    fail();
+}
 DeviceTrainer::~DeviceTrainer() = default;
 std::vector<std::string> DeviceTrainer::description() const { fail(); }
 std::string DeviceTrainer::device_name() const { fail(); }

@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <faultline/gpt_device/pass.hpp>
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <type_traits>
+#include <utility>
 
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
 #include <faultline/base/error.hpp>
+#include <faultline/gpt_device/cuda_resources.hpp>
+#include <faultline/gpt_device/qk_rows.hpp>
 
 namespace faultline::gpt {
 namespace {
@@ -21,14 +26,22 @@ class PassOf final : public Pass {
   public:
     using Pass::Pass;
 
-    void forward_backward() override {
+    void forward_backward(Watch watch) override {
+        watch_ = watch;
         forward();
         head(true);
         backward();
         on_device::sum_losses(at<double>(memory_.losses), tokens(), scalars(), loss_sum(), stream_);
+        if (watch == Watch::nothing) return;
+        on_device::LayersByHead by_head;
+        for (int l = 0; l < model().layers; ++l)
+            if (head_by_head(l)) by_head.set(l);
+        on_device::add_up(parts_of(0), how_.parts(), model().layers, config_.batch, model().heads, by_head, scalars(),
+                          at<on_device::HeadTotals>(memory_.totals), stream_);
     }
 
     void loss() override {
+        watch_ = Watch::nothing;
         forward();
         head(false);
         on_device::sum_losses(at<double>(memory_.losses), tokens(), nullptr, loss_sum(), stream_);
@@ -63,9 +76,43 @@ class PassOf final : public Pass {
         return offset < 0 ? nullptr : at<E>(memory_.operands) + offset;
     }
     [[nodiscard]] float* gradient(std::ptrdiff_t offset) const { return at<float>(memory_.micro_gradient) + offset; }
-    [[nodiscard]] on_device::AttentionShape shape() const {
-        return {config_.batch, model().context, model().heads, model().head_dim(),
-                static_cast<float>(1.0 / std::sqrt(static_cast<double>(model().head_dim())))};
+    [[nodiscard]] bool head_by_head(int layer) const {
+        return how_.on_tensor_cores() && !switched_scales(layer).empty();
+    }
+    [[nodiscard]] on_device::HeadParts parts_of(int layer) const {
+        if (watch_ == Watch::nothing) return {};
+        const on_device::PartCounts counts = how_.parts();
+        const auto slots = static_cast<std::size_t>(layer) * static_cast<std::size_t>(config_.batch) *
+                           static_cast<std::size_t>(model().heads);
+        const auto two = [&](std::size_t region, int parts) {
+            return at<double>(region) + 2 * slots * static_cast<std::size_t>(parts);
+        };
+        return {at<float>(memory_.largest) + slots * static_cast<std::size_t>(counts.largest),
+                two(memory_.rms, counts.rms), two(memory_.zero_sums, counts.zero_sums),
+                watch_ == Watch::rows ? two(memory_.rows, counts.rows) : nullptr};
+    }
+    [[nodiscard]] on_device::QkRows<E> qk_rows_of(int layer) const {
+        const E* in = at<E>(memory_.layers[static_cast<std::size_t>(layer)].in);
+        return {in, in + width(), static_cast<std::size_t>(3 * width())};
+    }
+    [[nodiscard]] on_device::QkGains gains_of(int layer) const {
+        const LayerOffsets& of = layout_.layer(layer);
+        return {vector(of.q_gain), vector(of.k_gain)};
+    }
+    /// q, k and v as attention takes them; QK norm, where it is on, is done here, and `rms`, if not null, filled.
+    [[nodiscard]] on_device::AttentionInputs<E> inputs_of(int layer, double* rms) {
+        const on_device::QkRows<E> rows = qk_rows_of(layer);
+        const auto two_widths = static_cast<std::size_t>(2 * width());
+        const bool normed = qk_normed(layer);
+        E* hats = normed ? at<E>(memory_.hats) : nullptr;
+        if (normed || rms != nullptr)
+            on_device::qk_rows(rows, how_.shape(), static_cast<float>(model().norm_epsilon), gains_of(layer), hats,
+                               normed ? hats + width() : nullptr, two_widths, rms, stream_);
+        const E* v = rows.q + 2 * width();
+        if (!normed) return {rows.q, rows.k, v, rows.stride, rows.stride, nullptr};
+        const float* scales =
+            switched_scales(layer).empty() ? nullptr : at<float>(memory_.scales) + layer * model().heads;
+        return {hats, hats + width(), v, two_widths, rows.stride, scales};
     }
 
     /// y = x W (+ b).
@@ -78,12 +125,17 @@ class PassOf final : public Pass {
         if (b >= 0) on_device::sum_rows(dy, tokens(), out, gradient(b), at<float>(memory_.partials), stream_);
         products_.run({.transpose_b = true, .m = tokens(), .n = in, .k = out}, dy, operand(w), dx);
     }
+    [[nodiscard]] on_device::StatisticsRounding rounding() const {
+        const NormStatistics where = model().norm_statistics;
+        return {where == NormStatistics::bf16 || where == NormStatistics::bf16_forward,
+                where == NormStatistics::bf16 || where == NormStatistics::bf16_backward};
+    }
     /// out = x + the last branch (not at the first norm), h = norm(out).
     void norm(const float* x, bool has_branch, float* out, std::size_t statistics, std::ptrdiff_t gain,
               std::ptrdiff_t bias, std::size_t h) {
         on_device::add_and_norm(x, has_branch ? at<E>(memory_.dbranch) : nullptr, out, at<float>(statistics),
-                                vector(gain), vector(bias), static_cast<float>(model().norm_epsilon), tokens(), width(),
-                                at<E>(h), stream_);
+                                vector(gain), vector(bias), static_cast<float>(model().norm_epsilon), rounding(),
+                                tokens(), width(), at<E>(h), stream_);
     }
     void norm_backward(std::size_t x, std::size_t statistics, std::ptrdiff_t gain, bool first) {
         on_device::norm_backward(at<E>(memory_.dh), at<float>(x), at<float>(statistics), vector(gain), model().bias,
@@ -91,20 +143,64 @@ class PassOf final : public Pass {
                                  gradient(gain), at<float>(memory_.partials), stream_);
     }
 
-    void attention_forward(const LayerRegions& layer) {
+    void attention_forward(int l) {
+        const LayerRegions& layer = memory_.layers[static_cast<std::size_t>(l)];
+        on_device::HeadParts seen = parts_of(l);
+        double* rms = std::exchange(seen.rms, nullptr);
+        if (how_.rms_by_kernel()) std::swap(rms, seen.rms);
+        const on_device::AttentionInputs<E> inputs = inputs_of(l, rms);
         if constexpr (std::is_same_v<E, Bf16>)
             if (how_.on_tensor_cores())
-                return how_.forward(at<E>(layer.in), at<E>(layer.o), at<float>(layer.lse), stream_);
-        on_device::fast_forward(at<E>(layer.in), shape(), at<E>(layer.o), at<float>(layer.lse), stream_);
+                return how_.forward(inputs, switched_scales(l), at<E>(layer.o), at<float>(layer.lse), seen, stream_);
+        on_device::fast_forward(inputs, how_.shape(), at<E>(layer.o), at<float>(layer.lse), seen, stream_);
     }
-    void attention_backward(const LayerRegions& layer) {
+    void attention_backward(int l) {
+        const LayerRegions& layer = memory_.layers[static_cast<std::size_t>(l)];
         const E* dout = at<E>(memory_.dheads);
+        E* din = at<E>(memory_.din);
+        const on_device::AttentionInputs<E> inputs = inputs_of(l, nullptr);
+        if (kept_ != nullptr) keep(inputs, dout, at<E>(layer.h1), (*kept_)[static_cast<std::size_t>(l)]);
+        attention_backward(layer, inputs, parts_of(l), switched_scales(l), dout, din);
+        if (!qk_normed(l)) return;
+        const LayerOffsets& of = layout_.layer(l);  // q's gain, then k's
+        on_device::qk_norm_backward(qk_rows_of(l), how_.shape(), static_cast<float>(model().norm_epsilon), gains_of(l),
+                                    din, din + width(), static_cast<std::size_t>(3 * width()),
+                                    of.q_gain < 0 ? nullptr : gradient(of.q_gain), at<float>(memory_.partials),
+                                    stream_);
+    }
+    /// [tokens, width] on the host from rows `stride` elements apart.
+    void fetch(const E* from, std::size_t stride, std::vector<float>& to) {
+        const auto rows = static_cast<std::size_t>(tokens()), columns = static_cast<std::size_t>(width());
+        std::vector<E> values(rows * columns);
+        if (cudaMemcpy2DAsync(values.data(), columns * sizeof(E), from, stride * sizeof(E), columns * sizeof(E), rows,
+                              cudaMemcpyDeviceToHost, stream_) != cudaSuccess)
+            throw WorkError("device cuda: copying a capture from the device failed");
+        on_device::wait(stream_);
+        to.resize(values.size());
+        std::ranges::transform(values, to.begin(), [](E x) {
+            if constexpr (std::is_same_v<E, Bf16>)
+                return std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16);
+            else
+                return x;
+        });
+    }
+    void keep(const on_device::AttentionInputs<E>& inputs, const E* dout, const E* x, Operands& to) {
+        const auto c = static_cast<std::size_t>(width());
+        fetch(inputs.q, inputs.qk_stride, to.q);
+        fetch(inputs.k, inputs.qk_stride, to.k);
+        fetch(inputs.v, inputs.v_stride, to.v);
+        fetch(dout, c, to.dout);
+        fetch(x, c, to.x);
+    }
+    void attention_backward(const LayerRegions& layer, const on_device::AttentionInputs<E>& inputs,
+                            const on_device::HeadParts& seen, const std::vector<double>& scales, const E* dout,
+                            E* din) {
         if constexpr (std::is_same_v<E, Bf16>)
             if (how_.on_tensor_cores())
-                return how_.backward(at<E>(layer.in), at<E>(layer.o), at<float>(layer.lse), dout, at<E>(memory_.din),
-                                     at<char>(memory_.attention), deterministic_, stream_);
-        on_device::fast_backward(at<E>(layer.in), at<E>(layer.o), at<float>(layer.lse), dout, shape(),
-                                 at<float>(memory_.delta), at<E>(memory_.din), stream_);
+                return how_.backward(inputs, scales, at<E>(layer.o), at<float>(layer.lse), dout, din,
+                                     at<char>(memory_.attention), deterministic_, seen, stream_);
+        on_device::fast_backward(inputs, at<E>(layer.o), at<float>(layer.lse), dout, how_.shape(),
+                                 at<float>(memory_.delta), din, seen, stream_);
     }
 
     void forward() {
@@ -119,7 +215,7 @@ class PassOf final : public Pass {
                 l == 0 ? at<float>(to.x_in) : at<float>(memory_.layers[static_cast<std::size_t>(l - 1)].x_mid);
             norm(before, l > 0, at<float>(to.x_in), to.statistics1, from.norm1_gain, from.norm1_bias, to.h1);
             linear(at<E>(to.h1), c, from.w_in, from.b_in, 3 * c, at<E>(to.in));
-            attention_forward(to);
+            attention_forward(l);
             linear(at<E>(to.o), c, from.w_o, from.b_o, c, branch);
             norm(at<float>(to.x_in), true, at<float>(to.x_mid), to.statistics2, from.norm2_gain, from.norm2_bias,
                  to.h2);
@@ -167,7 +263,7 @@ class PassOf final : public Pass {
             linear_backward(at<E>(of.h2), c, to.w_fc, to.b_fc, da, 4 * c, dh);
             norm_backward(of.x_mid, of.statistics2, to.norm2_gain, false);
             linear_backward(at<E>(of.o), c, to.w_o, to.b_o, dbranch, c, dheads);
-            attention_backward(of);
+            attention_backward(l);
             linear_backward(at<E>(of.h1), c, to.w_in, to.b_in, din, 3 * c, dh);
             norm_backward(of.x_in, of.statistics1, to.norm1_gain, false);
             if (layer_done) layer_done(l);
@@ -202,6 +298,14 @@ std::vector<SiteOfPass> Pass::sites() const {
     add("final norm statistics", memory_.final_statistics, 2, false);
     add("final norm", memory_.final_h, c, true);
     return all;
+}
+
+void Pass::switch_qk_norm(int layer, const std::vector<double>& scale) {
+    switched_.at(static_cast<std::size_t>(layer)) = scale;
+    const std::vector<float> values(scale.begin(), scale.end());
+    on_device::upload(at<float>(memory_.scales) + layer * config_.model.heads, values.data(),
+                      values.size() * sizeof(float), stream_);
+    on_device::wait(stream_);
 }
 
 std::unique_ptr<Pass> make_pass(const TrainConfig& config, const ParameterLayout& layout, const RunMemory& memory,

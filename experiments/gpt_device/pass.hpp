@@ -9,6 +9,7 @@
 
 #include <faultline/gpt_device/attention_choice.hpp>
 #include <faultline/gpt_device/memory_plan.hpp>
+#include <faultline/gpt_device/monitors.hpp>
 #include <faultline/gpt_device/products.hpp>
 
 namespace faultline::gpt {
@@ -36,15 +37,24 @@ class Pass {
           input_(config),
           products_(stream, base + memory.plan[memory.products].offset, memory.plan[memory.products].bytes,
                     deterministic),
-          deterministic_(deterministic) {}
+          deterministic_(deterministic),
+          switched_(static_cast<std::size_t>(config.model.layers)) {}
     virtual ~Pass() = default;
     Pass(const Pass&) = delete;
     Pass& operator=(const Pass&) = delete;
 
-    /// Gradient of the mean loss into memory.micro_gradient (assigned), the sum of the losses into loss_sum() (added to).
-    virtual void forward_backward() = 0;
+    /// What is watched on the way: nothing, what every step shows, or that with what rows are like (entropy, saturation).
+    enum class Watch : unsigned char { nothing, every_step, rows };
+    /// Gradient of the mean loss into memory.micro_gradient (assigned), the sum of the losses into loss_sum() (added to), what
+    /// is watched into memory.totals (likewise).
+    virtual void forward_backward(Watch watch) = 0;
     /// Called, where it is set, when the backward has left a layer: the layer's gradient is whole.
     std::function<void(int layer)> layer_done;
+    /// What attention works on in a layer, of all tokens: as Gpt::Operands. Waits.
+    using Operands = Gpt<float>::Operands;
+    /// Not null: the next passes leave their operands there, [layers], as attention's backward meets them. Such a pass waits
+    /// for each layer, and cannot be recorded.
+    void keep_operands(std::vector<Operands>* layers) { kept_ = layers; }
     /// The sum of the losses into loss_sum(), assigned.
     virtual void loss() = 0;
     /// fp32 weights to operands, where these are other memory.
@@ -53,6 +63,18 @@ class Pass {
     virtual std::ptrdiff_t first_non_finite(const SiteOfPass& site) = 0;
     [[nodiscard]] std::vector<SiteOfPass> sites() const;
 
+    /// Parameter-free QK norm in this layer from now on, s = scale[head] q^.k^; only where the memory has room for it. Launches
+    /// that were recorded before do not know of it.
+    void switch_qk_norm(int layer, const std::vector<double>& scale);
+    /// The scales of a layer that was switched; empty where it was not.
+    [[nodiscard]] const std::vector<double>& switched_scales(int layer) const {
+        return switched_[static_cast<std::size_t>(layer)];
+    }
+    [[nodiscard]] bool qk_normed(int layer) const {
+        return config_.model.qk_norm != QkNorm::none || !switched_scales(layer).empty();
+    }
+
+    [[nodiscard]] on_device::Products& products() { return products_; }
     template <class T>
     [[nodiscard]] T* at(std::size_t region) const {
         return reinterpret_cast<T*>(base_ + memory_.plan[region].offset);
@@ -75,6 +97,9 @@ class Pass {
     InputLayout input_;
     on_device::Products products_;
     bool deterministic_;
+    std::vector<std::vector<double>> switched_;  ///< scales of each layer, empty: not switched
+    Watch watch_ = Watch::nothing;
+    std::vector<Operands>* kept_ = nullptr;
 };
 
 /// In fp32 or bf16, as the configuration says.

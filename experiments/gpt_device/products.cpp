@@ -42,7 +42,7 @@ std::uint32_t alignment_of(const void* pointer) {
     return static_cast<std::uint32_t>(std::min<std::uintptr_t>(256, address & (~address + 1)));
 }
 
-using Key = std::tuple<bool, bool, int, int, int, bool, int, int, bool, std::array<std::uint32_t, 3>>;
+using Key = std::tuple<bool, bool, int, int, int, bool, int, int, int, bool, std::array<std::uint32_t, 3>>;
 
 /// In the library's terms, which are column-major: c^T = op(b)^T op(a)^T.
 struct Planned {
@@ -75,6 +75,7 @@ struct Products::State {
                       p.n,
                       p.k,
                       p.add,
+                      p.batch,
                       static_cast<int>(operands),
                       static_cast<int>(result),
                       bias != nullptr,
@@ -110,9 +111,17 @@ struct Products::State {
             set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
             set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
         }
-        const auto layout = [](Layout& to, cudaDataType_t type, int rows, int cols) {
+        const auto layout = [&p](Layout& to, cudaDataType_t type, int rows, int cols) {
             check(cublasLtMatrixLayoutCreate(&to.handle, type, static_cast<std::uint64_t>(rows),
                                              static_cast<std::uint64_t>(cols), rows),
+                  "a product's layout");
+            if (p.batch == 1) return;
+            const std::int32_t count = p.batch;
+            const std::int64_t stride = std::int64_t{1} * rows * cols;
+            check(cublasLtMatrixLayoutSetAttribute(to.handle, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count),
+                  "a product's layout");
+            check(cublasLtMatrixLayoutSetAttribute(to.handle, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride,
+                                                   sizeof stride),
                   "a product's layout");
         };
         layout(how->left, operands, p.transpose_b ? p.k : p.n, p.transpose_b ? p.n : p.k);

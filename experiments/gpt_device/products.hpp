@@ -10,11 +10,13 @@
 namespace faultline::gpt::on_device {
 
 /// c [m, n] = op(a) [m, k] op(b) [k, n] (+ bias of n elements in every row) (+ c where `add`). a is [m, k] in memory, [k, m]
-/// where transposed; b is [k, n], [n, k] where transposed; leading dimensions are the row lengths in memory.
+/// where transposed; b is [k, n], [n, k] where transposed; leading dimensions are the row lengths in memory. `batch` such
+/// products, matrix after matrix in each of a, b and c.
 struct Product {
     bool transpose_a = false, transpose_b = false;
     int m = 0, n = 0, k = 0;
     bool add = false;
+    int batch = 1;
 };
 
 class Products {

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <faultline/gpt_device/device_trainer.hpp>
+#include <faultline/gpt_device/monitors.hpp>
 
 namespace faultline::gpt {
 
@@ -10,14 +11,8 @@ std::string refusal(const TrainConfig& config) {
     const auto has_none = [](const char* what, const char* expected) {
         return fmt::format("device cuda: {}: the device's trainer has none: expected {}", what, expected);
     };
-    if (config.optimizer.kind != OptimizerKind::adamw)
-        return "device cuda: optimizer: the device's trainer has one: expected adamw";
-    if (m.qk_norm != QkNorm::none) return has_none("qk-norm", "none");
-    if (m.norm_statistics != NormStatistics::fp32) return has_none("norm-statistics", "fp32");
-    if (m.softcap != 0) return has_none("softcap", "0");
     if (m.sigma_reparam) return has_none("sigma-reparam", "false");
     if (m.output_gate) return has_none("output-gate", "false");
-    if (config.qk_clip != 0) return has_none("qk-clip", "0");
     // Rows are read in octets; a row of the residual stream is in a warp's registers.
     constexpr int octet = 8, widest = 2048, largest_head = 128;
     if (m.width % octet != 0 || m.width > widest)
@@ -25,6 +20,8 @@ std::string refusal(const TrainConfig& config) {
     if (m.head_dim() % octet != 0 || m.head_dim() > largest_head)
         return fmt::format("device cuda: heads: {} of width {}: expected heads of a multiple of {} up to {} columns",
                            m.heads, m.width, octet, largest_head);
+    if (m.layers > on_device::LayersByHead::most)
+        return fmt::format("device cuda: layers: {}: expected up to {}", m.layers, on_device::LayersByHead::most);
     if (m.vocabulary % octet != 0)
         return fmt::format("device cuda: vocab: {}: expected a multiple of {}", m.vocabulary, octet);
     return {};

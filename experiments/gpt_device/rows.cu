@@ -36,7 +36,7 @@ __global__ void embed_rows(const std::int32_t* tokens, const float* wte, const f
 template <class E, int octets>
 __global__ void __launch_bounds__(32 * warps)
     add_and_norm_rows(const float* x, const E* branch, float* out, float* statistics, const float* gain,
-                      const float* bias, float epsilon, int rows, int width, E* h) {
+                      const float* bias, float epsilon, StatisticsRounding rounding, int rows, int width, E* h) {
     const int row = blockIdx.x * warps + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (row >= rows) return;
     const std::size_t begin = static_cast<std::size_t>(row) * width;
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(32 * warps)
 #pragma unroll
         for (int i = 0; i < 8; ++i) sum += v[o].x[i];
     }
-    const float mean = warp_sum(sum) / static_cast<float>(width);
+    float mean = warp_sum(sum) / static_cast<float>(width);
     float squares = 0;
 #pragma unroll
     for (int o = 0; o < octets; ++o) {
@@ -67,8 +67,10 @@ __global__ void __launch_bounds__(32 * warps)
             squares += d * d;
         }
     }
-    const float rstd = 1.0f / sqrtf(warp_sum(squares) / static_cast<float>(width) + epsilon);
-    if (lane == 0) reinterpret_cast<float2*>(statistics)[row] = {mean, rstd};
+    float rstd = 1.0f / sqrtf(warp_sum(squares) / static_cast<float>(width) + epsilon);
+    const float2 rounded{rounded_bf16(mean), rounded_bf16(rstd)};
+    if (lane == 0) reinterpret_cast<float2*>(statistics)[row] = rounding.kept ? rounded : float2{mean, rstd};
+    if (rounding.applied) mean = rounded.x, rstd = rounded.y;
 #pragma unroll
     for (int o = 0; o < octets; ++o) {
         const int column = (o * 32 + lane) * 8;
@@ -240,10 +242,10 @@ void embed(const std::int32_t* tokens, const float* wte, const float* wpe, int r
 
 template <class E>
 void add_and_norm(const float* x, const E* branch, float* out, float* statistics, const float* gain, const float* bias,
-                  float epsilon, int rows, int width, E* h, Stream stream) {
+                  float epsilon, StatisticsRounding rounding, int rows, int width, E* h, Stream stream) {
     with_octets(width, [&](auto octets) {
         add_and_norm_rows<E, octets><<<(rows + warps - 1) / warps, 32 * warps, 0, stream>>>(
-            x, branch, out, statistics, gain, bias, epsilon, rows, width, h);
+            x, branch, out, statistics, gain, bias, epsilon, rounding, rows, width, h);
     });
     check_launch("add_and_norm");
 }
@@ -294,8 +296,8 @@ void sum_rows(const E* dy, int rows, int cols, float* gradient, float* partials,
 }
 
 #define FAULTLINE_FOR(E)                                                                                              \
-    template void add_and_norm(const float*, const E*, float*, float*, const float*, const float*, float, int, int,   \
-                               E*, Stream);                                                                           \
+    template void add_and_norm(const float*, const E*, float*, float*, const float*, const float*, float,             \
+                               StatisticsRounding, int, int, E*, Stream);                                             \
     template void add(const float*, const E*, float*, int, int, Stream);                                              \
     template void norm_backward(const E*, const float*, const float*, const float*, bool, bool, int, int, float*, E*, \
                                 float*, float*, Stream);                                                              \

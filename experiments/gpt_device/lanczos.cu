@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/gpt_device/elements.cuh>
+#include <faultline/gpt_device/lanczos.hpp>
+
+namespace faultline::gpt::on_device {
+namespace {
+
+constexpr int threads = 1024, warps = threads / 32;
+
+/// Of the block's values, the same bits in every thread.
+__device__ double block_total(double x, double* sums) {
+    x = warp_sum(x);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = x;
+    __syncthreads();
+    double total = 0;
+    for (int w = 0; w < warps; ++w) total += sums[w];
+    return total;
+}
+
+struct Block {
+    int width, columns;     ///< of a factor: width, or a head's
+    std::size_t stride;     ///< of a row of the weights
+    double *sums, *middle;  ///< in shared memory: warps; threads
+
+    /// y = W x: a warp has a row.
+    __device__ void multiply(const float* w, int inner, const double* x, double* y) const {
+        for (int row = threadIdx.x / 32; row < width; row += warps) {
+            double sum = 0;
+#pragma unroll 4
+            for (int c = threadIdx.x % 32; c < inner; c += 32) sum += static_cast<double>(w[row * stride + c]) * x[c];
+            sum = warp_sum(sum);
+            if (threadIdx.x % 32 == 0) y[row] = sum;
+        }
+        __syncthreads();
+    }
+    /// y = W^T x: threads have a column, and every rows_at_once-th row of it.
+    __device__ void multiply_transposed(const float* w, int outer, const double* x, double* y) const {
+        const int rows_at_once = max(1, threads / outer);
+        for (int first = 0; first < outer; first += threads) {
+            const int column = first + threadIdx.x % min(outer, threads), part = threadIdx.x / min(outer, threads);
+            double sum = 0;
+            if (column < outer && part < rows_at_once) {
+#pragma unroll 8
+                for (int row = part; row < width; row += rows_at_once)
+                    sum += static_cast<double>(w[row * stride + column]) * x[row];
+            }
+            __syncthreads();
+            middle[threadIdx.x] = sum;
+            __syncthreads();
+            if (part == 0 && column < outer) {
+                for (int p = 1; p < rows_at_once; ++p) sum += middle[p * outer + column];
+                y[column] = sum;
+            }
+            __syncthreads();
+        }
+    }
+    /// x -= basis basis^T x, twice; basis [count, width].
+    __device__ void orthogonalise(double* x, const double* basis, int count) const {
+        for (int twice = 0; twice < 2; ++twice) {
+            for (int b = threadIdx.x / 32; b < count; b += warps) {
+                double sum = 0;
+                for (int i = threadIdx.x % 32; i < width; i += 32)
+                    sum += basis[static_cast<std::size_t>(b) * width + i] * x[i];
+                sum = warp_sum(sum);
+                if (threadIdx.x % 32 == 0) middle[b] = sum;
+            }
+            __syncthreads();
+            for (int i = threadIdx.x; i < width; i += threads) {
+                double sum = x[i];
+                for (int b = 0; b < count; ++b) sum -= middle[b] * basis[static_cast<std::size_t>(b) * width + i];
+                x[i] = sum;
+            }
+            __syncthreads();
+        }
+    }
+    [[nodiscard]] __device__ double norm(const double* x) const {
+        double sum = 0;
+        for (int i = threadIdx.x; i < width; i += threads) sum += x[i] * x[i];
+        return sqrt(block_total(sum, sums));
+    }
+    /// x over its norm becomes the next of the basis.
+    __device__ void append(double* x, double norm, double* basis, int at) const {
+        for (int i = threadIdx.x; i < width; i += threads) {
+            x[i] /= norm;
+            basis[static_cast<std::size_t>(at) * width + i] = x[i];
+        }
+        __syncthreads();
+    }
+};
+
+/// A number of (-1, 1), of nobody's choice, for each element.
+__device__ double any(unsigned i) {
+    unsigned x = i * 2654435761u + 12345u;
+    x ^= x >> 16;
+    x *= 2246822519u;
+    x ^= x >> 13;
+    x *= 3266489917u;
+    x ^= x >> 16;
+    return static_cast<double>(x) * 0x1p-31 - 1.0;
+}
+
+__global__ void __launch_bounds__(threads) bidiagonalise(QkSnapshot of, double* bases, Bidiagonal* out) {
+    extern __shared__ double shared[];  // sums, middle, t, v, u
+    const int matrix = blockIdx.x, layer = matrix / (2 + of.heads), part = matrix % (2 + of.heads);
+    const int d = of.width / of.heads;
+    double *sums = shared, *middle = sums + warps, *t = middle + threads, *v = t + of.width, *u = v + of.width;
+    const Block block{of.width, part < 2 ? of.width : d, static_cast<std::size_t>(2) * of.width, sums, middle};
+    const float* weights = of.weights + static_cast<std::size_t>(layer) * of.width * 2 * of.width;
+    const float* q = part < 2 ? weights + part * of.width : weights + (part - 2) * d;
+    const float* k = weights + of.width + (part - 2) * d;  // of a head
+    const auto apply = [&](const float* first, const float* second, const double* x, double* y) {
+        block.multiply_transposed(second, d, x, t);
+        block.multiply(first, d, t, y);
+    };
+    double* right = bases + static_cast<std::size_t>(matrix) * 2 * lanczos_steps * of.width;
+    double* left = right + static_cast<std::size_t>(lanczos_steps) * of.width;
+    Bidiagonal& to = out[matrix];
+    for (int i = threadIdx.x; i < lanczos_steps; i += threads) to.alpha[i] = to.beta[i] = 0;
+    for (int i = threadIdx.x; i < of.width; i += threads) v[i] = any(i);
+    __syncthreads();
+    block.append(v, block.norm(v), right, 0);
+    const int steps = min(lanczos_steps, of.width);
+    double largest = 0;
+    constexpr double nothing = 1e-13;  // of the largest: what rounding leaves of a vector that is in the space
+    for (int j = 0; j < steps; ++j) {
+        if (part < 2)
+            block.multiply(q, of.width, v, u);
+        else
+            apply(q, k, v, u);
+        block.orthogonalise(u, left, j);
+        const double alpha = block.norm(u);
+        largest = fmax(largest, alpha);
+        const bool ends = !(alpha > nothing * largest);
+        if (threadIdx.x == 0 && (!ends || alpha != alpha)) to.alpha[j] = alpha;
+        if (ends) return;
+        block.append(u, alpha, left, j);
+        if (part < 2)
+            block.multiply_transposed(q, of.width, u, v);
+        else
+            apply(k, q, u, v);
+        block.orthogonalise(v, right, j + 1);
+        const double beta = block.norm(v);
+        largest = fmax(largest, beta);
+        const bool closed = !(beta > nothing * largest);
+        if (threadIdx.x == 0 && !closed) to.beta[j] = beta;
+        if (closed || j + 1 == steps) return;
+        block.append(v, beta, right, j + 1);
+    }
+}
+
+}  // namespace
+
+void lanczos(const QkSnapshot& of, char* scratch, Bidiagonal* out, Stream stream) {
+    const int bytes = static_cast<int>(sizeof(double)) * (warps + threads + 3 * of.width);
+    if (cudaFuncSetAttribute(bidiagonalise, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) != cudaSuccess)
+        check_launch("shared memory of the spectra");
+    bidiagonalise<<<of.matrices(), threads, bytes, stream>>>(of, reinterpret_cast<double*>(scratch), out);
+    check_launch("spectra");
+}
+
+}  // namespace faultline::gpt::on_device
