@@ -102,7 +102,11 @@ RunOutputs run_plan(const Group& group, const RoundingPlan& plan, Instrument* in
     RunOutputs out;
     GroupForward fwd = backend.forward(group.inputs, plan, instrument);
     if (!group.inputs.dout.empty()) keep_gradients(backend.backward(group.inputs, fwd, plan, instrument), out);
-    for (HeadForward& head : fwd.heads) out.outputs[static_cast<std::size_t>(Output::o)].push_back(std::move(head.o));
+    for (HeadForward& head : fwd.heads) {
+        out.outputs[static_cast<std::size_t>(Output::o)].push_back(std::move(head.o));
+        Matrix& lse = out.lse.emplace_back(static_cast<std::ptrdiff_t>(head.lse.size()), 1);
+        lse.values = std::move(head.lse);
+    }
     return out;
 }
 

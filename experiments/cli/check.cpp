@@ -38,11 +38,18 @@ constexpr double least_alpha = 1e-12;
 CheckOptions options_of(const CheckSettings& own, const Invocation& call) {
     CheckOptions options;
     options.kernel = own.kernel;
-    if (!own.outputs.empty()) options.outputs.clear();
+    if (!own.outputs.empty()) {
+        options.outputs.clear();
+        options.lse = false;
+    }
     for (const std::string& given : own.outputs) {
+        if (given == "lse") {
+            options.lse = true;
+            continue;
+        }
         const auto output = find_output(given);
         if (!output) {
-            constexpr std::array<std::string_view, 4> known{"o", "dq", "dk", "dv"};
+            constexpr std::array<std::string_view, 5> known{"o", "dq", "dk", "dv", "lse"};
             throw RequestError(fmt::format("{}: {}: {}", call.settings.where("outputs"), in_quotes(given),
                                            expected_one_of(given, known)));
         }
@@ -114,7 +121,7 @@ Command check_command() {
                 settings.text("plan", own->plan, "NAME|FILE.toml",
                               "What the kernel is to compute: a preset (faultline plans) or a file; default fa2");
                 settings.text("kernel", own->kernel, "NAME", "The kernel to judge; default: the only one there is");
-                settings.list("outputs", own->outputs, "o,dq,dk,dv", "Only these outputs");
+                settings.list("outputs", own->outputs, "o,dq,dk,dv,lse", "Only these outputs");
                 settings.number("alpha", own->alpha, "P",
                                 "Chance that a right kernel fails, all tests together; default 0.001");
                 settings.number("slack", own->slack, "X",

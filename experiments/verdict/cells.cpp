@@ -34,6 +34,11 @@ constexpr double farthest = 0x1p200;
 
 }  // namespace
 
+double scaled_error(double value, double truth, double sigma) {
+    // A value that is not finite counts elsewhere; a finite one however far off counts here.
+    return std::isfinite(value) && value != truth ? std::clamp((value - truth) / sigma, -farthest, farthest) : 0;
+}
+
 std::string Cell::where() const {
     if (extent == Extent::feature) return fmt::format("feature {}", index);
     if (extent == Extent::rows) return fmt::format("rows {}-{}", index, index + rows - 1);
@@ -74,9 +79,7 @@ std::vector<double> cell_sums(MatrixView<const double> value, MatrixView<const d
         double row_shift = 0, row_growth = 0, row_key = 0, row_size = 0;
         for (std::size_t j = 0; j < cols; ++j) {
             const double t = truth.row(i)[j];
-            const double v = value.row(i)[j];
-            // A value that is not finite counts elsewhere; a finite one however far off counts here.
-            const double e = std::isfinite(v) && v != t ? std::clamp((v - t) / size_of_row, -farthest, farthest) : 0;
+            const double e = scaled_error(value.row(i)[j], t, size_of_row);
             const double away = t > 0 ? e : t < 0 ? -e : 0;
             row_shift += e;
             row_growth += away;

@@ -40,6 +40,10 @@ struct Cell {
 /// The cells of a [rows, cols] output, in a fixed order; blocks of `block` rows.
 [[nodiscard]] std::vector<Cell> cells_of(std::ptrdiff_t rows, std::ptrdiff_t cols, std::ptrdiff_t block, bool mean_key);
 
+/// (value - truth) / sigma of an element; a row of sigma 0 has no error by right: any is as large as one can be. Values that
+/// are not finite count as 0.
+[[nodiscard]] double scaled_error(double value, double truth, double sigma);
+
 /// The sums in that order, of value - truth over sigma. `direction`: unit vector [cols] along the mean key, or empty.
 /// A row of sigma 0 has no error by right: any is as large as one can be. Values that are not finite count as 0, and must be
 /// counted elsewhere.

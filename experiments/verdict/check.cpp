@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <optional>
 
 #include <fmt/format.h>
 
@@ -11,8 +13,8 @@
 #include <faultline/base/work_count.hpp>
 #include <faultline/plan/nearest_name.hpp>
 #include <faultline/tensor/text.hpp>
+#include <faultline/verdict/lse.hpp>
 #include <faultline/verdict/null_model.hpp>
-#include <faultline/verdict/statistics.hpp>
 
 namespace faultline {
 namespace {
@@ -22,6 +24,8 @@ using attribution::Group;
 using attribution::RunOutputs;
 
 constexpr TruthOptions certified{.correctly_rounded = false};
+constexpr double infinity = std::numeric_limits<double>::infinity();
+constexpr std::size_t lse_place = all_outputs.size();
 constexpr std::ptrdiff_t default_block = 64;  // rows, where the plan has one tile for all
 
 /// Of the rms of the truth: what arithmetic in fp32 in another order than the plan's may do to an element, 2^-24.
@@ -35,21 +39,14 @@ const ObservedKernel* kernel_of(const LayerCapture& layer, const std::string& na
     return nullptr;
 }
 
-/// What is known of one output of one head.
-struct HeadCells {
-    std::vector<Cell> cells;
-    std::vector<CellNull> null;
-    std::vector<double> observed, plan;  // statistics
-    std::vector<double> observed_sums, plan_sums;
-    WideReal expected_squared;  // mean over runs of the squared error norm
-    std::size_t nonfinite = 0;  // elements of the kernel
-};
-
+/// One output, or lse, over the heads.
 struct OutputWork {
     std::vector<HeadCells> heads;  // in the order of groups
     std::vector<ErrorSums> observed_errors, plan_errors;
     std::size_t equal = 0, total = 0;
-    WideReal truth_squared, expected_squared;
+    WideReal truth_squared;
+    std::vector<WideReal> run_squared;  // by run
+    bool in_log2 = true;                // lse: of every head
 };
 
 std::ptrdiff_t block_of(const RoundingPlan& plan, Output output, std::ptrdiff_t rows) {
@@ -68,40 +65,6 @@ Matrix observed_matrix(const Group& group, const HeadArray& array, Output output
     return Matrix(array(group.batch, head));
 }
 
-/// Root of the sum of squares, which neither overflows nor underflows.
-class Norm {
-  public:
-    void add(double x) {
-        x = std::abs(x);
-        if (x == 0 || !std::isfinite(x)) return;
-        if (x > scale_) {
-            sum_ *= (scale_ / x) * (scale_ / x);
-            scale_ = x;
-        }
-        sum_ += (x / scale_) * (x / scale_);
-    }
-    [[nodiscard]] double rms(double count) const { return scale_ * std::sqrt(sum_ / count); }
-    [[nodiscard]] WideReal squared() const { return WideReal(scale_) * WideReal(scale_) * WideReal(sum_); }
-
-  private:
-    double scale_ = 0, sum_ = 0;
-};
-
-/// rms error of each row over the runs, with the floor.
-std::vector<double> row_sizes(const std::vector<RunOutputs>& runs, Output output, std::size_t i, const Matrix& truth,
-                              double floor, WideReal& expected_squared) {
-    std::vector<double> sigma;
-    const auto count = static_cast<double>(runs.size());
-    for (std::ptrdiff_t r = 0; r < truth.rows; ++r) {
-        Norm errors;
-        for (const RunOutputs& run : runs)
-            for (std::ptrdiff_t c = 0; c < truth.cols; ++c) errors.add(run[output][i](r, c) - truth(r, c));
-        expected_squared = expected_squared + errors.squared() * WideReal(1 / count);
-        sigma.push_back(std::hypot(errors.rms(count * static_cast<double>(truth.cols)), floor));
-    }
-    return sigma;
-}
-
 class LayerWork {
   public:
     LayerWork(const LayerCapture& layer, const ObservedKernel& kernel, const RoundingPlan& plan,
@@ -114,6 +77,7 @@ class LayerWork {
           flipped_(low_precision_sites(plan_)) {
         for (const Output output : options.outputs)
             if (kernel[output] && (output == Output::o || !layer.dout.empty())) outputs_.push_back(output);
+        has_lse_ = options.lse && kernel.lse.has_value();
         const std::string problem = problem_with(plan_);
         if (!problem.empty()) throw RequestError(fmt::format("plan \"{}\": {}", plan.name, problem));
         if (const std::string cannot = problem_with(plan_, layer.extras()); !cannot.empty())
@@ -121,26 +85,25 @@ class LayerWork {
     }
 
     [[nodiscard]] std::size_t units() const { return groups_.size() * (2 + static_cast<std::size_t>(options_.runs)); }
-    [[nodiscard]] bool empty() const { return outputs_.empty(); }
+    [[nodiscard]] bool empty() const { return outputs_.empty() && !has_lse_; }
     [[nodiscard]] const std::string& name() const { return layer_.name; }
 
     void run(WorkCount& count) {
-        for (const Output output : outputs_) work_[static_cast<std::size_t>(output)] = {};
+        work_ = {};
         for (const Group& group : groups_) add(group, count);
     }
     [[nodiscard]] std::size_t tests() const {
         std::size_t count = 0;
-        for (const Output output : outputs_)
-            for (const HeadCells& head : work_[static_cast<std::size_t>(output)].heads) count += head.cells.size();
+        for (const OutputWork& work : work_)
+            for (const HeadCells& head : work.heads) count += head.cells.size();
         return count;
     }
     [[nodiscard]] LayerCheck judged(double log10_threshold) const {
         LayerCheck check;
         check.name = layer_.name;
-        for (const Output output : outputs_) {
-            check.outputs.push_back(judged(output, log10_threshold));
-            check.verdict = std::max(check.verdict, check.outputs.back().verdict);
-        }
+        for (const Output output : outputs_) check.outputs.push_back(judged(output, log10_threshold));
+        if (has_lse_) check.outputs.push_back(judged(std::nullopt, log10_threshold));
+        for (const OutputCheck& output : check.outputs) check.verdict = std::max(check.verdict, output.verdict);
         return check;
     }
 
@@ -166,106 +129,153 @@ class LayerWork {
         });
         const std::vector<double> mean_key = attribution::mean_key_direction(group);
         for (const Output output : outputs_) {
-            OutputWork& work = work_[static_cast<std::size_t>(output)];
-            const std::size_t first = work.heads.size(), count = plan[output].size();
-            work.heads.resize(first + count);
             std::vector<Matrix> observed;
-            for (std::size_t i = 0; i < count; ++i)
+            for (std::size_t i = 0; i < plan[output].size(); ++i)
                 observed.push_back(observed_matrix(group, *kernel_[output], output, i));
-            parallel_for(count, options_.threads, [&](std::size_t i) {
-                work.heads[first + i] = head_cells(truth, null, plan, observed[i], output, i, mean_key);
+            OutputWork& work = work_[static_cast<std::size_t>(output)];
+            std::vector<HeadCells> heads(observed.size());
+            parallel_for(observed.size(), options_.threads, [&](std::size_t i) {
+                const CertifiedMatrix& certified_truth = attribution::truth_of(truth, output, i);
+                Matrix true_values(certified_truth.rows, certified_truth.cols);
+                certified_truth.copy_to(true_values.view());
+                HeadValues values{&true_values, &plan[output][i], &observed[i], {}};
+                for (const RunOutputs& run : null) values.runs.push_back(&run[output][i]);
+                heads[i] = head_cells(values, layout_of(output, true_values, mean_key));
             });
+            for (std::size_t i = 0; i < observed.size(); ++i)
+                join(work, std::move(heads[i]), observed[i], plan[output][i], attribution::truth_of(truth, output, i));
             work.observed_errors.push_back(attribution::errors_of(observed, truth, output, mean_key));
             work.plan_errors.push_back(attribution::errors_of(plan[output], truth, output, mean_key));
-            for (std::size_t i = 0; i < count; ++i) {
-                work.expected_squared = work.expected_squared + work.heads[first + i].expected_squared;
-                for (std::size_t a = 0; a < observed[i].values.size(); ++a)
-                    work.equal += observed[i].values[a] == plan[output][i].values[a];
-                work.total += observed[i].values.size();
-                const WideReal norm = frobenius_norm(attribution::truth_of(truth, output, i));
-                work.truth_squared = work.truth_squared + norm * norm;
-            }
+        }
+        if (has_lse_) add_lse(group, truth, plan, null);
+    }
+
+    void add_lse(const Group& group, const GroupTruth& truth, RunOutputs& plan, std::vector<RunOutputs>& null) {
+        OutputWork& work = work_[lse_place];
+        for (std::size_t i = 0; i < plan.lse.size(); ++i) {
+            CertifiedMatrix certified_truth = truth.heads[i].lse;
+            Matrix true_values(certified_truth.rows, 1), observed = observed_matrix(group, *kernel_.lse, Output::o, i);
+            certified_truth.copy_to(true_values.view());
+            HeadLayout layout;
+            layout.floor = lse_floor(group, i, certified_truth, !plan_.rounding_sites().empty(), kernel_.lse->dtype);
+            layout.common_floor = true;
+            layout.block = block_of(plan_, Output::o, true_values.rows);
+            layout.slack = options_.slack;
+            layout.sizes_and_shift = true;
+            std::vector<Matrix*> others{&plan.lse[i]};
+            for (RunOutputs& run : null) others.push_back(&run.lse[i]);
+            for (std::size_t r = 0; r < true_values.values.size(); ++r)
+                if (!std::isfinite(true_values.values[r])) {
+                    certified_truth.value[r] = certified_truth.bound[r] = 0;
+                    certified_truth.exponent[r] = 0;
+                }
+            const std::size_t finite = settle_rows_without_keys(true_values, observed, others);
+            HeadValues values{&true_values, &plan.lse[i], &observed, {}};
+            for (const RunOutputs& run : null) values.runs.push_back(&run.lse[i]);
+            HeadCells cells = head_cells(values, layout);
+            cells.finite = finite;
+            work.in_log2 = work.in_log2 && reads_as_log2(observed, true_values);
+            join(work, std::move(cells), observed, plan.lse[i], certified_truth);
+            work.observed_errors.emplace_back(observed.view(), certified_truth, nullptr);
+            work.plan_errors.emplace_back(plan.lse[i].view(), certified_truth, nullptr);
         }
     }
 
-    [[nodiscard]] HeadCells head_cells(const GroupTruth& group_truth, const std::vector<RunOutputs>& runs,
-                                       const RunOutputs& plan, const Matrix& observed, Output output, std::size_t i,
-                                       const std::vector<double>& mean_key) const {
-        const CertifiedMatrix& certified_truth = attribution::truth_of(group_truth, output, i);
-        Matrix truth(certified_truth.rows, certified_truth.cols);
-        certified_truth.copy_to(truth.view());
-        HeadCells head;
+    static void join(OutputWork& work, HeadCells&& head, const Matrix& observed, const Matrix& plan,
+                     const CertifiedMatrix& truth) {
+        if (work.run_squared.empty()) work.run_squared.resize(head.run_squared.size());
+        for (std::size_t r = 0; r < head.run_squared.size(); ++r)
+            work.run_squared[r] = work.run_squared[r] + head.run_squared[r];
+        for (std::size_t a = 0; a < observed.values.size(); ++a) work.equal += observed.values[a] == plan.values[a];
+        work.total += observed.values.size();
+        const WideReal norm = frobenius_norm(truth);
+        work.truth_squared = work.truth_squared + norm * norm;
+        work.heads.push_back(std::move(head));
+    }
+
+    [[nodiscard]] HeadLayout layout_of(Output output, const Matrix& truth, const std::vector<double>& mean_key) const {
         Norm of_truth;
         for (const double x : truth.values) of_truth.add(x);
         const double rms = of_truth.rms(static_cast<double>(truth.values.size()));
         const bool low = std::any_of(flipped_.begin(), flipped_.end(), [&](Site site) {
             return !is_exact(plan_[site].format) && plan_[site].format.precision < fp32.precision;
         });
-        const double floor = rms * (low ? fp32_floor : binary64_floor);
-        const std::vector<double> sigma = row_sizes(runs, output, i, truth, floor, head.expected_squared);
-        const std::ptrdiff_t block = block_of(plan_, output, truth.rows);
-        const std::vector<double> direction = output == Output::dq ? mean_key : std::vector<double>{};
-        head.cells = cells_of(truth.rows, truth.cols, block, !direction.empty());
-        std::vector<std::vector<double>> sums;
-        for (const RunOutputs& run : runs)
-            sums.push_back(cell_sums(run[output][i].view(), truth.view(), sigma, block, direction));
-        head.observed_sums = cell_sums(observed.view(), truth.view(), sigma, block, direction);
-        head.plan_sums = cell_sums(plan[output][i].view(), truth.view(), sigma, block, direction);
-        for (std::size_t c = 0; c < head.cells.size(); ++c) {
-            std::vector<double> of_cell;
-            for (const std::vector<double>& s : sums) of_cell.push_back(s[c]);
-            head.null.push_back(
-                null_of(head.cells[c], of_cell, floor_variance(head.cells[c], sigma, floor), options_.slack));
-            head.observed.push_back(head.null.back().t(head.observed_sums[c]));
-            head.plan.push_back(head.null.back().t(head.plan_sums[c]));
-        }
-        for (std::size_t a = 0; a < observed.values.size(); ++a)
-            head.nonfinite += !std::isfinite(observed.values[a]) && std::isfinite(truth.values[a]);
-        return head;
+        HeadLayout layout;
+        layout.floor.assign(static_cast<std::size_t>(truth.rows), rms * (low ? fp32_floor : binary64_floor));
+        layout.block = block_of(plan_, output, truth.rows);
+        if (output == Output::dq) layout.direction = mean_key;
+        layout.slack = options_.slack;
+        return layout;
     }
 
-    /// Variance that independent errors of the floor's size give a cell's signed sum.
-    static double floor_variance(const Cell& cell, const std::vector<double>& sigma, double floor) {
-        double variance = 0;
-        for (std::ptrdiff_t i = cell.extent == Extent::rows ? cell.index : 0, end = i + cell.rows; i < end; ++i) {
-            const double size = sigma[static_cast<std::size_t>(i)];
-            const double share = size > 0 ? floor / size : 0;
-            variance += share * share;
-        }
-        return variance * cell.elements / static_cast<double>(cell.rows);
-    }
-
-    [[nodiscard]] OutputCheck judged(Output output, double log10_threshold) const {
-        const OutputWork& work = work_[static_cast<std::size_t>(output)];
+    /// Without an output: lse.
+    [[nodiscard]] OutputCheck judged(std::optional<Output> output, double log10_threshold) const {
+        const OutputWork& work = work_[output ? static_cast<std::size_t>(*output) : lse_place];
         OutputCheck out;
-        out.output = output;
+        out.lse = !output;
+        out.output = output.value_or(Output::o);
         ErrorSums observed = work.observed_errors.front(), plan = work.plan_errors.front();
-        for (std::size_t g = 1; g < groups_.size(); ++g)
+        for (std::size_t g = 1; g < work.observed_errors.size(); ++g)
             observed.join(work.observed_errors[g]), plan.join(work.plan_errors[g]);
         out.observed = observed.measure();
         out.plan = plan.measure();
-        if (work.truth_squared > WideReal(0.0)) out.expected = sqrt(work.expected_squared / work.truth_squared);
+        out.in_log2 = out.lse && work.in_log2;
+        std::vector<WideReal> runs = work.run_squared;
+        std::nth_element(runs.begin(), runs.begin() + static_cast<std::ptrdiff_t>(runs.size() / 2), runs.end());
+        const WideReal median = runs[runs.size() / 2];
+        if (work.truth_squared > WideReal(0.0))
+            out.expected = sqrt(median / work.truth_squared);
+        else if (median > WideReal(0.0))
+            out.expected = WideReal(infinity);
         out.bit_equal_to_plan = static_cast<double>(work.equal) / static_cast<double>(work.total);
-        double sizes = 0, expected = 0;
         for (std::size_t h = 0; h < work.heads.size(); ++h) {
             const HeadCells& head = work.heads[h];
             out.cells = head.cells;
             out.t.push_back(head.observed);
             out.tests += head.cells.size();
-            add_findings(head, head_number(output, h), log10_threshold, out);
-            for (std::size_t c = 0; c < head.cells.size(); ++c) {
-                if (head.cells[c].direction != Direction::size || head.cells[c].extent != Extent::head) continue;
-                sizes += head.observed_sums[c];
-                if (!head.null[c].exact) expected += std::exp(head.null[c].center);
-            }
+            add_findings(head, head_number(out.output, h), log10_threshold, out);
         }
-        constexpr double infinity = std::numeric_limits<double>::infinity();
-        out.size_ratio = expected > 0 ? std::sqrt(sizes / expected) : sizes > 0 ? infinity : 0;
-        std::stable_sort(out.findings.begin(), out.findings.end(), [](const Finding& a, const Finding& b) {
-            return a.kind != b.kind ? a.kind > b.kind : a.log10_p < b.log10_p;
-        });
+        set_ratios(work, out);
+        put_in_order(out.findings);
         for (const Finding& finding : out.findings) out.verdict = std::max(out.verdict, finding.kind);
         return out;
+    }
+
+    static void set_ratios(const OutputWork& work, OutputCheck& out) {
+        double observed = 0, plan = 0, expected = 0;
+        std::vector<double> runs(work.run_squared.size());
+        for (const HeadCells& head : work.heads) {
+            for (std::size_t c = 0; c < head.cells.size(); ++c) {
+                if (head.cells[c].direction != Direction::size || head.cells[c].extent != Extent::head) continue;
+                observed += head.observed_sums[c];
+                plan += head.plan_sums[c];
+                if (!head.null[c].exact) expected += std::exp(head.null[c].center);
+            }
+            for (std::size_t r = 0; r < runs.size(); ++r) runs[r] += head.run_sizes[r];
+        }
+        const auto ratio = [&](double size) {
+            return expected > 0 ? std::sqrt(size / expected) : size > 0 ? infinity : 0;
+        };
+        out.size_ratio = ratio(observed);
+        out.plan_ratio = ratio(plan);
+        out.least_ratio = ratio(*std::min_element(runs.begin(), runs.end()));
+        out.largest_ratio = ratio(*std::max_element(runs.begin(), runs.end()));
+    }
+
+    static void put_in_order(std::vector<Finding>& findings) {
+        const auto before = [](const Finding& a, const Finding& b) {
+            return a.kind != b.kind ? a.kind > b.kind : a.log10_p < b.log10_p;
+        };
+        std::stable_sort(findings.begin(), findings.end(), before);
+        // The first of its direction, of a kind that has not told of it yet.
+        std::vector<std::pair<Verdict, Direction>> told;
+        std::stable_partition(findings.begin(), findings.end(), [&](const Finding& f) {
+            const std::pair<Verdict, Direction> test{f.kind, f.cell.direction};
+            if (f.nonfinite || f.finite) return true;
+            if (std::find(told.begin(), told.end(), test) != told.end()) return false;
+            told.push_back(test);
+            return true;
+        });
     }
 
     [[nodiscard]] int head_number(Output output, std::size_t h) const {
@@ -284,13 +294,16 @@ class LayerWork {
     }
 
     void add_findings(const HeadCells& head, int number, double log10_threshold, OutputCheck& out) const {
-        if (head.nonfinite > 0) {
+        for (const bool nonfinite : {true, false}) {
+            const std::size_t count = nonfinite ? head.nonfinite : head.finite;
+            if (count == 0) continue;
             Finding finding;
             finding.kind = Verdict::wrong;
             finding.head = number;
-            finding.nonfinite = true;
-            finding.effect = static_cast<double>(head.nonfinite);
-            finding.log10_p = -std::numeric_limits<double>::infinity();
+            finding.nonfinite = nonfinite;
+            finding.finite = !nonfinite;
+            finding.effect = static_cast<double>(count);
+            finding.log10_p = -infinity;
             out.findings.push_back(finding);
         }
         for (std::size_t c = 0; c < head.cells.size(); ++c) {
@@ -302,6 +315,7 @@ class LayerWork {
             finding.kind = by_size && beyond_plan(head, c) ? Verdict::wrong : Verdict::biased;
             finding.head = number;
             finding.cell = cell;
+            finding.worst = head.worst[c];
             finding.t = head.observed[c];
             finding.log10_p = log10_p;
             finding.plan_t = head.plan[c];
@@ -310,7 +324,7 @@ class LayerWork {
             if (is_signed(cell.direction))
                 finding.effect = head.observed_sums[c] / cell.elements;
             else if (head.null[c].exact)
-                finding.effect = std::numeric_limits<double>::infinity();
+                finding.effect = infinity;
             else
                 finding.effect = std::exp((std::log(head.observed_sums[c]) - head.null[c].center) /
                                           (cell.direction == Direction::element ? 1 : 2));
@@ -325,7 +339,8 @@ class LayerWork {
     std::vector<Group> groups_;
     std::vector<Site> flipped_;
     std::vector<Output> outputs_;
-    std::array<OutputWork, 4> work_;
+    bool has_lse_ = false;
+    std::array<OutputWork, 5> work_;  // by Output, then lse
 };
 
 std::string chosen_kernel(const Capture& capture, const CheckOptions& options) {
@@ -336,7 +351,7 @@ std::string chosen_kernel(const Capture& capture, const CheckOptions& options) {
     const std::string file = escaped(capture.path, capture.path.size());
     if (known.empty())
         throw RequestError(fmt::format(
-            "{}: no layer has an output of a kernel: expected tensors LAYER.KERNEL.{{o,dq,dk,dv}} to check", file));
+            "{}: no layer has an output of a kernel: expected tensors LAYER.KERNEL.{{o,dq,dk,dv,lse}} to check", file));
     const std::vector<std::string_view> names(known.begin(), known.end());
     if (options.kernel.empty()) {
         if (known.size() == 1) return known.front();
@@ -357,6 +372,8 @@ const char* name(Verdict verdict) {
                                                : "wrong";
 }
 
+std::string_view name(const OutputCheck& output) { return output.lse ? "lse" : name(output.output); }
+
 Verdict Check::verdict() const {
     Verdict worst = Verdict::within_rounding;
     for (const LayerCheck& layer : layers) worst = std::max(worst, layer.verdict);
@@ -369,6 +386,7 @@ Check check(const Capture& capture, const RoundingPlan& plan, const CheckOptions
     result.kernel = chosen_kernel(capture, options);
     result.plan = plan;
     result.alpha = options.alpha;
+    result.slack = options.slack;
     std::vector<LayerWork> layers;
     std::size_t units = 0;
     for (const LayerCapture& layer : capture.layers) {
@@ -381,7 +399,7 @@ Check check(const Capture& capture, const RoundingPlan& plan, const CheckOptions
     }
     if (layers.empty())
         throw RequestError(
-            fmt::format("{}: kernel {} left none of the outputs asked for: expected one of o, dq, dk, dv "
+            fmt::format("{}: kernel {} left none of the outputs asked for: expected one of o, dq, dk, dv, lse "
                         "(gradients need LAYER.do)",
                         escaped(capture.path, capture.path.size()), in_quotes(result.kernel)));
     WorkCount count(options.progress, options.cancelled, units);

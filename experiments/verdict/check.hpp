@@ -14,7 +14,7 @@
 
 #include <faultline/attribution/attribution.hpp>
 #include <faultline/cpu/backend.hpp>
-#include <faultline/verdict/cells.hpp>
+#include <faultline/verdict/head_cells.hpp>
 
 namespace faultline {
 
@@ -27,28 +27,41 @@ struct Finding {
     int head = 0;  ///< of o and dq the query head, of dk and dv the key head; batch-major: batch * heads + head
     verdict::Cell cell;
     bool nonfinite = false;  ///< elements that are not finite where the truth is; the cell then says nothing
+    bool finite = false;     ///< lse: rows without a key whose lse is finite, or NaN; the same
+    verdict::Worst worst;    ///< of sizes and elements: the row (and feature) that most of it comes from
     double t = 0;        ///< Student's statistic, with as many degrees of freedom as there are runs of the null model
                          ///< (one fewer for sizes)
     double log10_p = 0;  ///< two-sided, before the correction for the number of tests
     double effect = 0;  ///< signed tests: mean error over the cell in rms errors of the plan's rounding; size, scatter,
-                        ///< element: the ratio to what the plan's rounding makes, in rms; infinite where it makes none
+                        ///< element: the ratio to what the plan's rounding makes, in rms; infinite where it makes none;
+                        ///< nonfinite, finite: how many
     double plan_t = 0;  ///< the same statistic of the plan's own run
     bool of_plan = false;  ///< the plan's own run fails the same test with the same sign: its numerics do it
 };
 
 struct OutputCheck {
     Output output = Output::o;
+    bool lse = false;  ///< it is the log-sum-exp, and `output` says nothing
     Verdict verdict = Verdict::within_rounding;
-    ErrorMeasure observed, plan;   ///< against truth
-    WideReal expected;             ///< rms over the null model's runs of the error norm, over the truth's norm
-    double size_ratio = 0;         ///< error of the kernel over that of the null model, in units of its rows, rms
+    ErrorMeasure observed, plan;  ///< against truth
+    /// Median over the null model's runs of the error norm, over the truth's norm; infinite where the truth is 0 and it is not.
+    WideReal expected;
+    /// Error of the kernel, of the plan's own run and of the null model's runs (least and largest) over the null model's
+    /// (geometric mean over the runs), in units of its rows, rms.
+    double size_ratio = 0, plan_ratio = 0, least_ratio = 0, largest_ratio = 0;
     double bit_equal_to_plan = 0;  ///< share of elements
     std::size_t tests = 0;
-    std::vector<Finding> findings;  ///< most significant first
+    bool in_log2 = false;  ///< an lse that is the truth's times log2(e)
+    /// First the most significant finding of every kind of test and verdict, what is wrong before what is biased, by
+    /// significance; then the others likewise: a thousand cells may tell of one fault, and the first lines are what is read.
+    std::vector<Finding> findings;
     /// Every statistic, over (head, cell): for files.
     std::vector<verdict::Cell> cells;
     std::vector<std::vector<double>> t;
 };
+
+/// "o", "dq", "dk", "dv" or "lse".
+[[nodiscard]] std::string_view name(const OutputCheck& output);
 
 struct LayerCheck {
     std::string name;
@@ -59,7 +72,7 @@ struct LayerCheck {
 struct Check {
     std::string input, kernel;
     RoundingPlan plan;
-    double alpha = 0;
+    double alpha = 0, slack = 0;
     std::size_t tests = 0;       ///< all layers together
     double log10_threshold = 0;  ///< a test fails below this: log10(alpha / tests)
     std::vector<LayerCheck> layers;
@@ -70,6 +83,7 @@ struct Check {
 struct CheckOptions {
     std::string kernel;  ///< empty: the only one there is
     std::vector<Output> outputs{all_outputs.begin(), all_outputs.end()};
+    bool lse = true;         ///< judge the log-sum-exp where the kernel returned one
     double alpha = 1e-3;     ///< chance that a right kernel fails, all tests of a call together (Bonferroni)
     double slack = 1.5;      ///< a size is wrong beyond this many times what the plan's rounding makes
     int runs = 32;           ///< of the null model

@@ -36,6 +36,11 @@ ordered_json finding_json(const Finding& f) {
         out["elements"] = f.effect;
         return out;
     }
+    if (f.finite) {
+        out["test"] = "finite";
+        out["rows"] = f.effect;
+        return out;
+    }
     out["test"] = verdict::name(f.cell.direction);
     if (f.cell.extent == verdict::Extent::feature) out["feature"] = f.cell.index;
     if (f.cell.extent == verdict::Extent::rows) out["rows"] = {f.cell.index, f.cell.index + f.cell.rows - 1};
@@ -44,6 +49,12 @@ ordered_json finding_json(const Finding& f) {
     out["effect"] = number(f.effect);
     out["plan_t"] = number(f.plan_t);
     out["of_plan"] = f.of_plan;
+    if (f.worst.row >= 0) {
+        out["worst_row"] = f.worst.row;
+        if (f.worst.feature >= 0) out["worst_feature"] = f.worst.feature;
+        out["worst_row_share"] = number(f.worst.share);
+        out["worst_row_truth"] = number(f.worst.truth);
+    }
     return out;
 }
 
@@ -77,14 +88,18 @@ std::string to_json(const Check& c) {
         for (const OutputCheck& o : layer.outputs) {
             ordered_json findings = ordered_json::array();
             for (const Finding& f : o.findings) findings.push_back(finding_json(f));
-            outputs[std::string(name(o.output))] = {{"verdict", key_of(o.verdict)},
-                                                    {"observed", error_json(o.observed)},
-                                                    {"plan", error_json(o.plan)},
-                                                    {"expected_rel_error", number(o.expected)},
-                                                    {"size_ratio", number(o.size_ratio)},
-                                                    {"bit_equal_to_plan", o.bit_equal_to_plan},
-                                                    {"tests", o.tests},
-                                                    {"findings", std::move(findings)}};
+            outputs[std::string(name(o))] = {{"verdict", key_of(o.verdict)},
+                                             {"observed", error_json(o.observed)},
+                                             {"plan", error_json(o.plan)},
+                                             {"expected_rel_error", number(o.expected)},
+                                             {"size_ratio", number(o.size_ratio)},
+                                             {"plan_size_ratio", number(o.plan_ratio)},
+                                             {"least_size_ratio", number(o.least_ratio)},
+                                             {"largest_size_ratio", number(o.largest_ratio)},
+                                             {"bit_equal_to_plan", o.bit_equal_to_plan},
+                                             {"tests", o.tests},
+                                             {"findings", std::move(findings)}};
+            if (o.lse) outputs["lse"]["in_log2"] = o.in_log2;
         }
         layers.push_back({{"name", layer.name}, {"verdict", key_of(layer.verdict)}, {"outputs", std::move(outputs)}});
     }
@@ -115,7 +130,7 @@ std::string to_junit(const Check& c) {
                            layer.outputs.size(), bad);
         for (const OutputCheck& o : layer.outputs) {
             out += fmt::format("    <testcase classname=\"{}.{}\" name=\"{} against {}\"", xml(layer.name),
-                               xml(c.kernel), name(o.output), xml(c.plan.name));
+                               xml(c.kernel), name(o), xml(c.plan.name));
             if (o.verdict == Verdict::within_rounding) {
                 out += "/>\n";
                 continue;
@@ -140,7 +155,7 @@ void write(const Check& c, RecordFile& file) {
     file.attribute("", "complete", std::int64_t{c.complete ? 1 : 0});
     for (const LayerCheck& layer : c.layers)
         for (const OutputCheck& o : layer.outputs) {
-            const std::string group = layer.name + "/" + std::string(name(o.output)) + "/";
+            const std::string group = layer.name + "/" + std::string(name(o)) + "/";
             std::vector<std::string> cells;
             for (const verdict::Cell& cell : o.cells)
                 cells.push_back(fmt::format("{} {}", verdict::name(cell.direction), cell.where()));

@@ -17,8 +17,8 @@ constexpr std::size_t findings_shown = 5;  // of an output, without --full
 
 std::string p_text(double log10_p) {
     if (std::isinf(log10_p)) return "0";
-    const double whole = std::floor(log10_p);
-    return fmt::format("{:.0f}e{:.0f}", std::pow(10.0, log10_p - whole), whole);
+    const double whole = std::floor(log10_p), digit = std::round(std::pow(10.0, log10_p - whole));
+    return digit >= 10 ? fmt::format("1e{:.0f}", whole + 1) : fmt::format("{:.0f}e{:.0f}", digit, whole);
 }
 
 std::string share_text(double share) {
@@ -26,18 +26,53 @@ std::string share_text(double share) {
     return share > 0.999 ? ">99.9%" : fmt::format("{:.1f}%", 100 * share);
 }
 
-/// Fixed point while that is readable.
+/// Fixed point while that is readable, else three digits.
 std::string size_text(double x, int digits) {
-    return std::abs(x) < 1e5 ? fmt::format("{:.{}f}", x, digits) : fmt::format("{:.0e}", x);
+    return std::abs(x) < 100 ? fmt::format("{:.{}f}", x, digits) : fmt::format("{:.3g}", x);
+}
+
+/// " in row 12, feature 5" of an element, ", 98% of it in row 12" of a size that one row is most of; with what the row is,
+/// where its truth is small beside the others'.
+std::string worst_text(const Finding& f) {
+    constexpr double most = 0.5;
+    // Below it errors of the row say little of the output: 2^-8, the rounding of bf16, of the head's rms.
+    constexpr double small = 0x1p-8;
+    const verdict::Worst& w = f.worst;
+    if (w.row < 0) return "";
+    std::string out;
+    if (w.feature >= 0)
+        out = fmt::format(", row {}, feature {}", w.row, w.feature);
+    else if (f.cell.direction == Direction::element)
+        out = fmt::format(", row {}", w.row);
+    else if (f.cell.rows > 1 && w.share > most)
+        out = fmt::format(", {} of it in row {}", share_text(w.share), w.row);
+    else
+        return "";
+    if (w.truth == 0) return out + ", whose truth is 0";
+    return w.truth < small ? out + fmt::format(", whose truth is {:.1e} of the head's rms", w.truth) : out;
+}
+
+/// Where the ratio alone would look like a finding and is none.
+std::string spread_text(const OutputCheck& o, double slack) {
+    if (o.verdict != Verdict::within_rounding || !(o.size_ratio > slack)) return "";
+    return fmt::format("      no finding: the plan's own run has {}, and runs with random signs from {} to {}\n",
+                       size_text(o.plan_ratio, 3), size_text(o.least_ratio, 3), size_text(o.largest_ratio, 3));
 }
 
 }  // namespace
 
 std::string text(const Finding& f) {
-    if (f.nonfinite) return fmt::format("head {}: {:.0f} elements are not finite where the truth is", f.head, f.effect);
+    const bool one = f.effect == 1;
+    if (f.nonfinite)
+        return fmt::format("head {}: {:.0f} element{} not finite where the truth is", f.head, f.effect,
+                           one ? " is" : "s are");
+    if (f.finite)
+        return fmt::format("head {}: {:.0f} row{} no key and {} no infinite lse", f.head, f.effect,
+                           one ? " sees" : "s see", one ? "has" : "have");
     const std::string place = fmt::format("head {}, {}", f.head, f.cell.where());
     std::string what;
-    if (std::isinf(f.effect)) return fmt::format("{}: errors where the plan's rounding makes none", place);
+    if (std::isinf(f.effect))
+        return fmt::format("{}: errors where the plan's rounding makes none{}", place, worst_text(f));
     switch (f.cell.direction) {
         case Direction::shift:
             what = fmt::format("shifted by {}{} of its rounding", f.effect < 0 ? "" : "+", size_text(f.effect, 3));
@@ -51,13 +86,14 @@ std::string text(const Finding& f) {
                 fmt::format("{}{} of its rounding along the mean key", f.effect < 0 ? "" : "+", size_text(f.effect, 3));
             break;
         case Direction::size:
-            what = fmt::format("{} times as large as its rounding", size_text(f.effect, 2));
+            what = fmt::format("{} times as large as its rounding{}", size_text(f.effect, 2), worst_text(f));
             break;
         case Direction::scatter:
             what = fmt::format("features shifted {} times as far as rounding shifts them", size_text(f.effect, 2));
             break;
         case Direction::element:
-            what = fmt::format("an element {} times as far off as rounding takes any", size_text(f.effect, 2));
+            what = fmt::format("an element {} times as far off as rounding takes any{}", size_text(f.effect, 2),
+                               worst_text(f));
             break;
     }
     return fmt::format("{}: {}, t {}{} (p {}){}", place, what, f.t < 0 ? "" : "+", size_text(f.t, 1), p_text(f.log10_p),
@@ -73,9 +109,12 @@ std::string table(const Check& c, bool full) {
         out += fmt::format("\n{}: {}\n", escaped(layer.name), name(layer.verdict));
         out += "          error      plan   expected   ratio   =plan   verdict\n";
         for (const OutputCheck& o : layer.outputs) {
-            out += fmt::format("  {:<4}{:>9} {:>9}  {:>9}  {:>6}  {:>6}   {}\n", name(o.output),
+            out += fmt::format("  {:<4}{:>9} {:>9}  {:>9}  {:>6}  {:>6}   {}\n", name(o),
                                error_text(o.observed.rel_error), error_text(o.plan.rel_error), error_text(o.expected),
                                size_text(o.size_ratio, 3), share_text(o.bit_equal_to_plan), name(o.verdict));
+            if (o.in_log2 && o.verdict != Verdict::within_rounding)
+                out += "      it is the truth's in log2 units: expected natural ones, the logarithm to base e\n";
+            out += spread_text(o, c.slack);
             const std::size_t shown = full ? o.findings.size() : std::min(o.findings.size(), findings_shown);
             for (std::size_t i = 0; i < shown; ++i) out += fmt::format("      {}\n", text(o.findings[i]));
             if (shown < o.findings.size())
@@ -84,7 +123,8 @@ std::string table(const Check& c, bool full) {
     }
     out +=
         "\nerror, plan: |value - truth| / |truth| of the kernel and of the plan's own run; expected: of the plan with its\n"
-        "roundings given random signs; ratio: size of the kernel's error to that, row by row; =plan: equal elements\n";
+        "roundings given random signs, the median run; ratio: size of the kernel's error to that, row by row; =plan: equal\n"
+        "elements\n";
     return out;
 }
 

@@ -2,6 +2,8 @@
 // Verdicts on kernels whose fault is known: none, a bias, a mistake. docs/results/check.md measures the rates; here are the
 // ends of the range.
 #include <algorithm>
+#include <cmath>
+#include <numbers>
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -98,7 +100,7 @@ TEST(Check, AMistakeAndANaNAreWrong) {
     found = check(capture, plan("fa2"), quick());
     ASSERT_FALSE(output_of(found, Output::dk).findings.empty());
     EXPECT_TRUE(output_of(found, Output::dk).findings[0].nonfinite);
-    EXPECT_THAT(to_junit(found), HasSubstr("1 elements are not finite"));
+    EXPECT_THAT(to_junit(found), HasSubstr("1 element is not finite"));
 }
 
 TEST(Check, AnErrorWhereThereIsNoneByRightIsWrongHoweverSmallOrLarge) {
@@ -170,6 +172,93 @@ TEST(Check, ThePlansOwnBiasIsSaidToBeThePlans) {
         EXPECT_TRUE(f.of_plan);
         EXPECT_EQ(f.t, f.plan_t);
     }
+}
+
+/// The lse that a plan returns for the layer, as fp32.
+void add_lse(LayerCapture& layer, const RoundingPlan& plan) {
+    HeadArray lse{1, layer.heads(), layer.q.rows, 1, {}, Dtype::f32};
+    for (const attribution::Group& group : attribution::groups_of(layer, {}, 0))
+        for (const Matrix& head :
+             attribution::run_plan(group, for_head_dim(plan, static_cast<int>(layer.head_dim()), true)).lse)
+            lse.values.insert(lse.values.end(), head.values.begin(), head.values.end());
+    layer.observed[0].lse = std::move(lse);
+}
+
+TEST(Check, TheLogSumExpIsJudgedInNaturalUnits) {
+    Capture capture = made_capture({{"mine", plan("fa2")}}, shape);
+    add_lse(capture.layers[0], plan("fa3"));
+    const HeadArray right = *capture.layers[0].observed[0].lse;
+    const auto judged = [&](const auto& change) {
+        HeadArray& lse = *capture.layers[0].observed[0].lse;
+        lse = right;
+        for (std::size_t i = 0; i < lse.values.size(); ++i) lse.values[i] = change(i, lse.values[i]);
+        const Check found = check(capture, plan("fa2"), quick());
+        EXPECT_EQ(found.layers[0].outputs.size(), 5u);
+        EXPECT_EQ(output_of(found, Output::dq).verdict, Verdict::within_rounding);
+        return found.layers[0].outputs.back();
+    };
+    const OutputCheck own = judged([](std::size_t, double x) { return x; });
+    EXPECT_EQ(own.verdict, Verdict::within_rounding);
+    EXPECT_EQ(name(own), "lse");
+    EXPECT_LT(own.observed.rel_error.to_double(), 1e-6);
+    EXPECT_EQ(judged([](std::size_t, double x) { return x + 1; }).verdict, Verdict::wrong);
+    EXPECT_EQ(judged([](std::size_t i, double x) { return i == 70 ? x + 1e-4 : x; }).findings.at(0).worst.row, 70);
+    EXPECT_EQ(judged([](std::size_t i, double x) { return i == 3 ? -INFINITY : x; }).verdict, Verdict::wrong);
+    const OutputCheck in_log2 = judged([](std::size_t, double x) { return x / std::numbers::ln2; });
+    EXPECT_EQ(in_log2.verdict, Verdict::wrong);
+    EXPECT_TRUE(in_log2.in_log2);
+
+    CheckOptions without = quick();
+    without.lse = false;
+    EXPECT_EQ(check(capture, plan("fa2"), without).layers[0].outputs.size(), 4u);
+}
+
+// A row without a key: -inf, or +inf as FlashAttention-2 writes, and nothing finite.
+TEST(Check, TheLogSumExpOfARowWithoutAKeyIsInfinite) {
+    const testing::MadeShape masked{.n = 32, .d = 16, .gradient = false, .extras = [](LayerCapture& layer) {
+                                        layer.bias = HeadArray{1, 1, 32, 32, std::vector<double>(32 * 32), Dtype::f32};
+                                        for (std::size_t j = 0; j < 32; ++j) layer.bias->values[5 * 32 + j] = -INFINITY;
+                                    }};
+    Capture capture = made_capture({{"mine", plan("fa2")}}, masked);
+    add_lse(capture.layers[0], plan("fa2"));
+    for (const double value : std::initializer_list<double>{INFINITY, -INFINITY, 0.0, std::nan("")}) {
+        capture.layers[0].observed[0].lse->values[5] = value;
+        const Check found = check(capture, plan("fa2"), quick());
+        EXPECT_EQ(found.verdict(), std::isinf(value) ? Verdict::within_rounding : Verdict::wrong)
+            << value << table(found, true);
+        if (!std::isinf(value)) EXPECT_THAT(table(found), HasSubstr("1 row sees no key and has no infinite lse"));
+    }
+}
+
+// The useful line of a coherent fault, and the row and feature of a single one, within the lines that are shown.
+TEST(Check, FindingsSayWhereAndOfEveryKindFirst) {
+    Capture capture = made_capture({{"mine", plan("fa2")}}, shape);
+    HeadArray& o = output_of(capture, Output::o);
+    for (double& x : o.values) x *= 1.01;
+    const OutputCheck grown = output_of(check(capture, plan("fa2"), quick()), Output::o);
+    const auto lines = std::min<std::size_t>(grown.findings.size(), 5);
+    EXPECT_TRUE(std::any_of(grown.findings.begin(), grown.findings.begin() + static_cast<std::ptrdiff_t>(lines),
+                            [](const Finding& f) { return f.cell.direction == verdict::Direction::growth; }));
+    HeadArray& dk = output_of(capture, Output::dk);
+    dk.values[static_cast<std::size_t>(50 * dk.cols + 9)] += 100;
+    const Check found = check(capture, plan("fa2"), quick());
+    EXPECT_THAT(table(found), HasSubstr("row 50, feature 9"));
+    EXPECT_THAT(to_json(found), HasSubstr("\"worst_row\": 50"));
+}
+
+TEST(Check, WhatIsExpectedWhereTheTruthIsZero) {
+    Capture capture;
+    capture.path = "made";
+    capture.layers.push_back(make_inputs(*find_family("two-level"), {}, 0));
+    observe(capture.layers[0], plan("fa2"), "mine", 0, 1);
+    const Check found = check(capture, plan("fa2"), quick());
+    std::size_t infinite = 0;
+    for (const OutputCheck& o : found.layers[0].outputs) {
+        if (!std::isinf(o.plan.rel_error.to_double())) continue;
+        ++infinite;
+        EXPECT_TRUE(std::isinf(o.expected.to_double())) << name(o) << table(found);
+    }
+    EXPECT_GT(infinite, 0u);
 }
 
 TEST(Check, DoesNotDependOnThreads) {

@@ -63,6 +63,7 @@ TEST(CheckProgram, RefusesInASentence) {
     EXPECT_THAT(refusal(folder, {file, "--runs", "2"}), HasSubstr("--runs"));
     EXPECT_THAT(refusal(folder, {file, "--outputs", "dp"}), HasSubstr("--outputs"));
     EXPECT_THAT(refusal(folder, {file, "--outputs", "dk"}), HasSubstr("left none of the outputs asked for"));
+    EXPECT_THAT(refusal(folder, {file, "--outputs", "lse"}), HasSubstr("left none of the outputs asked for"));
     EXPECT_THAT(refusal(folder, {file, "--junit", folder / "no/check.xml"}), HasSubstr("no/check.xml"));
     TensorSet set;
     add_layer(set, "layer0");
