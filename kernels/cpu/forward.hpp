@@ -232,8 +232,10 @@ class ForwardHead {
         const std::vector<double> before = after;
         if (rule.is_exact()) wanted = after;  // the two differ by the order of binary64 additions
         stage_.show(Site::row_sum, row_place(where), column(after), column(wanted));
-        for (std::ptrdiff_t i = 0; i < p.rows; ++i)  // an injector's change goes into the first lane
-            sums.row(i)[0] += after[static_cast<std::size_t>(i)] - before[static_cast<std::size_t>(i)];
+        for (std::ptrdiff_t i = 0; i < p.rows; ++i) {
+            const auto at = static_cast<std::size_t>(i);
+            carry_change(before[at], after[at], sums.row(i), sums.lanes());
+        }
     }
 
     std::vector<double> joined_sums(RowSums& sums) {

@@ -83,6 +83,19 @@ FAULTLINE_HD void add_row(const double* p, std::ptrdiff_t count, RowSumOrder ord
     }
 }
 
+/// What an instrument made of a row's joined sum, carried into its lanes: a change goes into the first. A sum that it left
+/// alone stays as it is, infinite and NaN ones too: adding after - before would make an infinite sum NaN.
+FAULTLINE_HD inline void carry_change(double before, double after, double* lanes, int count) {
+    if (after == before || (after != after && before != before)) return;
+    const double change = after - before;
+    if (change - change == 0) {  // finite
+        lanes[0] += change;
+        return;
+    }
+    lanes[0] = after;
+    for (int t = 1; t < count; ++t) lanes[t] = 0;
+}
+
 /// The maximum that a tile's scores lead to from the old one, before the row_max site rounds it. `logit_per_score`: how
 /// many nats a unit of the scores is; `exponent`: what the scores are multiplied with in the exponent (Scales).
 [[nodiscard]] FAULTLINE_HD inline double next_maximum(const double* s, std::ptrdiff_t count, double old_maximum,

@@ -236,8 +236,9 @@ class ForwardTile {
         });
         if (!seen) return;
         stage_.show(Site::row_sum, of_rows(where), column(m_.joined), column(wanted));
-        each_row(team_, rows_,  // a change goes into the first lane
-                 [&](std::ptrdiff_t i) { all_lanes[4 * i] += m_.joined[i] - m_.term[i]; });
+        each_row(team_, rows_, [&](std::ptrdiff_t i) {
+            carry_change(m_.term[i], m_.joined[i], all_lanes + 4 * i, lanes_of(schedule_.row_sum_order));
+        });
     }
     [[nodiscard]] FAULTLINE_HD double joined(const double* lanes) const {
         return joined_lanes(lanes, schedule_.row_sum_order, [&](double x) { return added(x); });
