@@ -2,13 +2,39 @@
 #include <faultline/bisection/bisect.hpp>
 
 #include <algorithm>
+#include <cmath>
 
+#include <fmt/format.h>
+
+#include <faultline/base/error.hpp>
 #include <faultline/bisection/oracle.hpp>
+#include <faultline/tensor/text.hpp>
 
 namespace faultline {
 namespace {
 
 using namespace bisection;
+
+/// RequestError where the plan's own value of a target is nothing that sets of sites could be judged by.
+void check_plan_value(const Capture& capture, const Target& target, const Oracle::PlanValue& plan) {
+    const auto refuse = [&](const std::string& why) {
+        throw RequestError(fmt::format("{}: {}: {}", escaped(capture.path, capture.path.size()), target.text, why));
+    };
+    const bool near_plan = target.relation == Target::Relation::near_plan;
+    if (near_plan && plan.nonfinite > 0 && target.metric != Metric::nonfinite && target.metric != Metric::plan_distance)
+        refuse(
+            fmt::format("{0} element{1} of the plan's {2} {3} NaN or infinite, and nothing is near that: expected a "
+                        "target on them, as in '{4}.{2}.nonfinite > 0' or '{4}.{2}.plan_distance < 0.1'",
+                        plan.nonfinite, plan.nonfinite == 1 ? "" : "s", name(target.output),
+                        plan.nonfinite == 1 ? "is" : "are", target.layer));
+    if (std::isnan(plan.value.mantissa) && plan.nonfinite == 0)
+        refuse(
+            fmt::format("the plan's own run has no such number, {} being undefined there (one head, one row, or no "
+                        "error): expected another measure",
+                        name(target.metric)));
+    if (near_plan && !std::isfinite(plan.value.mantissa))
+        refuse("the plan's own value is infinite, the truth being 0, and nothing is near that: expected error_norm");
+}
 
 BisectionAnswer answer(const Capture& capture, const RoundingPlan& plan, const BisectionOptions& options,
                        const std::vector<Target>& targets, BisectionKind kind) {
@@ -18,10 +44,11 @@ BisectionAnswer answer(const Capture& capture, const RoundingPlan& plan, const B
     found.targets = targets;
     found.sites = oracle.sites();
     found.untouched = oracle.untouched();
-    const std::vector<WideReal> own = oracle.plan_values();
+    const std::vector<Oracle::PlanValue> own = oracle.plan_values();
     for (std::size_t t = 0; t < found.targets.size(); ++t) {
         Target& target = found.targets[t];
-        if (target.relation == Target::Relation::near_plan) target.bound = own[t];
+        check_plan_value(capture, target, own[t]);
+        if (target.relation == Target::Relation::near_plan) target.bound = own[t].value;
     }
     const Try attempt = [&](const std::vector<SiteMask>& sets) {
         const std::vector<std::vector<WideReal>> values = oracle.values(sets);

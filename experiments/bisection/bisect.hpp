@@ -53,7 +53,8 @@ struct BisectionOptions {
     std::function<bool()> cancelled;  ///< polled between runs
 };
 
-/// RequestError where a target names what the capture has not (a gradient without dO).
+/// RequestError where a target names what the capture has not (a gradient without dO), or a number that the plan's own run
+/// does not have: a coherence over one head, or nearness to a plan whose output is not finite.
 [[nodiscard]] Bisection bisect(const Capture& capture, const RoundingPlan& plan, const BisectionOptions& options);
 
 /// Whether the rounding at `site` can change `output` under this plan, by the flow of the data alone.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 
 #include <fmt/format.h>
@@ -17,6 +18,13 @@ namespace {
 using attribution::RunOutputs;
 
 constexpr std::size_t sets_a_task = 8;  // that share one forward: tasks small enough for two threads to share
+
+/// (value - plan)^2. Two NaNs, or infinities of one sign, are the same; a number is infinitely far from either.
+long double apart_squared(double value, double plan) {
+    if (value == plan || (std::isnan(value) && std::isnan(plan))) return 0;
+    const long double apart = static_cast<long double>(value) - plan;
+    return std::isfinite(apart) ? apart * apart : std::numeric_limits<long double>::infinity();
+}
 
 constexpr TruthOptions certified{.correctly_rounded = false};  // bounds, without deciding every last bit
 
@@ -104,17 +112,14 @@ Oracle::UnitSums Oracle::measure(const Unit& unit, const RunOutputs& run) const 
         const auto o = static_cast<std::size_t>(output);
         sums.errors[o] = attribution::errors_of(run[output], unit.truth, output, unit.direction);
         for (std::size_t m = 0; m < run[output].size(); ++m)
-            for (std::size_t a = 0; a < run[output][m].values.size(); ++a) {
-                const long double apart =
-                    static_cast<long double>(run[output][m].values[a]) - unit.plan[output][m].values[a];
-                if (std::isfinite(apart)) sums.distance_squared[o] += apart * apart;
-            }
+            for (std::size_t a = 0; a < run[output][m].values.size(); ++a)
+                sums.distance_squared[o] += apart_squared(run[output][m].values[a], unit.plan[output][m].values[a]);
     }
     return sums;
 }
 
-std::vector<WideReal> Oracle::values_of(const std::vector<const UnitSums*>& by_unit) const {
-    std::vector<WideReal> values;
+std::vector<Oracle::PlanValue> Oracle::values_of(const std::vector<const UnitSums*>& by_unit) const {
+    std::vector<PlanValue> values;
     for (const Target& target : targets_) {
         const auto o = static_cast<std::size_t>(target.output);
         ErrorSums sums;
@@ -131,12 +136,13 @@ std::vector<WideReal> Oracle::values_of(const std::vector<const UnitSums*>& by_u
             plan_error += units_[u].plan_error_squared[o];
         }
         const long double relative = distance == 0 ? 0 : std::sqrt(distance / plan_error);
-        values.push_back(value_of(target, sums.measure(), static_cast<double>(relative)));
+        const ErrorMeasure measure = sums.measure();
+        values.push_back({value_of(target, measure, static_cast<double>(relative)), measure.nonfinite});
     }
     return values;
 }
 
-std::vector<WideReal> Oracle::plan_values() const {
+std::vector<Oracle::PlanValue> Oracle::plan_values() const {
     std::vector<UnitSums> sums;
     for (const Unit& unit : units_) sums.push_back(measure(unit, unit.plan));
     std::vector<const UnitSums*> by_unit;
@@ -180,7 +186,8 @@ std::vector<std::vector<WideReal>> Oracle::values(const std::vector<SiteMask>& s
     for (const std::vector<UnitSums>& by_unit : sums) {
         std::vector<const UnitSums*> pointers;
         for (const UnitSums& s : by_unit) pointers.push_back(&s);
-        values.push_back(values_of(pointers));
+        std::vector<WideReal>& of_set = values.emplace_back();
+        for (const PlanValue& value : values_of(pointers)) of_set.push_back(value.value);
     }
     return values;
 }

@@ -19,8 +19,12 @@ class Oracle {
 
     [[nodiscard]] const std::vector<Site>& sites() const { return sites_; }
     [[nodiscard]] const std::vector<Site>& untouched() const { return untouched_; }
-    /// The plan's own values of the targets.
-    [[nodiscard]] std::vector<WideReal> plan_values() const;
+    /// What the plan's own run is, for each target.
+    struct PlanValue {
+        WideReal value;
+        std::size_t nonfinite = 0;  ///< elements of the target's output that are NaN or infinite
+    };
+    [[nodiscard]] std::vector<PlanValue> plan_values() const;
     /// The targets' values for every set. The forward is run once for the sets that leave it the same.
     [[nodiscard]] std::vector<std::vector<WideReal>> values(const std::vector<SiteMask>& sets) const;
 
@@ -37,7 +41,7 @@ class Oracle {
     /// What a run leaves of one unit, by output.
     struct UnitSums {
         std::array<ErrorSums, 4> errors;
-        std::array<long double, 4> distance_squared{};
+        std::array<long double, 4> distance_squared{};  ///< infinite where one of two elements alone is finite
     };
     struct LayerPlan {
         const LayerCapture* layer;
@@ -47,7 +51,7 @@ class Oracle {
 
     [[nodiscard]] RoundingPlan plan_of(const LayerPlan& layer, SiteMask set) const;
     [[nodiscard]] UnitSums measure(const Unit& unit, const attribution::RunOutputs& run) const;
-    [[nodiscard]] std::vector<WideReal> values_of(const std::vector<const UnitSums*>& by_unit) const;
+    [[nodiscard]] std::vector<PlanValue> values_of(const std::vector<const UnitSums*>& by_unit) const;
     void choose_sites();
     void prepare_units();
 

@@ -21,6 +21,7 @@ constexpr double worth_a_mention = 0.01;  // change of the distance, in powers o
 
 std::string value_text(const Target& target, const WideReal& value) {
     if (target.metric == Metric::rel_error || target.metric == Metric::plan_distance) return error_text(value);
+    if (target.metric == Metric::nonfinite) return fmt::format("{:.0f}", value.to_double());
     return value.to_string(3);
 }
 
@@ -98,7 +99,7 @@ std::string found_text(const BisectionAnswer& a) {
     if (s.none_met)
         return flow(" ", a.kind == BisectionKind::repair ? "met as the plan is: nothing to repair"
                                                          : "met with every site exact: no site is needed");
-    if (s.found.empty()) return flow(" ", "no set of sites meets it; " + tried_text(a));
+    if (s.found.empty()) return flow(" ", "no set of sites that was tried meets it; " + tried_text(a));
     const int size = std::popcount(s.found.front().set);
     const std::string sets = size == 1 ? (s.found.size() == 1 ? "site" : "single sites")
                                        : fmt::format("{} of {} sites", s.found.size() == 1 ? "set" : "sets", size);

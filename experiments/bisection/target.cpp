@@ -95,7 +95,7 @@ bool Target::met(const WideReal& value) const {
         case Relation::greater_equal:
             return value >= bound;
         case Relation::near_plan:
-            return abs(value - bound) <= WideReal(tolerance) * abs(bound);
+            return std::isfinite(bound.mantissa) && abs(value - bound) <= WideReal(tolerance) * abs(bound);
     }
     return false;
 }
@@ -104,7 +104,7 @@ double Target::distance(const WideReal& value) const {
     const double infinite = std::numeric_limits<double>::infinity();
     if (std::isnan(value.mantissa)) return infinite;
     if (relation == Relation::near_plan) {
-        if (abs(value - bound) <= WideReal(tolerance) * abs(bound)) return 0;
+        if (met(value)) return 0;
         const WideReal zero(0.0);
         if (value > zero && bound > zero) return std::abs(log2_of(value) - log2_of(bound));
         return abs(value - bound).to_double();
@@ -147,12 +147,22 @@ Target parse_target(std::string_view text, const std::vector<std::string>& layer
                fmt::format("{} is defined for o and dq alone: the rows of dk and dv are keys, and each query's error "
                            "enters all of them",
                            metric_names[static_cast<std::size_t>(target.metric)]));
+    if (target.output != Output::dq &&
+        (target.metric == Metric::mean_key_share || target.metric == Metric::mean_key_sign))
+        refuse(text, fmt::format("{} is defined for dq alone, a sum of keys: no other output lies along the mean key",
+                                 metric_names[static_cast<std::size_t>(target.metric)]));
     target.layer = layer_named(rest, layers, text);
     return target;
 }
 
 WideReal value_of(const Target& target, const ErrorMeasure& m, double plan_distance) {
     const auto value = [&]() -> WideReal {
+        // ErrorMeasure leaves elements that are not finite out; a target is about the whole output.
+        const bool of_all = target.metric == Metric::rel_error || target.metric == Metric::nonfinite ||
+                            target.metric == Metric::plan_distance;
+        if (m.nonfinite > 0 && !of_all)
+            return {target.metric == Metric::error_norm ? std::numeric_limits<double>::infinity()
+                                                        : std::numeric_limits<double>::quiet_NaN()};
         switch (target.metric) {
             case Metric::rel_error:
                 return m.rel_error;

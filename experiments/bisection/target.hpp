@@ -27,7 +27,8 @@ enum class Metric : unsigned char {
     mean_key_share,
     mean_key_sign,
     nonfinite,
-    plan_distance,  ///< |value - the plan's value| / |the plan's error|, Frobenius: 0 where a run has the plan's error
+    plan_distance,  ///< |value - the plan's value| / |the plan's error|, Frobenius: 0 where a run has the plan's error,
+                    ///< infinite where an element is finite in one of the two alone
 };
 [[nodiscard]] std::string_view name(Metric metric);
 
@@ -54,7 +55,8 @@ struct Target {
 [[nodiscard]] Target parse_target(std::string_view text, const std::vector<std::string>& layers,
                                   std::optional<double> tolerance);
 
-/// The value that the target is about. `plan_distance` is what ErrorMeasure does not have.
+/// The value that the target is about. `plan_distance` is what ErrorMeasure does not have. Of an output with elements that
+/// are not finite the size of the error is infinite, and what has a sign or a share is NaN, which meets no target.
 [[nodiscard]] WideReal value_of(const Target& target, const ErrorMeasure& measure, double plan_distance);
 
 }  // namespace faultline

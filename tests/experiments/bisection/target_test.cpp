@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Targets as a person writes them.
+#include <cmath>
+#include <limits>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -50,6 +53,30 @@ TEST(Target, TheLayerMayBeLeftOutWhereThereIsOne) {
     EXPECT_THAT(refusal("layer1.dk.t_statistic < 1"), HasSubstr("defined for o and dq alone"));
     EXPECT_THAT(refusal("layer1.dv.row_coherence < 1"), HasSubstr("defined for o and dq alone"));
     EXPECT_THAT(refusal("dq.rel_error < 1"), HasSubstr("no layer is named and the capture has 2"));
+}
+
+TEST(Target, MeasuresAlongTheMeanKeyAreOfDqAlone) {
+    for (const char* output : {"o", "dk", "dv"})
+        for (const char* measure : {"mean_key_sign", "mean_key_share"})
+            EXPECT_THAT(refusal(std::string("layer1.") + output + "." + measure + " < 1"),
+                        HasSubstr("defined for dq alone"));
+    EXPECT_EQ(parsed("layer1.dq.mean_key_sign < 1").metric, Metric::mean_key_sign);
+}
+
+// ErrorMeasure leaves elements that are not finite out of its sums: no target may be met by what is left.
+TEST(Target, AnOutputThatIsNotFiniteMeetsNoTargetButThoseThatSaySo) {
+    ErrorMeasure measure;  // nothing finite is left: sums of 0
+    measure.rel_error = WideReal(std::numeric_limits<double>::infinity());
+    measure.nonfinite = 3;
+    for (const char* text : {"layer1.dq.rel_error < 1", "layer1.dq.error_norm < 1", "layer1.dq.signed_bias < 1",
+                             "layer1.dq.gain > -1", "layer1.dq.mean_key_share < 1", "layer1.dq.nonfinite < 3"}) {
+        const Target t = parsed(text);
+        EXPECT_FALSE(t.met(value_of(t, measure, 0))) << text;
+    }
+    EXPECT_TRUE(parsed("layer1.dq.nonfinite > 2").met(value_of(parsed("layer1.dq.nonfinite > 2"), measure, 0)));
+    Target near = parsed("layer1.dq.rel_error");
+    near.bound = measure.rel_error;
+    EXPECT_FALSE(near.met(WideReal(1.0)));
 }
 
 TEST(Target, AMeasureAloneIsNearThePlan) {
