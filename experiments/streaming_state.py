@@ -9,7 +9,8 @@ From the repository's root. FOLDER gets PLAN-seedN.h5 of every run, summary.json
 goes on: finished runs are left alone, those that were stopped are resumed, --collect runs nothing. Needs h5py.
 
 A run has separated where its loss, a mean over 50 steps, stays more than 0.3 nat above that of the control (plan none) of its
-seed; the separation step is the first from which that holds to the end of both.
+seed; the separation step is the first from which that holds to the end of both, first gap the first at which it holds at all. A
+run whose gradient is no longer finite ends there.
 """
 import argparse
 import json
@@ -233,6 +234,8 @@ def collect(folder):
             row["common_steps"] = common
             row["gap"] = of["mean_loss"][common - 1] - control["mean_loss"][common - 1]
             row["separation_step"] = separation(of, control)
+            gaps = (i for i in range(common) if of["mean_loss"][i] - control["mean_loss"][i] > GAP)
+            row["first_gap_step"] = next(gaps, None)
         rows.append(row)
     return rows, found
 
@@ -243,12 +246,13 @@ def number(x, digits):
 
 def markdown(rows):
     out = ["| state in bf16 | seed | steps | " + " | ".join(f"loss at {m}" for m in MARKS) +
-           " | gap | separates from | grad norm | sigma_max(W_Q) | max logit |", "|" + "---|" * (len(MARKS) + 8)]
+           " | gap | first gap | separates from | grad norm | sigma_max(W_Q) | max logit |", "|" + "---|" * (len(MARKS) + 9)]
     for r in rows:
         losses = " | ".join(number(r["loss"].get(str(m)), 3) for m in MARKS)
         step = r.get("separation_step")
+        first = "" if r.get("first_gap_step") is None else r["first_gap_step"]
         said = "" if "gap" not in r else "no" if step is None else str(step)
-        out.append(f"| {r['plan']} | {r['seed']} | {r['steps']} | {losses} | {number(r.get('gap'), 3)} | {said} | "
+        out.append(f"| {r['plan']} | {r['seed']} | {r['steps']} | {losses} | {number(r.get('gap'), 3)} | {first} | {said} | "
                    f"{number(r['grad_norm'], 2)} | {number(r['sigma_q'], 1)} | {number(r['max_logit'], 0)} |")
     out += ["", "| state in bf16 | seeds | separated | median gap at the end | median separation step |", "|---|---|---|---|---|"]
     for plan in KEY + REST:
