@@ -30,7 +30,16 @@ struct IdentifySettings {
 
 std::vector<RoundingPlan> candidates(const IdentifySettings& own, const Settings& settings) {
     std::vector<RoundingPlan> plans;
-    for (const std::string& name : own.plans) plans.push_back(plan_named(name, settings, "plans"));
+    for (const std::string& name : own.plans) {
+        RoundingPlan plan = plan_named(name, settings, "plans");
+        const auto namesake = std::find_if(plans.begin(), plans.end(),
+                                           [&](const RoundingPlan& other) { return other.name == plan.name; });
+        if (namesake != plans.end() && !namesake->same_numerics(plan))
+            throw RequestError(fmt::format(
+                "{}: {}: its plan is named {} as another is that differs: expected a name of its own, name = \"...\"",
+                settings.where("plans"), in_quotes(name), in_quotes(plan.name)));
+        if (namesake == plans.end()) plans.push_back(std::move(plan));
+    }
     return plans;
 }
 
@@ -71,6 +80,10 @@ void write_plan(const std::string& path, const RoundingPlan& plan) {
     out.commit();
 }
 
+/// A plan with fewer of a kernel's elements is written as asked for, and said not to be it: the plans of the kernels that
+/// docs/kernels.md names have more, of the outputs together, on every healthy layer.
+constexpr double enough_to_be_it = 0.95;
+
 Status run(const IdentifySettings& own, const Invocation& call) {
     watch_for_interrupts();
     IdentifyOptions options;
@@ -96,6 +109,13 @@ Status run(const IdentifySettings& own, const Invocation& call) {
         if (!call.common.output.empty() && result.complete) write_plan(call.common.output, result.kernels.front().plan);
     };
     print_after(write_file, call.common.json ? to_json(result) : table(result, own.full));
+    if (!call.common.output.empty() && result.complete)
+        for (const KernelIdentification& k : result.kernels)
+            if (k.match.all().share() < enough_to_be_it)
+                remark(
+                    fmt::format("faultline identify: {}: the plan that was written has {} of the elements of {}: it is "
+                                "not that kernel, and --full lists what was tried",
+                                escaped(call.common.output), share_percent(k.match.all()), escaped(k.kernel)));
     if (result.complete) return Status::done;
     remark(fmt::format("faultline identify: interrupted after {} kernels{}; --kernel NAME asks for one alone",
                        result.kernels.size(), call.common.output.empty() ? "" : ", nothing written"));

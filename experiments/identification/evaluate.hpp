@@ -2,6 +2,7 @@
 // Plans run on units in parallel, and compared with what kernels returned.
 #pragma once
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -26,16 +27,22 @@ struct Evaluated {
 /// One kernel on its units. References outlive it.
 class Evaluator {
   public:
-    Evaluator(const std::vector<Unit>& units, const std::string& kernel, int threads, WorkCount& work,
+    Evaluator(std::span<const Unit> units, const std::string& kernel, int threads, WorkCount& work,
               const AttentionBackend& backend)
         : units_(units), kernel_(kernel), threads_(backend.calls_at_once(threads)), work_(work), backend_(backend) {}
 
+    /// The same of one unit alone.
+    [[nodiscard]] Evaluator of_unit(std::size_t unit) const {
+        Evaluator one(*this);
+        one.units_ = units_.subspan(unit, 1);
+        return one;
+    }
     [[nodiscard]] Baseline baseline(const RoundingPlan& plan) const;
     /// Every neighbour against the baseline that it is a neighbour of.
     [[nodiscard]] std::vector<Evaluated> evaluate(const std::vector<Neighbour>& neighbours, const Baseline& base) const;
 
   private:
-    const std::vector<Unit>& units_;
+    std::span<const Unit> units_;
     const std::string& kernel_;
     int threads_;
     WorkCount& work_;

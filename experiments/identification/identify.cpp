@@ -11,6 +11,7 @@
 #include <faultline/base/error.hpp>
 #include <faultline/base/parallel.hpp>
 #include <faultline/identification/evaluate.hpp>
+#include <faultline/identification/search.hpp>
 #include <faultline/plan/nearest_name.hpp>
 #include <faultline/plan/presets.hpp>
 #include <faultline/tensor/text.hpp>
@@ -19,10 +20,6 @@ namespace faultline {
 namespace {
 
 using namespace identification;
-
-constexpr std::size_t pair_candidates = 8;  // of the changes that help, the best so many are tried in pairs
-constexpr int most_rounds =
-    6;  // changes accepted one after another; a preset is nearer than that, or the search says so
 
 bool has_output(const ObservedKernel& kernel, const LayerCapture& layer) {
     for (const Output output : all_outputs)
@@ -148,61 +145,8 @@ bool better(const RankedPlan& a, const RankedPlan& b) {
     return x.equal != y.equal ? x.equal > y.equal : x.within_one_ulp > y.within_one_ulp;
 }
 
-/// The best of the changes that are believed, or none.
-const Neighbour* best_of(const std::vector<Neighbour>& neighbours, const std::vector<Evaluated>& results,
-                         std::ptrdiff_t& gain) {
-    const Neighbour* best = nullptr;
-    for (std::size_t i = 0; i < neighbours.size(); ++i) {
-        const Flips& f = results[i].flips;
-        const auto won = static_cast<std::ptrdiff_t>(f.won) - static_cast<std::ptrdiff_t>(f.lost);
-        if (f.z() < believed_z || won <= gain) continue;
-        gain = won;
-        best = &neighbours[i];
-    }
-    return best;
-}
-
-/// Pairs of the changes that make more elements equal, believed or not.
-std::vector<Neighbour> pairs_of(const RoundingPlan& plan, const std::vector<Neighbour>& singles,
-                                const std::vector<Evaluated>& results, const Extras& extras) {
-    std::vector<std::size_t> helping;
-    for (std::size_t i = 0; i < singles.size(); ++i)
-        if (results[i].flips.won > results[i].flips.lost) helping.push_back(i);
-    const auto gain = [&](std::size_t i) { return results[i].flips.won - results[i].flips.lost; };
-    std::stable_sort(helping.begin(), helping.end(), [&](std::size_t a, std::size_t b) { return gain(a) > gain(b); });
-    if (helping.size() > pair_candidates) helping.resize(pair_candidates);
-    std::vector<Neighbour> pairs;
-    for (std::size_t a = 0; a < helping.size(); ++a)
-        for (std::size_t b = a + 1; b < helping.size(); ++b) {
-            Neighbour pair = together(plan, singles[helping[a]], singles[helping[b]], extras);
-            if (!pair.field.empty()) pairs.push_back(std::move(pair));
-        }
-    return pairs;
-}
-
-std::vector<SiteEvidence> evidence_of(const RoundingPlan& plan, const std::vector<Neighbour>& singles,
-                                      const std::vector<Evaluated>& results) {
-    std::vector<SiteEvidence> all;
-    for (const Site site : plan.rounding_sites()) {
-        SiteEvidence e;
-        e.site = site;
-        bool tried = false;
-        for (std::size_t i = 0; i < singles.size(); ++i) {
-            if (singles[i].plan[site] == plan[site]) continue;
-            e.could_explain = std::max(e.could_explain, results[i].flips.won);
-            if (!makes_exact(singles[i], site)) continue;
-            tried = true;
-            e.exact = results[i].flips;
-            e.told = e.exact.z() <= -believed_z;
-        }
-        if (tried) all.push_back(e);
-    }
-    return all;
-}
-
-/// Changes the plan step by step while a change, or a pair of changes, is believed to help.
-void search(const Case& c, const IdentifyOptions& options, WorkCount& work, KernelIdentification& result) {
-    const Evaluator evaluator(c.units, c.kernel, options.threads, work, *options.backend);
+/// What is around the plans of this kernel that its outputs can tell.
+NeighbourhoodOptions neighbourhood_of(const Case& c) {
     NeighbourhoodOptions around;
     around.backward = std::any_of(c.units.begin(), c.units.end(), [&](const Unit& unit) {
         const ObservedKernel& kernel = observed(unit, c.kernel);
@@ -211,35 +155,36 @@ void search(const Case& c, const IdentifyOptions& options, WorkCount& work, Kern
     around.grouped_heads =
         std::any_of(c.units.begin(), c.units.end(), [](const Unit& unit) { return unit.group.query_heads() > 1; });
     around.extras = c.extras;
-    const RoundingPlan start = result.plan;
-    for (int round = 0;; ++round) {
-        const Baseline base = evaluator.baseline(result.plan);
-        const std::vector<Neighbour> singles = neighbours(result.plan, around);
-        const std::vector<Evaluated> tried = evaluator.evaluate(singles, base);
-        std::ptrdiff_t gain = 0;
-        const Neighbour* best = round < most_rounds ? best_of(singles, tried, gain) : nullptr;
-        std::vector<Neighbour> pairs;
-        if (round < most_rounds) {
-            pairs = pairs_of(result.plan, singles, tried, c.extras);
-            const Neighbour* pair = best_of(pairs, evaluator.evaluate(pairs, base), gain);
-            if (pair != nullptr) best = pair;
-        }
-        if (best != nullptr) {
-            result.plan = best->plan;
+    return around;
+}
+
+/// Searches from the plans of the ranking, `plans` in its order.
+void search(const Case& c, const std::vector<RoundingPlan>& plans, const IdentifyOptions& options, WorkCount& work,
+            KernelIdentification& result) {
+    const Evaluator evaluator(c.units, c.kernel, options.threads, work, *options.backend);
+    std::vector<RoundingPlan> starts;
+    std::vector<std::string> names;
+    for (const std::size_t i : starts_of(result.ranking)) {
+        RoundingPlan start = settled(plans[i], c);
+        if (std::any_of(starts.begin(), starts.end(), [&](const RoundingPlan& s) { return s.same_numerics(start); }))
             continue;
-        }
-        result.match = {};
-        result.layer_matches.assign(c.layers.size(), {});
-        for (std::size_t u = 0; u < c.units.size(); ++u) {
-            result.match.add(base.matches[u]);
-            result.layer_matches[c.units[u].layer_index].add(base.matches[u]);
-        }
-        for (std::size_t i = 0; i < singles.size(); ++i)
-            result.trials.push_back({singles[i].field, singles[i].changes, tried[i].match, tried[i].flips});
-        result.sites = evidence_of(result.plan, singles, tried);
-        break;
+        starts.push_back(std::move(start));
+        names.push_back(result.ranking[i].plan);
     }
-    result.changes = differences(start, result.plan);
+    const SearchedPlan found = search_from(evaluator, starts, neighbourhood_of(c));
+    result.plan = found.plan;
+    result.nearest = names[found.start];
+    result.changes = differences(starts[found.start], found.plan);
+    result.match = {};
+    result.layer_matches.assign(c.layers.size(), {});
+    for (std::size_t u = 0; u < c.units.size(); ++u) {
+        result.match.add(found.base.matches[u]);
+        result.layer_matches[c.units[u].layer_index].add(found.base.matches[u]);
+    }
+    for (std::size_t i = 0; i < found.singles.size(); ++i)
+        result.trials.push_back(
+            {found.singles[i].field, found.singles[i].changes, found.tried[i].match, found.tried[i].flips});
+    result.sites = evidence_of(found);
 }
 
 void name_plan(KernelIdentification& result) {
@@ -296,14 +241,18 @@ Identification identify(const Capture& capture, const IdentifyOptions& options) 
                 return better(result.ranking[a], result.ranking[b]);
             });
             std::vector<RankedPlan> ranking;
-            for (const std::size_t p : order) ranking.push_back(std::move(result.ranking[p]));
+            std::vector<RoundingPlan> ranked;  // parallel to the ranking
+            for (const std::size_t p : order) {
+                ranking.push_back(std::move(result.ranking[p]));
+                ranked.push_back(candidates[p]);
+            }
             result.ranking = std::move(ranking);
             const RankedPlan& best = result.ranking.front();
             result.nearest = best.plan;
             result.plan = settled(candidates[order.front()], cases[i]);
             result.match = best.match;
             result.layer_matches = best.layers;
-            if (options.search) search(cases[i], options, work, result);
+            if (options.search) search(cases[i], ranked, options, work, result);
             name_plan(result);
             identification.kernels.push_back(std::move(result));
         }

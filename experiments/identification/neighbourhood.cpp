@@ -42,6 +42,15 @@ class Builder {
         }
     }
 
+    /// The roundings that kernels have at a cast: to nearest, truncation of the bits that a narrower type lacks, stochastic.
+    void roundings(Site site) {
+        for (const Rounding rounding : {Rounding::nearest_even, Rounding::toward_zero, Rounding::stochastic}) {
+            Rule changed = plan_[site];
+            changed.rounding = rounding;
+            rule(site, changed);
+        }
+    }
+
     /// Every place of the scale in ds; scaled after the cast, it is cast again to the same format.
     void ds_scales() {
         for (const auto& entry : enumerators<DsScale>())
@@ -168,6 +177,12 @@ void add_backward(Builder& out) {
     if (out.options().grouped_heads) out.enumeration("group_reduce", true, &Schedule::group_reduce);
 }
 
+/// Where the plan stores something narrower than the fp32 that it computes in; inputs arrive in their type.
+bool is_cast(const RoundingPlan& plan, Site site) {
+    if (site == Site::q_cast || site == Site::k_cast || site == Site::v_cast || site == Site::do_cast) return false;
+    return !is_exact(plan[site].format) && plan[site].format.precision < fp32.precision;
+}
+
 void add_rules(Builder& out) {
     const std::vector<Accumulation> tried = alternatives(out.plan()[Site::s_accumulate].accumulation);
     using enum Site;
@@ -182,8 +197,11 @@ void add_rules(Builder& out) {
     for (const Site site : {Site::p_cast, Site::bwd_p_cast, Site::ds_cast}) out.formats(site, {bf16, fp16, fp32});
     for (const Site site : {Site::s_cast, Site::bwd_s_cast, Site::dp_cast}) out.formats(site, {bf16, fp32});
     if (out.plan().schedule.key_splits > 1) out.formats(Site::partial_o_cast, {bf16, fp32});
-    for (const Site site : out.plan().rounding_sites())
-        if (takes_part(site, out.options().extras)) out.rule(site, Rule{});
+    for (const Site site : out.plan().rounding_sites()) {
+        if (!takes_part(site, out.options().extras)) continue;
+        if (is_cast(out.plan(), site)) out.roundings(site);
+        out.rule(site, Rule{});
+    }
 }
 
 }  // namespace

@@ -34,6 +34,7 @@ struct NeighbourhoodOptions {
 ///             the backward's blocks, orders, base, argument, delta, ds, carries
 ///   products  the accumulation of all, of the scores' and of the gradients' matrix products: the units of the same inputs
 ///   casts     p_cast, bwd_p_cast, ds_cast in bf16, fp16, fp32; s_cast, dp_cast, partial_o_cast with and without
+///   roundings of every cast to something narrower than fp32: to nearest, toward zero, stochastic
 ///   sites     each rounding site exact
 /// block_q is left out: the rows of a query tile share nothing. What problem_with() refuses, of the plan or for such layers,
 /// is left out, and so are sites that have nothing to do in them.

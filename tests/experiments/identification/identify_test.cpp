@@ -70,6 +70,12 @@ void set_format(RoundingPlan& plan, Site site, const Format& format) {
     plan.set(site, rule);
 }
 
+void set_rounding(RoundingPlan& plan, Site site, Rounding rounding) {
+    Rule rule = plan[site];
+    rule.rounding = rounding;
+    plan.set(site, rule);
+}
+
 // d = 32, three key tiles of 128; its scale is no power of two.
 INSTANTIATE_TEST_SUITE_P(
     Changes, PlantedChange,
@@ -84,6 +90,8 @@ INSTANTIATE_TEST_SUITE_P(
         Planted{"ds_p", "fa3", [](RoundingPlan& p) { p.schedule.ds_p = DsP::cast; }},
         Planted{"delta_from", "fa2", [](RoundingPlan& p) { p.schedule.delta_from = DeltaFrom::o_unrounded; }},
         Planted{"ds_cast", "fa3", [](RoundingPlan& p) { set_format(p, Site::ds_cast, fp16); }},
+        Planted{"o_rounding", "fa2", [](RoundingPlan& p) { set_rounding(p, Site::o_cast, Rounding::toward_zero); }},
+        Planted{"ds_rounding", "fa3", [](RoundingPlan& p) { set_rounding(p, Site::ds_cast, Rounding::stochastic); }},
         Planted{"p_cast", "efficient", [](RoundingPlan& p) { set_format(p, Site::p_cast, fp16); }},
         Planted{"pair", "fa2",
                 [](RoundingPlan& p) {
@@ -91,6 +99,24 @@ INSTANTIATE_TEST_SUITE_P(
                     p.schedule.ds_scale = DsScale::before;
                 }}),
     [](const auto& tested) { return std::string(tested.param.name); });
+
+// A rule of the backward spoils two outputs of four, and other presets then have more elements than the one that the kernel is
+// a rule away from: that one has its o and dv whole, and the search starts there, too.
+TEST(Identify, SearchesAroundThePresetThatHasWholeOutputs) {
+    RoundingPlan wanted = for_head_dim(plan("fa2"), 128, true);
+    wanted.schedule.ds_scale = DsScale::before;
+    const Capture capture =
+        made_capture({{"unknown", wanted}}, {.n = 128, .d = 128, .extras = [](LayerCapture& layer) {
+                                                 for (std::size_t i = 0; i < layer.k.values.size(); ++i)
+                                                     layer.k.values[i] = round(8 + layer.k.values[i], bf16,
+                                                                               Rounding::nearest_even);  // a large mean
+                                             }});
+    const KernelIdentification found = identify(capture).kernels.front();
+    ASSERT_NE(found.ranking.front().plan, "fa2") << "the best preset is the right one: nothing is shown";
+    EXPECT_EQ(found.nearest, "fa2") << table({"", {found}, true});
+    EXPECT_EQ(found.match.all().differing(), 0u);
+    EXPECT_EQ(found.changes, differences(for_head_dim(plan("fa2"), 128, true), wanted));
+}
 
 // With a softcap, sinks and dropout the kernels are told from each other as ever; fa1, which cannot have the latter two,
 // stands in no ranking, and where only it is asked for the answer is why.

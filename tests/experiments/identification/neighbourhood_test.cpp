@@ -37,13 +37,26 @@ TEST(Neighbourhood, HoldsWhatDistinguishesKernels) {
     std::set<std::string> found;
     for (const Neighbour& n : neighbours(plan, {}))
         for (const Difference& d : n.changes) found.insert(d.field + "=" + d.to);
-    for (const char* wanted :
-         {"schedule.argument=unfused", "schedule.argument=subtract_then_scale", "schedule.key_order=ascending",
-          "schedule.block_k=128", "schedule.block_k=256", "schedule.key_splits=4", "schedule.row_sum_adds=rounded",
-          "schedule.row_sum_order=warp_of_32", "schedule.ds_scale=before", "schedule.ds_p=cast",
-          "schedule.delta_from=o_unrounded", "schedule.dq_carry=chained", "schedule.dkv_carry=added",
-          "schedule.bwd_query_order=ascending", "sites.p_cast.format=fp16", "sites.ds_cast.format=fp16",
-          "sites.s_accumulate.accumulation=ampere-mma-bf16"})
+    for (const char* wanted : {"schedule.argument=unfused",
+                               "schedule.argument=subtract_then_scale",
+                               "schedule.key_order=ascending",
+                               "schedule.block_k=128",
+                               "schedule.block_k=256",
+                               "schedule.key_splits=4",
+                               "schedule.row_sum_adds=rounded",
+                               "schedule.row_sum_order=warp_of_32",
+                               "schedule.ds_scale=before",
+                               "schedule.ds_p=cast",
+                               "schedule.delta_from=o_unrounded",
+                               "schedule.dq_carry=chained",
+                               "schedule.dkv_carry=added",
+                               "schedule.bwd_query_order=ascending",
+                               "sites.p_cast.format=fp16",
+                               "sites.ds_cast.format=fp16",
+                               "sites.s_accumulate.accumulation=ampere-mma-bf16",
+                               "sites.o_cast.rounding=toward_zero",
+                               "sites.p_cast.rounding=stochastic",
+                               "sites.dq_cast.rounding=toward_zero"})
         EXPECT_TRUE(found.contains(wanted)) << wanted;
 }
 

@@ -48,7 +48,8 @@ TEST(IdentifyProgram, WritesThePlanThatItFinds) {
     const Outcome run =
         run_program({"identify", file, "--layers", "layer0", "--plans", "fa2,math", "-o", out, "--quiet"});
     ASSERT_EQ(run.status, 0) << run.err;
-    EXPECT_THAT(run.err, IsEmpty());
+    EXPECT_THAT(run.err, AllOf(HasSubstr("has 0.20% of the elements of toy: it is not that kernel"), HasSubstr(out)));
+    EXPECT_EQ(lines(run.err).size(), 1u);
     EXPECT_THAT(run.out, AllOf(HasSubstr("equal elements"), HasSubstr("fa2"), HasSubstr("math")));
     for (const std::string& line : lines(run.out)) EXPECT_LE(line.size(), 110u) << line;
     const RoundingPlan found = read_plan(out);
@@ -92,6 +93,13 @@ TEST(IdentifyProgram, SaysTiesAndWholeChanges) {
     const Outcome tied = run_program({"identify", file, "--quiet", "--plans", "fa2,fa3", "--rank-only"});
     ASSERT_EQ(tied.status, 0) << tied.err;
     EXPECT_THAT(tied.out, HasSubstr("fa2: fa2 or 1 other, not told apart (head size 16"));
+    // A plan that is named twice is one candidate, and two of one name cannot be told apart in the answer.
+    const Outcome twice = run_program({"identify", file, "--quiet", "--plans", "fa2,fa2", "--rank-only"});
+    ASSERT_EQ(twice.status, 0) << twice.err;
+    EXPECT_THAT(twice.out, HasSubstr("fa2: fa2 (head size 16"));
+    folder.write("own.toml", "base = \"fa2\"\nname = \"fa2\"\n[schedule]\nds_scale = \"before\"\n");
+    EXPECT_THAT(refusal(folder, {file, "--plans", "fa2," + (folder / "own.toml")}),
+                HasSubstr("its plan is named \"fa2\" as another is that differs: expected a name of its own"));
     // Two changes of one field whose last words differ, far beyond a line.
     KernelIdentification k;
     k.kernel = k.nearest = "kernel";
