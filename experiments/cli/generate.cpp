@@ -144,9 +144,10 @@ Status families(const GenerateSettings& own, const Invocation& call) {
     const auto make = [&](const InputFamily& family) {
         std::vector<LayerCapture> made = make_layers(family, shape, static_cast<std::uint64_t>(own.seed));
         for (LayerCapture& layer : made)
-            if (plan)
+            if (plan && !interrupted())
                 observe(layer, *plan, plan->name, static_cast<std::uint64_t>(own.seed),
-                        static_cast<int>(std::min<std::int64_t>(call.common.threads, 4096)));
+                        static_cast<int>(std::min<std::int64_t>(call.common.threads, 4096)), interrupted);
+        if (interrupted()) return made;
         (void)tensors_of(made, dtype, chosen_blocks(own));  // says now what the type cannot hold
         return made;
     };

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -47,8 +48,10 @@ struct InputFamily {
 [[nodiscard]] std::vector<LayerCapture> make_layers(const InputFamily& family, const InputShape& shape,
                                                     std::uint64_t seed);
 
-/// What the plan returns for the layer, as an observed kernel of that name in the types that the plan stores.
-void observe(LayerCapture& layer, const RoundingPlan& plan, const std::string& kernel, std::uint64_t seed, int threads);
+/// What the plan returns for the layer, as an observed kernel of that name in the types that the plan stores. `cancelled` is
+/// polled by the threads that run, from tile to tile; where it says so the layer is left as it was.
+void observe(LayerCapture& layer, const RoundingPlan& plan, const std::string& kernel, std::uint64_t seed, int threads,
+             const std::function<bool()>& cancelled = {});
 
 /// The layers as the tensors of one file: inputs in `dtype`, which must hold them exactly, masks in float32. With `blocks`,
 /// one of mxfp8, inputs in that format, LAYER.X and LAYER.X_scale. Layers NAME[0], NAME[1], … that follow one another are

@@ -8,6 +8,7 @@
 #include <faultline/attribution/level.hpp>
 #include <faultline/base/error.hpp>
 #include <faultline/base/parallel.hpp>
+#include <faultline/base/work_count.hpp>
 #include <faultline/format/format.hpp>
 #include <faultline/generation/family.hpp>
 
@@ -26,6 +27,20 @@ Dtype dtype_of(const Format& format) {
     return Dtype::f64;
 }
 
+/// Looks at no tile, and ends the run where the caller asked for it: a head of some thousand rows takes seconds.
+class UntilCancelled final : public Instrument {
+  public:
+    explicit UntilCancelled(const std::function<bool()>& cancelled) : cancelled_(cancelled) {}
+    [[nodiscard]] bool watches(Site) const override {
+        if (cancelled_()) throw Cancelled{};
+        return false;
+    }
+    void at(Site, const TileAt&, MatrixView<double>, MatrixView<const double>) override {}
+
+  private:
+    const std::function<bool()>& cancelled_;
+};
+
 }  // namespace
 
 double generation::on_grid(double x) {
@@ -35,8 +50,8 @@ double generation::on_grid(double x) {
     return std::copysign(std::abs(x) < smallest_value / 2 ? 0 : size, x);
 }
 
-void observe(LayerCapture& layer, const RoundingPlan& plan, const std::string& kernel, std::uint64_t seed,
-             int threads) {
+void observe(LayerCapture& layer, const RoundingPlan& plan, const std::string& kernel, std::uint64_t seed, int threads,
+             const std::function<bool()>& cancelled) {
     const RoundingPlan settled = for_head_dim(plan, static_cast<int>(layer.head_dim()), layer.causal);
     const std::string problem = problem_with(settled);
     if (!problem.empty()) throw RequestError(fmt::format("plan \"{}\": {}", plan.name, problem));
@@ -47,7 +62,14 @@ void observe(LayerCapture& layer, const RoundingPlan& plan, const std::string& k
     std::replace(seen.name.begin(), seen.name.end(), '.', '-');
     const std::vector<attribution::Group> groups = attribution::groups_of(layer, {}, seed);
     std::vector<attribution::RunOutputs> runs(groups.size());
-    parallel_for(groups.size(), threads, [&](std::size_t g) { runs[g] = attribution::run_plan(groups[g], settled); });
+    try {
+        parallel_for(groups.size(), threads, [&](std::size_t g) {
+            UntilCancelled asked(cancelled);
+            runs[g] = attribution::run_plan(groups[g], settled, cancelled ? &asked : nullptr);
+        });
+    } catch (const Cancelled&) {
+        return;
+    }
     for (const Output output : all_outputs) {
         if (runs.front()[output].empty()) continue;
         const std::optional<Format> format = stored_format(settled, output);

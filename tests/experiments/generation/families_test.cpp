@@ -298,6 +298,20 @@ TEST(Families, HiddenKeysAreHiddenAndPoisoned) {
     }
 }
 
+// A head of some thousand rows takes seconds: the run ends between two tiles, and leaves nothing.
+TEST(Families, ObservingEndsWhenAsked) {
+    const LayerCapture inputs = made("benign", 64);
+    LayerCapture stopped = inputs, watched = inputs, plain = inputs;
+    int polls = 0;
+    observe(stopped, plan("fa2"), "fa2", 0, 1, [&] { return ++polls > 5; });
+    EXPECT_EQ(polls, 6);
+    EXPECT_TRUE(stopped.observed.empty());
+    observe(watched, plan("fa2"), "fa2", 0, 1, [] { return false; });
+    observe(plain, plan("fa2"), "fa2", 0, 1);
+    for (const Output output : all_outputs)
+        EXPECT_EQ(watched.observed.at(0)[output]->values, plain.observed.at(0)[output]->values);
+}
+
 TEST(Families, RefuseShapesThatHoldNone) {
     const auto refusal = [](InputShape shape) -> std::string {
         try {
