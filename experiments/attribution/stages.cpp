@@ -2,6 +2,7 @@
 #include <faultline/attribution/stages.hpp>
 
 #include <algorithm>
+#include <array>
 
 #include <fmt/format.h>
 
@@ -24,6 +25,36 @@ RoundingPlan exact_of(const RoundingPlan& plan) {
     RoundingPlan exact = plan;
     for (const Site site : plan.rounding_sites()) exact.set(site, Rule{});
     return exact;
+}
+
+/// Which sites a run shows.
+class Passed final : public Instrument {
+  public:
+    [[nodiscard]] bool watches(Site site) const override { return !seen_[index(site)]; }
+    void at(Site site, const TileAt&, MatrixView<double>, MatrixView<const double>) override {
+        seen_[index(site)] = true;
+    }
+    [[nodiscard]] bool operator[](Site site) const { return seen_[index(site)]; }
+
+  private:
+    std::array<bool, site_count> seen_{};
+};
+
+/// A fault at a site that the run never passes would be planted nowhere. Which sites those are depends on the plan and the
+/// layer in many ways (a merge without splits, a sum over one query head, a bias that is not there), and on no value: a run of
+/// one head says it.
+void expect_faults_passed(const Work& work) {
+    if (work.faults.list.empty() || work.groups.empty()) return;
+    Passed passed;
+    (void)run_plan(work.groups.front(), work.plan, &passed, work.backend);
+    for (const Fault& fault : work.faults.list) {
+        const Site site = std::get<Site>(fault.site);
+        if (!passed[site])
+            throw RequestError(
+                fmt::format("fault \"{}\": {} has nothing to do in {} under plan \"{}\": expected a site that the run "
+                            "passes (faultline sites says what each is of)",
+                            to_string(fault), faultline::name(site), work.layer.name, work.plan.name));
+    }
 }
 
 CorrectedGroup corrected(const Work& work, const Group& group, const GroupBase& base, const Correction& correction) {
@@ -95,6 +126,7 @@ Work::Work(const LayerCapture& the_layer, const RoundingPlan& the_plan, const At
     if (!problem.empty()) throw RequestError(fmt::format("plan \"{}\": {}", plan.name, problem));
     if (const std::string cannot = problem_with(plan, layer.extras()); !cannot.empty())
         throw RequestError(fmt::format("{}: {}", layer.name, cannot));
+    expect_faults_passed(*this);
     std::string left_out;
     for (const Correction& correction : options.corrections) {
         const std::string cannot = problem_with(apply(correction, plan, layer.name), layer.extras());

@@ -165,6 +165,10 @@ TEST(Inject, RefusesWhatCannotStandThere) {
     EXPECT_THAT(said("ffn_output:fixed:0.1", "fa2"), HasSubstr("expected a kernel site"));
     EXPECT_THAT(said("o_cast:fixed:1ulp", "exact"), HasSubstr("there is no ulp"));
     EXPECT_THAT(said("o_cast:fixed:0.1:layers=1", "fa2"), HasSubstr("--layers"));
+    for (const char* site : {"merge", "partial_o_cast", "sink_exp", "p_normalize", "softcap"})
+        EXPECT_THAT(said(std::string(site) + ":multiplicative:0.1", "fa2"),
+                    HasSubstr(std::string(site) + " has nothing to do in layer0 under plan \"fa2\""));
+    EXPECT_THAT(said("rescale_factor:fixed:0.1", "math"), HasSubstr("rescale_factor has nothing to do in layer0"));
 }
 
 }  // namespace
