@@ -55,24 +55,29 @@ struct Block {
             __syncthreads();
         }
     }
-    /// x -= basis basis^T x, twice; basis [count, width].
-    __device__ void orthogonalise(double* x, const double* basis, int count) const {
-        for (int twice = 0; twice < 2; ++twice) {
-            for (int b = threadIdx.x / 32; b < count; b += warps) {
-                double sum = 0;
-                for (int i = threadIdx.x % 32; i < width; i += 32)
-                    sum += basis[static_cast<std::size_t>(b) * width + i] * x[i];
-                sum = warp_sum(sum);
-                if (threadIdx.x % 32 == 0) middle[b] = sum;
-            }
-            __syncthreads();
-            for (int i = threadIdx.x; i < width; i += threads) {
-                double sum = x[i];
-                for (int b = 0; b < count; ++b) sum -= middle[b] * basis[static_cast<std::size_t>(b) * width + i];
-                x[i] = sum;
-            }
-            __syncthreads();
+    /// x -= coefficient before, the neighbour in the recurrence; then x -= basis basis^T x, basis [count, width]: after the
+    /// first what the second takes off is rounding, so that once is enough.
+    __device__ void orthogonalise(double* x, const double* before, double coefficient, const double* basis,
+                                  int count) const {
+        if (before != nullptr)
+            for (int i = threadIdx.x; i < width; i += threads) x[i] -= coefficient * before[i];
+        __syncthreads();
+        for (int b = threadIdx.x / 32; b < count; b += warps) {
+            double sum = 0;
+#pragma unroll 4
+            for (int i = threadIdx.x % 32; i < width; i += 32)
+                sum += basis[static_cast<std::size_t>(b) * width + i] * x[i];
+            sum = warp_sum(sum);
+            if (threadIdx.x % 32 == 0) middle[b] = sum;
         }
+        __syncthreads();
+        for (int i = threadIdx.x; i < width; i += threads) {
+            double sum = x[i];
+#pragma unroll 8
+            for (int b = 0; b < count; ++b) sum -= middle[b] * basis[static_cast<std::size_t>(b) * width + i];
+            x[i] = sum;
+        }
+        __syncthreads();
     }
     [[nodiscard]] __device__ double norm(const double* x) const {
         double sum = 0;
@@ -121,14 +126,15 @@ __global__ void __launch_bounds__(threads) bidiagonalise(QkSnapshot of, double* 
     __syncthreads();
     block.append(v, block.norm(v), right, 0);
     const int steps = min(lanczos_steps, of.width);
-    double largest = 0;
+    double largest = 0, beta = 0;
     constexpr double nothing = 1e-13;  // of the largest: what rounding leaves of a vector that is in the space
     for (int j = 0; j < steps; ++j) {
         if (part < 2)
             block.multiply(q, of.width, v, u);
         else
             apply(q, k, v, u);
-        block.orthogonalise(u, left, j);
+        const auto vector_of = [&](double* basis, int at) { return basis + static_cast<std::size_t>(at) * of.width; };
+        block.orthogonalise(u, j > 0 ? vector_of(left, j - 1) : nullptr, beta, left, j);
         const double alpha = block.norm(u);
         largest = fmax(largest, alpha);
         const bool ends = !(alpha > nothing * largest);
@@ -139,8 +145,8 @@ __global__ void __launch_bounds__(threads) bidiagonalise(QkSnapshot of, double* 
             block.multiply_transposed(q, of.width, u, v);
         else
             apply(k, q, u, v);
-        block.orthogonalise(v, right, j + 1);
-        const double beta = block.norm(v);
+        block.orthogonalise(v, vector_of(right, j), alpha, right, j + 1);
+        beta = block.norm(v);
         largest = fmax(largest, beta);
         const bool closed = !(beta > nothing * largest);
         if (threadIdx.x == 0 && !closed) to.beta[j] = beta;

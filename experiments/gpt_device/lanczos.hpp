@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Bidiagonal matrices whose leading singular values are those of W_Q, W_K and W_Q W_K^T of each head: Golub-Kahan-Lanczos with
-// full orthogonalisation (Golub and Van Loan, Matrix Computations, 10.4) in binary64, a block of threads for each matrix.
+// full orthogonalisation (Golub and Van Loan, Matrix Computations, 10.4) in binary64, a block of threads for each matrix. The
+// training's kernels want whole multiprocessors, so what counts is how long a block stands on one.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +18,7 @@ struct QkSnapshot {
     [[nodiscard]] constexpr int matrices() const { return layers * (2 + heads); }
 };
 
-inline constexpr int lanczos_steps = 80;
+inline constexpr int lanczos_steps = 48;
 
 /// Of one matrix: diagonal alpha_0 … , and behind it beta_0 …: alpha_j at (j, j), beta_j at (j, j + 1); the last beta is what
 /// the space that was built is off an invariant one by. 0 from where it is one. A width below lanczos_steps ends there.

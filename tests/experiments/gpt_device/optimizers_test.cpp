@@ -65,7 +65,8 @@ TEST(DeviceOptimizers, MoveWeightsAsTheCpuDoes) {
             his[i] -= start[i];
         }
         double most = 0;
-        for (const Parameter& p : ParameterLayout(c.model).all()) {
+        const ParameterLayout layout(c.model);
+        for (const Parameter& p : layout.all()) {
             if (p.name.find(".b_in") != std::string::npos) continue;
             const double apart = distance(p, mine, his);
             EXPECT_LE(apart, 0x1p-8) << p.name;
