@@ -46,6 +46,17 @@ template <class Leaf, class Round>
     return sum;
 }
 
+/// Lane t of RowSumOrder::quad with its part of the row.
+template <class Round>
+[[nodiscard]] FAULTLINE_HD double added_to_quad_lane(const double* p, std::ptrdiff_t count, double alpha, double lane,
+                                                     std::ptrdiff_t t, Round&& rounded) {
+    const std::ptrdiff_t first = 2 * t;
+    // lane and alpha are floats, so their product is exact in binary64 and this is one fma.
+    lane = rounded(lane * alpha + (first < count ? p[first] : 0.0));
+    for (std::ptrdiff_t j = first + 1; j < count; j += (j % 2 == 1) ? 7 : 1) lane = rounded(lane + p[j]);
+    return lane;
+}
+
 /// lanes <- lanes alpha + sum_j p[j] in the kernel's order, every operation rounded by `rounded`.
 template <class Round>
 FAULTLINE_HD void add_row(const double* p, std::ptrdiff_t count, RowSumOrder order, double alpha, double* lanes,
@@ -56,13 +67,7 @@ FAULTLINE_HD void add_row(const double* p, std::ptrdiff_t count, RowSumOrder ord
             for (std::ptrdiff_t j = 0; j < count; ++j) lanes[0] = rounded(lanes[0] + p[j]);
             return;
         case RowSumOrder::quad:
-            for (std::ptrdiff_t t = 0; t < 4; ++t) {
-                const std::ptrdiff_t first = 2 * t;
-                // lane and alpha are floats, so their product is exact in binary64 and this is one fma.
-                lanes[t] = rounded(lanes[t] * alpha + (first < count ? p[first] : 0.0));
-                for (std::ptrdiff_t j = first + 1; j < count; j += (j % 2 == 1) ? 7 : 1)
-                    lanes[t] = rounded(lanes[t] + p[j]);
-            }
+            for (std::ptrdiff_t t = 0; t < 4; ++t) lanes[t] = added_to_quad_lane(p, count, alpha, lanes[t], t, rounded);
             return;
         case RowSumOrder::warp_of_32:
             for (std::ptrdiff_t block = 0; block < count; block += 32) {
@@ -96,23 +101,21 @@ FAULTLINE_HD inline void carry_change(double before, double after, double* lanes
     for (int t = 1; t < count; ++t) lanes[t] = 0;
 }
 
-/// The maximum that a tile's scores lead to from the old one, before the row_max site rounds it. `logit_per_score`: how
+/// The maximum that a tile's scores lead to from the old one, before the row_max site rounds it. `tile_maximum`: the first of
+/// the scores that none exceeds, -infinity where there is none. repeats(x): how many are x or more. `logit_per_score`: how
 /// many nats a unit of the scores is; `exponent`: what the scores are multiplied with in the exponent (Scales).
-[[nodiscard]] FAULTLINE_HD inline double next_maximum(const double* s, std::ptrdiff_t count, double old_maximum,
-                                                      const Schedule& schedule, double logit_per_score,
-                                                      double exponent) {
+template <class Repeats>
+[[nodiscard]] FAULTLINE_HD double next_maximum(double tile_maximum, Repeats&& repeats, double old_maximum,
+                                               const Schedule& schedule, double logit_per_score, double exponent) {
     constexpr double none = detail::bits_as<double>(std::uint64_t{0xFFF} << 52);  // -inf
-    double tile_maximum = none;
-    for (std::ptrdiff_t j = 0; j < count; ++j) tile_maximum = tile_maximum < s[j] ? s[j] : tile_maximum;
     if (schedule.max_policy == MaxPolicy::stable && tile_maximum > none) {
         // Algorithm 1 of arXiv 2510.04212 with its tolerance: a repeated maximum of a tile is moved off the scores, so that
         // no probability is exactly 1.
         const double tolerance = schedule.stable_tolerance / logit_per_score;
-        std::ptrdiff_t repeats = 0;
-        for (std::ptrdiff_t j = 0; j < count; ++j) repeats += s[j] >= tile_maximum - tolerance ? 1 : 0;
-        if (repeats >= 2 && tile_maximum > 0)
+        const std::ptrdiff_t found = repeats(tile_maximum - tolerance);
+        if (found >= 2 && tile_maximum > 0)
             tile_maximum = schedule.stable_beta * tile_maximum;
-        else if (repeats >= 2 && tile_maximum < 0)
+        else if (found >= 2 && tile_maximum < 0)
             tile_maximum = 0;
     }
     const double maximum = old_maximum < tile_maximum ? tile_maximum : old_maximum;
@@ -121,6 +124,20 @@ FAULTLINE_HD inline void carry_change(double before, double after, double* lanes
         (maximum - old_maximum) * exponent <= schedule.max_threshold)
         return old_maximum;
     return maximum;
+}
+
+/// The same of the scores of one row.
+[[nodiscard]] FAULTLINE_HD inline double next_maximum(const double* s, std::ptrdiff_t count, double old_maximum,
+                                                      const Schedule& schedule, double logit_per_score,
+                                                      double exponent) {
+    double tile_maximum = detail::bits_as<double>(std::uint64_t{0xFFF} << 52);  // -inf
+    for (std::ptrdiff_t j = 0; j < count; ++j) tile_maximum = tile_maximum < s[j] ? s[j] : tile_maximum;
+    const auto repeats = [&](double least) {
+        std::ptrdiff_t found = 0;
+        for (std::ptrdiff_t j = 0; j < count; ++j) found += s[j] >= least ? 1 : 0;
+        return found;
+    };
+    return next_maximum(tile_maximum, repeats, old_maximum, schedule, logit_per_score, exponent);
 }
 
 }  // namespace faultline

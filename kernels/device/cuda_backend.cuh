@@ -4,7 +4,9 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +14,8 @@
 
 #include <faultline/base/error.hpp>
 #include <faultline/base/host_device.hpp>
+#include <faultline/device/mirror.cuh>
+#include <faultline/device/parts.hpp>
 
 namespace faultline::device {
 
@@ -24,6 +28,8 @@ inline void check(cudaError_t status, const char* what) {
 }
 
 constexpr int threads_per_team = 256;
+constexpr std::size_t piece_bytes = 256;  ///< alignment of what a call takes
+extern __shared__ double2 team_memory[];  // 16 bytes: what threads read at once
 /// Teams that keep a card of some hundred multiprocessors busy, and the least rows of a tile that a team may have: with
 /// fewer, most of its threads would have no row to sum.
 constexpr int wanted_teams = 264;
@@ -31,6 +37,8 @@ constexpr std::ptrdiff_t least_rows = 16;
 
 /// The threads of one block.
 struct BlockTeam {
+    static constexpr int lanes = threads_per_team;
+    __device__ void* shared() const { return team_memory; }
     __device__ std::ptrdiff_t rank() const { return threadIdx.x; }
     __device__ std::ptrdiff_t size() const { return blockDim.x; }
     __device__ void sync() const { __syncthreads(); }
@@ -45,11 +53,73 @@ constexpr int teams_at_once() {
         return 1;
 }
 
+/// Bytes that a team of the job shares beside its tiles; without any, its tiles are not shared either.
+template <class Job>
+inline constexpr std::size_t shared_by = 0;
+template <class Job>
+requires requires { Job::shared_bytes; }
+inline constexpr std::size_t shared_by<Job> = Job::shared_bytes;
+template <class Job>
+inline constexpr bool shares = shared_by<Job> != 0;
+
+/// Bytes of shared memory that a team may have so that two stand on a multiprocessor.
+inline std::size_t most_shared_bytes() {
+    static const std::size_t most = [] {
+        int device = 0, all = 0, reserved = 0, one = 0;
+        check(cudaGetDevice(&device), "choosing a device");
+        check(cudaDeviceGetAttribute(&all, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device), "asking the device");
+        check(cudaDeviceGetAttribute(&reserved, cudaDevAttrReservedSharedMemoryPerBlock, device), "asking the device");
+        check(cudaDeviceGetAttribute(&one, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "asking the device");
+        return static_cast<std::size_t>(std::min(one, all / 2 - reserved)) / 16 * 16;
+    }();
+    return most;
+}
+
+/// `memory`: the teams' tiles; nullptr where each has its own behind what it shares.
 template <class Job>
 __global__ void __launch_bounds__(threads_per_team, teams_at_once<Job>())
     run_job(Job job, std::ptrdiff_t first, double* memory, std::ptrdiff_t doubles) {
     const std::ptrdiff_t team = blockIdx.x;
-    job(BlockTeam{}, first + team, memory + team * doubles);
+    double* own = memory + team * doubles;
+    if constexpr (shares<Job>)
+        if (memory == nullptr) own = reinterpret_cast<double*>(team_memory) + shared_by<Job> / sizeof(double);
+    job(BlockTeam{}, first + team, own);
+}
+
+/// What time_parts() was given.
+inline thread_local Parts* timed_parts = nullptr;
+
+/// Adds the seconds of its life to a part of a call, all work of the stream before and of its own awaited; where nobody asks,
+/// it does nothing.
+class Timed {
+  public:
+    Timed(cudaStream_t stream, double* seconds) : stream_(stream), seconds_(seconds) {
+        if (seconds_ == nullptr) return;
+        (void)cudaStreamSynchronize(stream_);
+        start_ = std::chrono::steady_clock::now();
+    }
+    Timed(const Timed&) = delete;
+    Timed& operator=(const Timed&) = delete;
+    ~Timed() {
+        if (seconds_ == nullptr) return;
+        (void)cudaStreamSynchronize(stream_);
+        *seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    }
+    /// Where a part's seconds are.
+    static double* part(double Parts::*member) { return timed_parts == nullptr ? nullptr : &(timed_parts->*member); }
+    static double* job(const char* name) { return timed_parts == nullptr ? nullptr : &timed_parts->computing[name]; }
+
+  private:
+    cudaStream_t stream_;
+    double* seconds_;
+    std::chrono::steady_clock::time_point start_{};
+};
+template <class Job>
+const char* name_of(const Job& job) {
+    if constexpr (requires { job.name(); })
+        return job.name();
+    else
+        return "truth";
 }
 
 /// What one call of one host thread does, in the order of that thread's stream; calls of several threads run beside each
@@ -57,9 +127,15 @@ __global__ void __launch_bounds__(threads_per_team, teams_at_once<Job>())
 class CudaBackend {
   public:
     /// What the teams of a wave may have together for their tiles, and for their tapes; one team has what it needs in any
-    /// case.
-    explicit CudaBackend(std::size_t tile_bytes, std::size_t tape_bytes = 0)
-        : tile_bytes_(tile_bytes), tape_bytes_(tape_bytes) {}
+    /// case. operand_bytes: allocated at once for what the call takes piece by piece; more is allocated where it ends.
+    explicit CudaBackend(std::size_t tile_bytes, std::size_t tape_bytes = 0, std::size_t operand_bytes = 0)
+        : tile_bytes_(tile_bytes), tape_bytes_(tape_bytes) {
+        if (operand_bytes == 0) return;
+        left_ = static_cast<unsigned char*>(allocated(operand_bytes));
+        left_bytes_ = operand_bytes;
+        mirror_.emplace(left_, operand_bytes);
+        if (!mirror_->is_there()) check(cudaMemsetAsync(left_, 0, operand_bytes, stream()), "clearing memory");
+    }
     CudaBackend(const CudaBackend&) = delete;
     CudaBackend& operator=(const CudaBackend&) = delete;
     ~CudaBackend() {
@@ -68,12 +144,10 @@ class CudaBackend {
         (void)cudaStreamSynchronize(stream());
     }
 
-    [[nodiscard]] int wanted_teams() const { return device::wanted_teams; }
-    [[nodiscard]] std::ptrdiff_t least_rows() const { return device::least_rows; }
-
     [[nodiscard]] std::size_t tape_doubles() const { return tape_bytes_ / sizeof(double); }
 
     double* zeros(std::size_t n) {
+        if (void* part = piece(n * sizeof(double))) return static_cast<double*>(part);
         auto* to = static_cast<double*>(allocated(n * sizeof(double)));
         if (n > 0) check(cudaMemsetAsync(to, 0, n * sizeof(double), stream()), "clearing memory");
         return to;
@@ -82,12 +156,17 @@ class CudaBackend {
     const double* upload(const double* from, std::size_t n) { return upload_values(from, n); }
     void download(const double* from, std::size_t n, double* to) {
         if (n == 0) return;
+        const Timed timed(stream(), Timed::part(&Parts::fetching));
+        cudaError_t status = cudaSuccess;
+        if (mirror_ && mirror_->read(from, n * sizeof(double), to, stream(), status))
+            return check(status, "reading results");
         check(cudaMemcpyAsync(to, from, n * sizeof(double), cudaMemcpyDeviceToHost, stream()), "reading results");
         check(cudaStreamSynchronize(stream()), "running the kernel");
     }
     template <class T>
     const T* upload_values(const T* values, std::size_t n) {
-        auto* to = static_cast<T*>(allocated(n * sizeof(T)));
+        void* part = piece(n * sizeof(T));
+        auto* to = static_cast<T*>(part != nullptr ? part : allocated(n * sizeof(T)));
         copy(to, values, n * sizeof(T));
         return to;
     }
@@ -96,6 +175,21 @@ class CudaBackend {
     template <class Job>
     void run(const Job& job, std::ptrdiff_t teams, std::ptrdiff_t doubles) {
         if (teams == 0) return;
+        if (mirror_) {
+            const Timed timed(stream(), Timed::part(&Parts::sending));
+            check(mirror_->send(stream()), "writing operands");
+        }
+        const Timed timed(stream(), Timed::job(name_of(job)));
+        const std::size_t shared = shared_by<Job> + static_cast<std::size_t>(doubles) * sizeof(double);
+        if constexpr (shares<Job>) {
+            static const bool allowed = [] {
+                check(cudaFuncSetAttribute(run_job<Job>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           static_cast<int>(most_shared_bytes())),
+                      "setting the kernel up");
+                return true;
+            }();
+            if (allowed && shared <= most_shared_bytes()) return start(job, 0, teams, nullptr, doubles, shared);
+        }
         const std::size_t each = static_cast<std::size_t>(doubles) * sizeof(double);
         const auto fit = static_cast<std::ptrdiff_t>(each == 0 ? 1 : std::max<std::size_t>(tile_bytes_ / each, 1));
         const std::ptrdiff_t wave = each == 0 ? teams : std::min(teams, fit);
@@ -107,9 +201,7 @@ class CudaBackend {
             memory_size_ = bytes;
         }
         for (std::ptrdiff_t first = 0; first < teams; first += wave) {
-            run_job<<<static_cast<unsigned>(std::min(wave, teams - first)), threads_per_team, 0, stream()>>>(
-                job, first, static_cast<double*>(memory_), doubles);
-            check(cudaGetLastError(), "starting the kernel");
+            start(job, first, std::min(wave, teams - first), static_cast<double*>(memory_), doubles, shared_by<Job>);
         }
     }
 
@@ -117,6 +209,7 @@ class CudaBackend {
     static cudaStream_t stream() { return cudaStreamPerThread; }
 
     void* allocated(std::size_t bytes) {
+        const Timed timed(stream(), Timed::part(&Parts::allocating));
         void* part = nullptr;
         check(cudaMallocAsync(&part, std::max<std::size_t>(bytes, 1), stream()), "allocating memory");
         parts_.push_back(part);
@@ -124,11 +217,32 @@ class CudaBackend {
     }
 
   private:
+    /// Of what was allocated at once, zeros; nullptr where not so much is left.
+    void* piece(std::size_t bytes) {
+        const std::size_t whole = (bytes + piece_bytes - 1) / piece_bytes * piece_bytes;
+        if (whole == 0 || whole > left_bytes_) return nullptr;
+        void* part = left_;
+        left_ += whole;
+        left_bytes_ -= whole;
+        return part;
+    }
+    template <class Job>
+    static void start(const Job& job, std::ptrdiff_t first, std::ptrdiff_t teams, double* memory,
+                      std::ptrdiff_t doubles, std::size_t shared) {
+        run_job<<<static_cast<unsigned>(teams), threads_per_team, shared, stream()>>>(job, first, memory, doubles);
+        check(cudaGetLastError(), "starting the kernel");
+    }
     void copy(void* to, const void* from, std::size_t bytes) {
-        if (bytes > 0) check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream()), "writing operands");
+        const Timed timed(stream(), Timed::part(&Parts::sending));
+        if (bytes == 0 || (mirror_ && mirror_->write(to, from, bytes))) return;
+        check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream()), "writing operands");
+        if (mirror_) mirror_->changed();
     }
 
     std::size_t tile_bytes_, tape_bytes_;
+    unsigned char* left_ = nullptr;
+    std::size_t left_bytes_ = 0;
+    std::optional<Mirror> mirror_;  ///< of what was allocated at once, where that is little
     std::vector<void*> parts_;
     void* memory_ = nullptr;
     std::size_t memory_size_ = 0;

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <stdexcept>
 
+#include <faultline/base/parallel.hpp>
 #include <faultline/device/cuda_backend.cuh>
 #include <faultline/device/room.hpp>
 #include <faultline/device/truth.hpp>
@@ -24,8 +25,20 @@ void expect_same_shapes(std::span<const HeadGroup> groups) {
     }
 }
 
+emulated::Limits emulated_limits() {
+    return {wanted_teams, least_rows,
+            static_cast<std::ptrdiff_t>((most_shared_bytes() - emulated::product::staging_bytes) / sizeof(double))};
+}
+class EmulatedBackend : public CudaBackend {
+  public:
+    using CudaBackend::CudaBackend;
+    [[nodiscard]] emulated::Limits limits() const { return emulated_limits(); }
+};
+
 /// Calls beside each other: a run of one head has few teams (one for each query tile), and a card has room for thousands.
 constexpr int most_calls = 64;
+/// Of a call's operands: descriptions of heads and what pieces are rounded up to.
+constexpr std::size_t spare = 1 << 16;
 /// Of the free memory; the runtime, the code and the fragments of its pool take some.
 constexpr double usable = 0.85;
 
@@ -48,25 +61,32 @@ class Device final : public AttentionBackend {
     }
     [[nodiscard]] std::vector<GroupForward> forward(std::span<const HeadGroup> groups, const RoundingPlan& plan,
                                                     Instrument* instrument = nullptr) const {
-        const emulated::Need need = emulated::forward_need(groups, plan, wanted_teams, least_rows);
+        if (beside_each_other(groups))
+            return each_by_itself<GroupForward>(
+                groups, [&](std::size_t g) { return forward(groups.subspan(g, 1), plan, instrument); });
+        const emulated::Need need = emulated::forward_need(groups, plan, emulated_limits());
         const std::size_t tape = tape_bytes(instrument);
         const Lease lease(room_, bytes_of(need) + tape);
-        CudaBackend own(tile_bytes(need), tape);
+        EmulatedBackend own(tile_bytes(need), tape, need.whole * sizeof(double) + spare);
         return emulated::forward(own, groups, plan, instrument);
     }
     [[nodiscard]] std::vector<GroupBackward> backward(std::span<const HeadGroup> groups,
                                                       std::span<const GroupForward> forwards, const RoundingPlan& plan,
                                                       Instrument* instrument = nullptr) const {
-        const emulated::Need need = emulated::backward_need(groups, plan, wanted_teams, least_rows);
+        if (beside_each_other(groups))
+            return each_by_itself<GroupBackward>(groups, [&](std::size_t g) {
+                return backward(groups.subspan(g, 1), forwards.subspan(g, 1), plan, instrument);
+            });
+        const emulated::Need need = emulated::backward_need(groups, plan, emulated_limits());
         const std::size_t tape = tape_bytes(instrument);
         const Lease lease(room_, bytes_of(need) + tape);
-        CudaBackend own(tile_bytes(need), tape);
+        EmulatedBackend own(tile_bytes(need), tape, need.whole * sizeof(double) + spare);
         return emulated::backward(own, groups, forwards, plan, instrument);
     }
     [[nodiscard]] std::size_t all() const { return room_.all(); }
     [[nodiscard]] Room& shared() const { return room_; }
     [[nodiscard]] std::size_t bytes_of(const emulated::Need& need) const {
-        const std::size_t bytes = need.whole * sizeof(double) + tile_bytes(need);
+        const std::size_t bytes = need.whole * sizeof(double) + spare + tile_bytes(need);
         if (bytes > room_.all() - room_.all() / most_calls)
             throw WorkError("device cuda: a run needs " + std::to_string(bytes >> 20) + " MiB and " +
                             std::to_string(room_.all() >> 20) +
@@ -75,6 +95,20 @@ class Device final : public AttentionBackend {
     }
 
   private:
+    /// Large groups are calls of several threads, so that the host casts and sends some while the card computes others; small
+    /// ones are one launch. With a clock, too: its parts are one after the other.
+    static bool beside_each_other(std::span<const HeadGroup> groups) {
+        constexpr std::size_t large = std::size_t{1} << 17;  // elements of q: some milliseconds of either
+        const HeadGroup& g = groups.front();
+        return groups.size() > 1 && timed_parts == nullptr &&
+               g.q.size() * emulated::elements(g.q.front().rows, g.k.cols) >= large;
+    }
+    template <class Out, class Run>
+    static std::vector<Out> each_by_itself(std::span<const HeadGroup> groups, Run&& run) {
+        std::vector<Out> all(groups.size());
+        parallel_for(groups.size(), 0, [&](std::size_t g) { all[g] = std::move(run(g).front()); });
+        return all;
+    }
     /// All teams at once, or as many as a share of the room has tiles for, so that many calls fit beside each other.
     [[nodiscard]] std::size_t tile_bytes(const emulated::Need& need) const {
         const std::size_t each = need.per_team * sizeof(double);
@@ -112,6 +146,8 @@ const Device& device() {
 
 bool is_built() { return true; }
 
+void time_parts(Parts* parts) { timed_parts = parts; }
+
 Info info() {
     int count = 0, device = 0;
     check(cudaGetDeviceCount(&count), "looking for a device");
@@ -137,8 +173,8 @@ Room& shared_room() { return device().shared(); }
 
 std::size_t bytes_of_run(const HeadGroup& group, const RoundingPlan& plan) {
     const std::span one(&group, 1);
-    return device().bytes_of(group.dout.empty() ? emulated::forward_need(one, plan, wanted_teams, least_rows)
-                                                : emulated::backward_need(one, plan, wanted_teams, least_rows));
+    return device().bytes_of(group.dout.empty() ? emulated::forward_need(one, plan, emulated_limits())
+                                                : emulated::backward_need(one, plan, emulated_limits()));
 }
 
 std::vector<GroupForward> attention_forward(std::span<const HeadGroup> groups, const RoundingPlan& plan) {

@@ -2,6 +2,7 @@
 // A build without the device back end.
 #include <faultline/base/error.hpp>
 #include <faultline/device/device.hpp>
+#include <faultline/device/parts.hpp>
 #include <faultline/device/truth.hpp>
 
 namespace faultline::device {
@@ -14,6 +15,7 @@ namespace {
 }  // namespace
 
 bool is_built() { return false; }
+void time_parts(Parts*) { fail(); }
 Info info() { fail(); }
 const AttentionBackend& backend() { fail(); }
 std::size_t room() { fail(); }

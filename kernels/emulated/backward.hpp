@@ -5,7 +5,6 @@
 // those of one walk over all tiles.
 #pragma once
 
-#include <faultline/cpu/row_arithmetic.hpp>
 #include <faultline/emulated/scores.hpp>
 
 namespace faultline::emulated {
@@ -98,14 +97,18 @@ class BackwardTile {
             form_score_gradient(where);
             each_row(team_, rows, [&](std::ptrdiff_t i) {
                 const std::ptrdiff_t row = row0 + i;
+                double row_sum = r_.row_sum[row], weight_sum = r_.weight_sum[row], largest = r_.largest[row];
                 for (std::ptrdiff_t j = 0; j < p_.cols; ++j) {
-                    r_.row_sum[row] = projected(r_.row_sum[row] + ds_(i, j));
-                    r_.weight_sum[row] = projected(r_.weight_sum[row] + p_(i, j));
-                    if (fabs(ds_(i, j)) > r_.largest[row]) {
-                        r_.largest[row] = fabs(ds_(i, j));
+                    row_sum = projected(row_sum + ds_(i, j));
+                    weight_sum = projected(weight_sum + p_(i, j));
+                    if (fabs(ds_(i, j)) > largest) {
+                        largest = fabs(ds_(i, j));
                         r_.largest_key[row] = static_cast<double>(keys.first + j);
                     }
                 }
+                r_.row_sum[row] = row_sum;
+                r_.weight_sum[row] = weight_sum;
+                r_.largest[row] = largest;
             });
         });
     }
@@ -121,17 +124,11 @@ class BackwardTile {
             stage_.show_as(Shown::twice);  // kept where dk and dv are
             score_gradient(where);
             stage_.show_as(Shown::yes);
-            if (rank_one())
-                each(team_, rows, d, [&](std::ptrdiff_t i, std::ptrdiff_t c) {
-                    double& part = r_.dq_part(row0 + i, c);
-                    part = dot(projection_sum(), keys.count, part, Strided{w_.row(i), 1},
-                               Strided{&x_.k_for_dq(keys.first, c), x_.k_for_dq.stride});
-                });
-            accumulate(Site::dq_accumulate, schedule_.dq_carry, where.of_product(where.i0, d), dq,
-                       [&](const Accumulation& order, double start, std::ptrdiff_t i, std::ptrdiff_t c) {
-                           return dot(order, keys.count, start, Strided{ds_.row(i), 1},
-                                      Strided{&x_.k_for_dq(keys.first, c), x_.k_for_dq.stride});
-                       });
+            const auto by_keys = [&](const View<double>& t) {
+                return Operands{t.data, t.stride, 1, x_.k_for_dq.row(keys.first), 1, x_.k_for_dq.stride, keys.count};
+            };
+            if (rank_one()) multiply(team_, projection_sum(), by_keys(w_), r_.dq_part.part(row0, 0, rows, d));
+            accumulate(Site::dq_accumulate, schedule_.dq_carry, where.of_product(where.i0, d), dq, by_keys(ds_));
         });
         if (rank_one())
             each(team_, rows, d,
@@ -141,7 +138,7 @@ class BackwardTile {
     /// Keys [key0, key0 + keys) of a key tile.
     FAULTLINE_HD void key_gradients(const TileRange& tile, std::ptrdiff_t key0, std::ptrdiff_t keys) {
         stage_.show_as(Shown::yes);
-        const std::ptrdiff_t d = x_.q.cols, d_v = x_.v_t.rows;
+        const std::ptrdiff_t d = x_.q.cols, d_v = x_.v.cols;
         const View<double> dk = r_.dk.part(key0, 0, keys, d), dv = r_.dv.part(key0, 0, keys, d_v);
         each(team_, keys, d, [&](std::ptrdiff_t j, std::ptrdiff_t c) {
             dk(j, c) = 0;
@@ -150,22 +147,15 @@ class BackwardTile {
         each(team_, keys, d_v, [&](std::ptrdiff_t j, std::ptrdiff_t c) { dv(j, c) = 0; });
         walk_queries(tile, key0, keys, [&](const Place& where, const TileRange& rows) {
             score_gradient(where);
+            const auto transposed_by = [&](const View<double>& t, const View<const double>& y) {
+                return Operands{t.data, 1, t.stride, y.row(rows.first), 1, y.stride, rows.count};
+            };
             if (rank_one())
-                each(team_, keys, d, [&](std::ptrdiff_t j, std::ptrdiff_t c) {
-                    double& part = r_.dk_part(key0 + j, c);
-                    part = dot(projection_sum(), rows.count, part, Strided{&w_(0, j), w_.stride},
-                               Strided{&x_.q(rows.first, c), x_.q.stride});
-                });
+                multiply(team_, projection_sum(), transposed_by(w_, x_.q), r_.dk_part.part(key0, 0, keys, d));
             accumulate(Site::dv_accumulate, schedule_.dkv_carry, where.of_product(where.j0, d_v), dv,
-                       [&](const Accumulation& order, double start, std::ptrdiff_t j, std::ptrdiff_t c) {
-                           return dot(order, rows.count, start, Strided{&p_(0, j), p_.stride},
-                                      Strided{&x_.dout(rows.first, c), x_.dout.stride});
-                       });
+                       transposed_by(p_, x_.dout));
             accumulate(Site::dk_accumulate, schedule_.dkv_carry, where.of_product(where.j0, d), dk,
-                       [&](const Accumulation& order, double start, std::ptrdiff_t j, std::ptrdiff_t c) {
-                           return dot(order, rows.count, start, Strided{&ds_(0, j), ds_.stride},
-                                      Strided{&x_.q(rows.first, c), x_.q.stride});
-                       });
+                       transposed_by(ds_, x_.q));
         });
         if (rank_one())
             each(team_, keys, d,
@@ -224,12 +214,10 @@ class BackwardTile {
         }
         const bool starts_at_delta = schedule_.delta_in == DeltaIn::accumulator;
         const double* delta = r_.delta + row0;
-        stage_.accumulate(Site::dp_accumulate, where, ds_,
-                          [&](const Accumulation& order, double, std::ptrdiff_t i, std::ptrdiff_t j) {
-                              return dot(order, x_.v_t.rows, starts_at_delta ? -delta[i] : 0.0,
-                                         Strided{x_.dout.row(row0 + i), 1},
-                                         Strided{&x_.v_t(0, key0 + j), x_.v_t.stride});
-                          });
+        if (starts_at_delta)
+            each(team_, ds_.rows, ds_.cols, [&](std::ptrdiff_t i, std::ptrdiff_t j) { ds_(i, j) = -delta[i]; });
+        const Operands of_dp{x_.dout.row(row0), x_.dout.stride, 1, x_.v.row(key0), x_.v.stride, 1, x_.v.cols};
+        stage_.accumulate(Site::dp_accumulate, where, ds_, of_dp, starts_at_delta ? Begin::At::c : Begin::At::zero);
         stage_.pass(Site::dp_cast, where, ds_);
         if (schedule_.normalize == Normalize::before_pv)
             drop_and_scale(stage_, Site::dp_dropout, where, x_, ds_);
@@ -263,9 +251,8 @@ class BackwardTile {
         stage_.pass(Site::ds_cast, where, ds_);
         if (has_cap && !cap_first) undo_cap(where);
         if (schedule_.ds_scale != DsScale::after_cast) return;
-        each(team_, ds_.rows, ds_.cols,
-             [&](std::ptrdiff_t i, std::ptrdiff_t j) { ds_(i, j) = ds_(i, j) * x_.scales.gradient; });
-        stage_.pass(Site::ds_scaled, where, ds_);
+        const auto scaled = [&](double x, std::ptrdiff_t, std::ptrdiff_t) { return x * x_.scales.gradient; };
+        stage_.pass(Site::ds_scaled, where, ds_, scaled, scaled);
     }
 
     /// ds_ <- ds_ (1 - tanh^2), the slope in fp32.
@@ -313,19 +300,9 @@ class BackwardTile {
         return 1.0 / r_.open[row];
     }
 
-    template <class Sum>
-    FAULTLINE_HD void accumulate(Site site, Carry carry, const Place& where, const View<double>& c, Sum&& sum) {
-        if (carry == Carry::chained) {
-            stage_.accumulate(site, where, c, sum);
-            return;
-        }
-        const Accumulation order = stage_.rule(site).accumulation;
-        stage_.pass(
-            site, where, c,
-            [&](double x, std::ptrdiff_t i, std::ptrdiff_t j) {
-                return x + stage_.intermediate(site, sum(order, 0.0, i, j));
-            },
-            [&](double x, std::ptrdiff_t i, std::ptrdiff_t j) { return sum(exact_order(), x, i, j); });
+    FAULTLINE_HD void accumulate(Site site, Carry carry, const Place& where, const View<double>& c,
+                                 const Operands& in) {
+        stage_.accumulate(site, where, c, in, carry == Carry::chained ? Begin::At::c : Begin::At::added);
     }
 
     Stage& stage_;

@@ -8,7 +8,7 @@
 //   const T* upload_values(values, n)                        structures, the same
 //   void run(job, teams, doubles)                            job(team, index, memory) for index < teams, each with so many
 //                                                            doubles of memory
-//   int wanted_teams(), std::ptrdiff_t least_rows()          how many teams keep it busy, and the least rows of one
+//   Limits limits()                                          how many teams keep it busy, and what one may be
 //   std::size_t tape_doubles()                               how much tape teams may have together; one has what it needs
 #pragma once
 
@@ -20,66 +20,10 @@
 #include <faultline/cpu/backward_rows.hpp>
 #include <faultline/emulated/heads.hpp>
 #include <faultline/emulated/jobs.hpp>
+#include <faultline/emulated/needs.hpp>
 #include <faultline/emulated/tape.hpp>
 
 namespace faultline::emulated {
-
-/// Slabs that give the back end its teams. `whole`: tiles are not cut (what is shown is a tile).
-inline Slabs slabs_of(const TileAxis& axis, std::size_t heads, int wanted, std::ptrdiff_t least_rows, bool whole) {
-    Slabs slabs{axis.count(), 1, axis.block()};
-    while (!whole && slabs.rows > least_rows && slabs.teams(static_cast<std::ptrdiff_t>(heads)) < wanted) {
-        slabs.rows = std::max(least_rows, (slabs.rows + 1) / 2);
-        slabs.per_tile = static_cast<int>((axis.block() + slabs.rows - 1) / slabs.rows);
-    }
-    return slabs;
-}
-
-/// Doubles that a call takes on the side that computes.
-struct Need {
-    std::size_t whole = 0;     ///< operands, outputs and rows of all groups
-    std::size_t per_team = 0;  ///< tiles of a team
-    std::ptrdiff_t teams = 0;  ///< in the largest of the call's jobs
-};
-
-inline std::size_t elements(std::ptrdiff_t rows, std::ptrdiff_t cols) { return static_cast<std::size_t>(rows * cols); }
-
-inline Need forward_need(std::span<const HeadGroup> groups, const RoundingPlan& plan, int wanted,
-                         std::ptrdiff_t least) {
-    const HeadGroup& g = groups.front();
-    const std::ptrdiff_t n_q = g.q.front().rows, n_k = g.k.rows, d = g.k.cols, d_v = g.v.cols;
-    const std::size_t heads = groups.size() * g.q.size(), scores = elements(n_q, n_k);
-    const bool saved = plan.schedule.p_saved;
-    const Slabs slabs = slabs_of(TileAxis(n_q, plan.schedule.block_q), heads, wanted, least, false);
-    Arena tiles(nullptr);
-    (void)ForwardMemory(tiles, plan.schedule, slabs.rows, n_k, d_v, false);
-    return {groups.size() * elements(n_k, d + d_v) +
-                heads * (elements(n_q, d + 2 * d_v + 2) +
-                         scores * ((g.bias.empty() ? 0u : 1u) + (g.dropout.empty() ? 0u : 1u) + (saved ? 1u : 0u) +
-                                   (saved && g.softcap > 0 ? 1u : 0u))),
-            static_cast<std::size_t>(tiles.used()), slabs.teams(static_cast<std::ptrdiff_t>(heads))};
-}
-
-inline Need backward_need(std::span<const HeadGroup> groups, const RoundingPlan& plan, int wanted,
-                          std::ptrdiff_t least) {
-    const HeadGroup& g = groups.front();
-    const Schedule& schedule = plan.schedule;
-    const std::ptrdiff_t n_q = g.q.front().rows, n_k = g.k.rows, d = g.k.cols, d_v = g.v.cols;
-    const std::size_t heads = groups.size() * g.q.size();
-    Need need = forward_need(groups, plan, wanted, least);
-    need.whole +=
-        groups.size() * elements(n_k, d) + heads * (elements(n_q, 2 * d + d_v + 12) + elements(n_k, 2 * d + d_v));
-    for (const BackwardPart part : {BackwardPart::query, BackwardPart::key}) {
-        const TileAxis axis =
-            part == BackwardPart::key ? TileAxis(n_k, schedule.bwd_block_k) : TileAxis(n_q, schedule.bwd_block_q);
-        const Slabs slabs = slabs_of(axis, heads, wanted, least, false);
-        Arena tiles(nullptr);
-        (void)BackwardMemory(tiles, schedule, BackwardJob::tile_rows(schedule, part, slabs, n_q),
-                             BackwardJob::tile_keys(schedule, part, slabs, n_k), d, d_v, g.softcap > 0, false);
-        need.per_team = std::max(need.per_team, static_cast<std::size_t>(tiles.used()));
-        need.teams = std::max(need.teams, slabs.teams(static_cast<std::ptrdiff_t>(heads)));
-    }
-    return need;
-}
 
 template <class Backend, class T>
 const T* sent_all(Backend& backend, const std::vector<T>& values) {
@@ -126,19 +70,18 @@ std::vector<GroupForward> forward(Backend& backend, std::span<const HeadGroup> g
     job.watch = watch.sent(backend);
     job.watched = watch.active();
     job.outputs = sent_all(backend, outputs);
-    const TileAxis axis(n_q, schedule.block_q);
-    job.slabs = slabs_of(axis, count, backend.wanted_teams(), backend.least_rows(), watch.active());
+    std::ptrdiff_t doubles = 0;
+    job.slabs = forward_slabs(schedule, n_q, n_k, d_v, count, backend.limits(), watch.active(), doubles);
     const std::ptrdiff_t teams = n_q > 0 ? job.slabs.teams(static_cast<std::ptrdiff_t>(count)) : 0;
-    Arena needed(nullptr);
-    (void)ForwardMemory(needed, schedule, job.slabs.rows, n_k, d_v, watch.active());
     if (job.watch.taped == 0) {
         job.last_first = true;
-        backend.run(job, teams, needed.used());
+        backend.run(job, teams, doubles);
     } else {
         const TileAxis keys(n_k, schedule.block_k);
-        const std::ptrdiff_t capacity = tape_capacity(job.watch.taped, Pass::forward, keys.count(),
-                                                      schedule.key_splits + 3, axis.block(), keys.block(), d_v);
-        run_taped(backend, job, teams, needed.used(), capacity, [&](std::ptrdiff_t, std::vector<double>& tape) {
+        const std::ptrdiff_t capacity =
+            tape_capacity(job.watch.taped, Pass::forward, keys.count(), schedule.key_splits + 3,
+                          TileAxis(n_q, schedule.block_q).block(), keys.block(), d_v);
+        run_taped(backend, job, teams, doubles, capacity, [&](std::ptrdiff_t, std::vector<double>& tape) {
             for (const TapedTile& t : tiles_of(tape, g0.layer)) show(instrument, t);
         });
     }
@@ -184,7 +127,7 @@ class Backward {
             heads_.add(group, unseen, &stage_);
         }
         const HeadProblem& first = heads_.problems.front();
-        n_q_ = first.n_q(), n_k_ = first.n_k(), d_ = first.q.cols, d_v_ = first.v_t.rows;
+        n_q_ = first.n_q(), n_k_ = first.n_k(), d_ = first.q.cols, d_v_ = first.v.cols;
         prepare_rows();
         prepare_job();
         if (needs_dp(schedule_.delta_from)) delta_of_probabilities();
@@ -255,13 +198,8 @@ class Backward {
     /// The job of a part, its teams, and their memory.
     std::ptrdiff_t teams_of(BackwardPart part, std::ptrdiff_t& doubles) {
         job_.part = part;
-        job_.slabs = slabs_of(part == BackwardPart::key ? keys() : queries(), count(), backend_.wanted_teams(),
-                              backend_.least_rows(), watch_.active());
-        Arena needed(nullptr);
-        (void)BackwardMemory(needed, schedule_, BackwardJob::tile_rows(schedule_, part, job_.slabs, n_q_),
-                             BackwardJob::tile_keys(schedule_, part, job_.slabs, n_k_), d_, d_v_, heads_.scales.cap > 0,
-                             watch_.active());
-        doubles = needed.used();
+        job_.slabs = backward_slabs(schedule_, part, {n_q_, n_k_, d_, d_v_, heads_.scales.cap > 0}, count(),
+                                    backend_.limits(), watch_.active(), doubles);
         return job_.slabs.teams(static_cast<std::ptrdiff_t>(count()));
     }
     void run_part(BackwardPart part) {

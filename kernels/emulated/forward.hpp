@@ -3,7 +3,7 @@
 // which the data flows (kernels/cpu/forward.hpp). Rows are independent of each other, so a team may have any of them.
 #pragma once
 
-#include <faultline/cpu/row_arithmetic.hpp>
+#include <faultline/emulated/rows.hpp>
 #include <faultline/emulated/scores.hpp>
 
 namespace faultline::emulated {
@@ -15,9 +15,12 @@ struct ForwardMemory {
     double *split_lse, *weights;  ///< [splits * rows], the tree of merged_lse for each row
     double* exact;                ///< the largest tile that is shown; nullptr where nothing is
     double* scratch;              ///< one number
+    double* maxima;               ///< of row_maxima
+    TreeMemory tree;
 
     FAULTLINE_HD ForwardMemory(Arena& arena, const Schedule& schedule, std::ptrdiff_t rows, std::ptrdiff_t n_k,
-                               std::ptrdiff_t d_v, bool watched) {
+                               std::ptrdiff_t d_v, bool watched)
+        : tree(arena, schedule.row_sum_order, rows, TileAxis(n_k, schedule.block_k).block()) {
         const std::ptrdiff_t cols = TileAxis(n_k, schedule.block_k).block();
         const std::ptrdiff_t splits = schedule.key_splits > 1 ? schedule.key_splits : 0;
         s = arena.take(rows, cols);
@@ -30,6 +33,7 @@ struct ForwardMemory {
         rounded_lanes = arena.take(4 * rows);
         split_lse = arena.take(splits * rows);
         weights = arena.take(2 * splits * rows);
+        maxima = arena.take(2 * maximum_parts * rows);
         exact = watched ? arena.take(rows * (cols > d_v ? cols : d_v)) : nullptr;
         scratch = arena.take(1);
     }
@@ -155,9 +159,15 @@ class ForwardTile {
         const View<double> p = m_.s.shaped(rows_, keys.count);
         scores(stage_, forward_sites(), where, x_, p,
                out_.capped.data == nullptr ? View<double>{} : out_.capped.part(row0_, keys.first, rows_, keys.count));
+        row_maxima(team_, p, m_.maxima, m_.joined);
         each_row(team_, rows_, [&](std::ptrdiff_t i) {
+            const auto repeats = [&](double least) {
+                std::ptrdiff_t found = 0;
+                for (std::ptrdiff_t j = 0; j < keys.count; ++j) found += p(i, j) >= least ? 1 : 0;
+                return found;
+            };
             m_.old_maximum[i] = m_.maximum[i];
-            m_.maximum[i] = next_maximum(p.row(i), keys.count, m_.maximum[i], schedule_, x_.scales.logit_per_score,
+            m_.maximum[i] = next_maximum(m_.joined[i], repeats, m_.maximum[i], schedule_, x_.scales.logit_per_score,
                                          x_.scales.exponent);
         });
         stage_.pass(Site::row_max, of_rows(where), column(m_.maximum));
@@ -219,22 +229,21 @@ class ForwardTile {
         const bool seen = shown && stage_.watches(Site::row_sum);
         const bool exact = stage_.is_exact_rule(Site::row_sum);
         double* wanted = stage_.exact();
-        each_row(team_, rows_, [&](std::ptrdiff_t i) {
-            double* lanes = all_lanes + 4 * i;
-            const double* row = p.row(i);
-            if (seen) {
-                double sum = joined_lanes(lanes, schedule_.row_sum_order, [](double x) { return x; }) * m_.alpha[i];
-                for (std::ptrdiff_t j = 0; j < p.cols; ++j) sum += row[j];
+        if (seen)
+            each_row(team_, rows_, [&](std::ptrdiff_t i) {
+                const auto same = [](double x) { return x; };
+                double sum = joined_lanes(all_lanes + 4 * i, schedule_.row_sum_order, same) * m_.alpha[i];
+                for (std::ptrdiff_t j = 0; j < p.cols; ++j) sum += p(i, j);
                 wanted[i] = sum;
-            }
-            add_row(row, p.cols, schedule_.row_sum_order, m_.alpha[i], lanes, [&](double x) { return added(x); });
-            for (int t = 0; t < lanes_of(schedule_.row_sum_order); ++t)
-                lanes[t] = stage_.intermediate(Site::row_sum, lanes[t]);
-            if (!seen) return;
-            m_.joined[i] = m_.term[i] = joined(lanes);
+            });
+        add_rows(
+            team_, p, schedule_.row_sum_order, m_.alpha, m_.tree, all_lanes, [&](double x) { return added(x); },
+            [&](double x) { return stage_.intermediate(Site::row_sum, x); });
+        if (!seen) return;
+        each_row(team_, rows_, [&](std::ptrdiff_t i) {
+            m_.joined[i] = m_.term[i] = joined(all_lanes + 4 * i);
             if (exact) wanted[i] = m_.joined[i];  // the two differ by the order of binary64 additions
         });
-        if (!seen) return;
         stage_.show(Site::row_sum, of_rows(where), column(m_.joined), column(wanted));
         each_row(team_, rows_, [&](std::ptrdiff_t i) {
             carry_change(m_.term[i], m_.joined[i], all_lanes + 4 * i, lanes_of(schedule_.row_sum_order));
@@ -274,23 +283,12 @@ class ForwardTile {
         where.visible0 = PTRDIFF_MAX / 2;
         where.biased = false;
         if (!first) {
-            each(team_, o.rows, o.cols, [&](std::ptrdiff_t i, std::ptrdiff_t c) { o(i, c) = o(i, c) * m_.alpha[i]; });
-            stage_.pass(Site::o_rescale, where, o);
+            const auto rescaled = [&](double x, std::ptrdiff_t i, std::ptrdiff_t) { return x * m_.alpha[i]; };
+            stage_.pass(Site::o_rescale, where, o, rescaled, rescaled);
         }
-        const auto sum = [&](const Accumulation& order, double start, std::ptrdiff_t i, std::ptrdiff_t c) {
-            return dot(order, keys.count, start, Strided{p.row(i), 1}, Strided{&x_.v(keys.first, c), x_.v.stride});
-        };
-        if (schedule_.pv_carry == Carry::chained || first) {
-            stage_.accumulate(Site::pv_accumulate, where, o, sum);
-            return;
-        }
-        const Accumulation order = stage_.rule(Site::pv_accumulate).accumulation;
-        stage_.pass(
-            Site::pv_accumulate, where, o,
-            [&](double x, std::ptrdiff_t i, std::ptrdiff_t c) {
-                return x + stage_.intermediate(Site::pv_accumulate, sum(order, 0.0, i, c));
-            },
-            [&](double x, std::ptrdiff_t i, std::ptrdiff_t c) { return sum(exact_order(), x, i, c); });
+        const Operands of_output{p.data, p.stride, 1, &x_.v(keys.first, 0), 1, x_.v.stride, keys.count};
+        const bool chained = schedule_.pv_carry == Carry::chained || first;
+        stage_.accumulate(Site::pv_accumulate, where, o, of_output, chained ? Begin::At::c : Begin::At::added);
     }
 
     /// FlashAttention-1: after every key tile o <- o / l, and the row's state becomes its lse.

@@ -58,13 +58,10 @@ class Heads {
         const Matrix k = cpu::cast_input(stage, Site::k_cast, group.first_head, group.k, scales.inputs);
         const Matrix v = cpu::cast_input(stage, Site::v_cast, group.first_head, group.v, 1.0);
         HeadProblem x;
-        x.k_t = sent(backend_, cpu::transposed(k.view()));
-        if (of_gradient == nullptr) {
-            x.v = sent(backend_, v);
-        } else {
-            x.v_t = sent(backend_, cpu::transposed(v.view()));
-            x.k_for_dq = sent(backend_, cpu::centered_keys(plan_, group, k));
-        }
+        x.k = sent(backend_, k);
+        x.v = sent(backend_, v);
+        if (of_gradient != nullptr)
+            x.k_for_dq = plan_.schedule.key_centering ? sent(backend_, cpu::centered_keys(plan_, group, k)) : x.k;
         x.scales = {scales.exponent,     scales.bwd_exponent, scales.natural,
                     scales.gradient,     scales.cap,          scales.into_cap,
                     scales.inverse_keep, scales.log2e,        scales.logit_per_score(plan_.schedule)};

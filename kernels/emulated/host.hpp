@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstring>
 #include <deque>
+#include <memory>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -20,8 +21,7 @@ class HostBackend {
     /// One thread has no use for more teams than one; tests ask for more, to cut tiles as a device does.
     explicit HostBackend(int wanted_teams = 1, std::ptrdiff_t least_rows = 1, std::size_t tape_doubles = 1 << 20)
         : wanted_teams_(wanted_teams), least_rows_(least_rows), tape_doubles_(tape_doubles) {}
-    [[nodiscard]] int wanted_teams() const { return wanted_teams_; }
-    [[nodiscard]] std::ptrdiff_t least_rows() const { return least_rows_; }
+    [[nodiscard]] Limits limits() const { return {wanted_teams_, least_rows_}; }
     [[nodiscard]] std::size_t tape_doubles() const { return tape_doubles_; }
     double* zeros(std::size_t n) { return buffers_.emplace_back(n, 0.0).data(); }
     const double* upload(const double* from, std::size_t n) {
@@ -41,10 +41,14 @@ class HostBackend {
     template <class Job>
     void run(const Job& job, std::ptrdiff_t teams, std::ptrdiff_t doubles) {
         std::vector<double> memory(static_cast<std::size_t>(doubles));
-        for (std::ptrdiff_t t = 0; t < teams; ++t) job(SerialTeam{}, t, memory.data());
+        const auto shared = std::make_unique<Shared>();
+        for (std::ptrdiff_t t = 0; t < teams; ++t) job(SerialTeam{shared->bytes}, t, memory.data());
     }
 
   private:
+    struct Shared {
+        alignas(16) std::byte bytes[product::staging_bytes];
+    };
     int wanted_teams_;
     std::ptrdiff_t least_rows_;
     std::size_t tape_doubles_;

@@ -37,6 +37,8 @@ struct Share {
 struct JobBase {
     /// Without a bound nvcc takes nearly all registers of a multiprocessor for one team, whose waits nothing then hides.
     static constexpr int teams_at_once = 2;
+    /// Of the memory that a team's threads share: for operands; behind them stand its tiles, where they have room.
+    static constexpr std::size_t shared_bytes = product::staging_bytes;
 
     const FlatPlan* plan;
     const HeadProblem* problems;
@@ -52,6 +54,7 @@ struct JobBase {
 struct ForwardJob : JobBase {
     const ForwardOutputs* outputs;
 
+    [[nodiscard]] const char* name() const { return "forward"; }
     template <class Team>
     FAULTLINE_HD void operator()(const Team& team, std::ptrdiff_t index, double* memory) const {
         const Schedule& schedule = plan->schedule;
@@ -73,6 +76,10 @@ enum class BackwardPart : unsigned char { sum_probabilities, collect, query, key
 struct BackwardJob : JobBase {
     const BackwardRows* rows;
     BackwardPart part;
+
+    [[nodiscard]] const char* name() const {
+        return part == BackwardPart::query ? "dq" : part == BackwardPart::key ? "dk and dv" : "row sums";
+    }
 
     /// Rows and keys of the tiles that a team works in.
     FAULTLINE_HD static std::ptrdiff_t tile_rows(const Schedule& schedule, BackwardPart part, const Slabs& slabs,
@@ -99,7 +106,7 @@ struct BackwardJob : JobBase {
         const HeadProblem& x = problems[share.head];
         Arena arena(memory);
         const BackwardMemory tile_memory(arena, schedule, tile_rows(schedule, part, slabs, n_q),
-                                         tile_keys(schedule, part, slabs, n_k), x.q.cols, x.v_t.rows, x.scales.cap > 0,
+                                         tile_keys(schedule, part, slabs, n_k), x.q.cols, x.v.cols, x.scales.cap > 0,
                                          watched);
         using TeamStage = Stage<Team>;
         TeamStage stage(team, *plan, seed, layer, watch.of_team(index), tile_memory.exact, tile_memory.scratch);

@@ -47,8 +47,12 @@ struct View {
 /// Numbers of rows as a matrix of one column.
 FAULTLINE_HD inline View<double> column(double* x, std::ptrdiff_t rows) { return {x, rows, 1, 1}; }
 
-/// One thread that is the whole block: the host's team. A device's has the block's threads and __syncthreads.
+/// One thread that is the whole block: the host's team. A device's has the block's threads and __syncthreads, and memory that
+/// they share on the multiprocessor.
 struct SerialTeam {
+    static constexpr int lanes = 1;  ///< size(), as a constant
+    void* memory = nullptr;          ///< shared(): product::staging_bytes of it where a job multiplies matrices
+    [[nodiscard]] void* shared() const { return memory; }
     [[nodiscard]] std::ptrdiff_t rank() const { return 0; }
     [[nodiscard]] std::ptrdiff_t size() const { return 1; }
     void sync() const {}
@@ -69,6 +73,40 @@ FAULTLINE_HD void each(const Team& team, std::ptrdiff_t rows, std::ptrdiff_t col
                 j -= cols;
                 ++i;
             }
+        }
+    }
+    team.sync();
+}
+/// store(i, j, compute(load(i, j), i, j)) for every element, as each() deals them out: a thread loads several and computes
+/// them before it stores the first, since a compiler does not know that what it stores to is not what it loads from.
+template <class Team, class Load, class Compute, class Store>
+FAULTLINE_HD void each_of_several(const Team& team, std::ptrdiff_t rows, std::ptrdiff_t cols, Load&& load,
+                                  Compute&& compute, Store&& store) {
+    constexpr int several = 4;
+    if (cols > 0) {
+        std::ptrdiff_t i = team.rank() / cols, j = team.rank() % cols;
+        const std::ptrdiff_t down = team.size() / cols, right = team.size() % cols;
+        while (i < rows) {
+            std::ptrdiff_t at_i[several], at_j[several];
+            double x[several] = {};
+            FAULTLINE_HD_UNROLL
+            for (int n = 0; n < several; ++n) {
+                at_i[n] = i;
+                at_j[n] = j;
+                if (i < rows) x[n] = load(i, j);
+                i += down;
+                j += right;
+                if (j >= cols) {
+                    j -= cols;
+                    ++i;
+                }
+            }
+            FAULTLINE_HD_UNROLL
+            for (int n = 0; n < several; ++n)
+                if (at_i[n] < rows) x[n] = compute(x[n], at_i[n], at_j[n]);
+            FAULTLINE_HD_UNROLL
+            for (int n = 0; n < several; ++n)
+                if (at_i[n] < rows) store(at_i[n], at_j[n], x[n]);
         }
     }
     team.sync();

@@ -21,13 +21,12 @@ struct ScaleValues {
     [[nodiscard]] FAULTLINE_HD double score_unit(ExpBase base) const { return base == ExpBase::two ? log2e : 1.0; }
 };
 
-/// Inputs after their casts. k and v also transposed: threads of a team that have neighbouring keys read neighbours there.
+/// Inputs after their casts.
 struct HeadProblem {
     View<const double> q;         ///< [n_q, d]
-    View<const double> k_t;       ///< [d, n_k]
-    View<const double> v;         ///< [n_k, d_v]; of the forward alone
-    View<const double> v_t;       ///< [d_v, n_k]; this and what follows of the backward alone
-    View<const double> dout;      ///< [n_q, d_v]
+    View<const double> k;         ///< [n_k, d]
+    View<const double> v;         ///< [n_k, d_v]
+    View<const double> dout;      ///< [n_q, d_v]; this and what follows of the backward alone
     View<const double> k_for_dq;  ///< [n_k, d]: k, or k - mean k
     View<const double> bias;      ///< [n_q, n_k], or data == nullptr
     View<const double> kept;      ///< [n_q, n_k], dropout's mask, or data == nullptr
@@ -38,7 +37,7 @@ struct HeadProblem {
     int head = 0;
 
     [[nodiscard]] FAULTLINE_HD std::ptrdiff_t n_q() const { return q.rows; }
-    [[nodiscard]] FAULTLINE_HD std::ptrdiff_t n_k() const { return k_t.cols; }
+    [[nodiscard]] FAULTLINE_HD std::ptrdiff_t n_k() const { return k.rows; }
     [[nodiscard]] FAULTLINE_HD bool drops(std::ptrdiff_t row, std::ptrdiff_t key) const {
         return kept.data != nullptr && kept(row, key) == 0;
     }

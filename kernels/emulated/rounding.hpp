@@ -18,8 +18,10 @@ FAULTLINE_HD inline double rounded(double x, const Format& f, Rounding mode) {
     const auto bits = detail::bits_as<std::uint64_t>(x);
     if ((bits << 1) == 0) return x;
     const int exponent = static_cast<int>(bits >> 52 & 0x7FF) - 1023;
-    if (mode != Rounding::nearest_even || exponent < f.emin || exponent >= f.emax)
-        return rounded_in_general(x, f, mode, 0);
+    if (mode != Rounding::nearest_even || exponent < f.emin || exponent >= f.emax) {
+        const bool infinite = (bits << 1) == detail::infinity64 << 1;  // what a mask leaves, in half of a diagonal tile
+        return infinite && f.infinities && !f.saturates ? x : rounded_in_general(x, f, mode, 0);
+    }
     const int drop = 53 - f.precision;
     if (drop == 0) return x;
     const std::uint64_t last = std::uint64_t{1} << drop;

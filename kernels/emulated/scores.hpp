@@ -2,7 +2,6 @@
 // The logits and their exponentials, of both passes: kernels/cpu/scores.hpp, tile by tile and site by site.
 #pragma once
 
-#include <faultline/emulated/dot.hpp>
 #include <faultline/emulated/problem.hpp>
 #include <faultline/emulated/stage.hpp>
 #include <faultline/special/binary64.hpp>
@@ -95,10 +94,8 @@ FAULTLINE_HD_CALLED void scores(Stage& stage, const ScoreSites& at, const Place&
     const Schedule& schedule = stage.plan().schedule;
     const ScaleValues& scales = x.scales;
     const std::ptrdiff_t row0 = where.query0 + where.i0, key0 = where.key0 + where.j0;
-    stage.accumulate(
-        at.accumulate, where, s, [&](const Accumulation& order, double, std::ptrdiff_t i, std::ptrdiff_t j) {
-            return dot(order, x.q.cols, 0.0, Strided{x.q.row(row0 + i), 1}, Strided{&x.k_t(0, key0 + j), x.k_t.stride});
-        });
+    const Operands of_scores{x.q.row(row0), x.q.stride, 1, x.k.row(key0), x.k.stride, 1, x.q.cols};
+    stage.accumulate(at.accumulate, where, s, of_scores, Begin::At::zero);
     stage.pass(at.cast, where, s);
     if (scales.cap > 0) {
         cap_scores(stage, at.softcap, where, scales, s);
@@ -132,7 +129,7 @@ FAULTLINE_HD_CALLED void scores(Stage& stage, const ScoreSites& at, const Place&
             },
             [&](double y, std::ptrdiff_t i, std::ptrdiff_t j) { return y + bias(i, j) * unscale; });
     }
-    if (x.causal)
+    if (x.causal && key0 + s.cols > visible_keys(row0, x.n_q(), x.n_k(), true))  // the first row does not see all
         each(stage.team(), s.rows, s.cols, [&](std::ptrdiff_t i, std::ptrdiff_t j) {
             if (key0 + j >= visible_keys(row0 + i, x.n_q(), x.n_k(), true)) s(i, j) = -infinity();
         });
@@ -171,7 +168,7 @@ FAULTLINE_HD_CALLED void probabilities(Stage& stage, const ScoreSites& at, const
         shift[i] = offset == 0 ? scaled : stage.intermediate(at.argument, scaled - offset);
     });
     stage.pass(
-        at.argument, where, x,
+        at.argument,
         [&](double s, std::ptrdiff_t i, std::ptrdiff_t) {
             if (form == ArgumentForm::subtract_then_scale && !reference_is_scaled) {
                 double y = s - or_zero(reference[i]);
@@ -188,15 +185,14 @@ FAULTLINE_HD_CALLED void probabilities(Stage& stage, const ScoreSites& at, const
         [&](double s, std::ptrdiff_t i, std::ptrdiff_t) {
             const double r = or_zero(reference[i]);
             return reference_is_scaled ? s * c - r : (s - r) * c + offset;
-        });
-    stage.pass(
-        at.exp, where, x,
+        },
+        at.exp,
         [&](double a, std::ptrdiff_t, std::ptrdiff_t j) {
             if (!at.backward && by_polynomial(schedule, where.j0 + j, where.cols))
                 return static_cast<double>(exp2_polynomial(static_cast<float>(a)));
             return exponential(a, base, schedule.functions);
         },
-        [&](double a, std::ptrdiff_t, std::ptrdiff_t) { return exponential(a, base); });
+        [&](double a, std::ptrdiff_t, std::ptrdiff_t) { return exponential(a, base); }, where, x);
 }
 
 /// t <- t o M / keep, rounded at the site: where dropout scales p itself.

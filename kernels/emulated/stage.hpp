@@ -5,6 +5,7 @@
 #pragma once
 
 #include <faultline/emulated/machine.hpp>
+#include <faultline/emulated/product.hpp>
 #include <faultline/emulated/rounding.hpp>
 #include <faultline/emulated/watch.hpp>
 
@@ -35,14 +36,42 @@ class Stage {
     FAULTLINE_HD void pass(Site site, const Place& where, const View<double>& t, Kernel&& in_kernel, Exact&& exactly) {
         const bool exact_rule = is_exact_rule(site), seen = watches(site);
         const Rounder round = rounder(site, where);
+        if (!seen) {
+            each_of_several(
+                team_, t.rows, t.cols, [&](std::ptrdiff_t i, std::ptrdiff_t j) { return t(i, j); },
+                [&](double x, std::ptrdiff_t i, std::ptrdiff_t j) {
+                    return exact_rule ? exactly(x, i, j) : round(in_kernel(x, i, j), where.counter(i, j));
+                },
+                [&](std::ptrdiff_t i, std::ptrdiff_t j, double x) { t(i, j) = x; });
+            return;
+        }
         const View<double> exact = t.shaped_in(exact_);
         each(team_, t.rows, t.cols, [&](std::ptrdiff_t i, std::ptrdiff_t j) {
-            const double x = t(i, j);
-            const double wanted = seen || exact_rule ? exactly(x, i, j) : 0.0;
-            if (seen) exact(i, j) = wanted;
+            const double x = t(i, j), wanted = exactly(x, i, j);
+            exact(i, j) = wanted;
             t(i, j) = exact_rule ? wanted : round(in_kernel(x, i, j), where.counter(i, j));
         });
-        if (seen) show(site, where, t, exact);
+        show(site, where, t, exact);
+    }
+    /// One site after the other, element by element where neither is watched.
+    template <class Kernel, class Exact, class NextKernel, class NextExact>
+    FAULTLINE_HD void pass(Site site, Kernel&& in_kernel, Exact&& exactly, Site next, NextKernel&& next_in_kernel,
+                           NextExact&& next_exactly, const Place& where, const View<double>& t) {
+        if (watches(site) || watches(next)) {
+            pass(site, where, t, in_kernel, exactly);
+            pass(next, where, t, next_in_kernel, next_exactly);
+            return;
+        }
+        const bool exact_rule = is_exact_rule(site), next_exact_rule = is_exact_rule(next);
+        const Rounder round = rounder(site, where), next_round = rounder(next, where);
+        each_of_several(
+            team_, t.rows, t.cols, [&](std::ptrdiff_t i, std::ptrdiff_t j) { return t(i, j); },
+            [&](double x, std::ptrdiff_t i, std::ptrdiff_t j) {
+                const std::uint64_t counter = where.counter(i, j);
+                x = exact_rule ? exactly(x, i, j) : round(in_kernel(x, i, j), counter);
+                return next_exact_rule ? next_exactly(x, i, j) : next_round(next_in_kernel(x, i, j), counter);
+            },
+            [&](std::ptrdiff_t i, std::ptrdiff_t j, double x) { t(i, j) = x; });
     }
     /// The tile holds the exact result; afterwards what the kernel has.
     FAULTLINE_HD_CALLED void pass(Site site, const Place& where, const View<double>& t) {
@@ -58,31 +87,33 @@ class Stage {
             round(site, where, t, t);
         }
     }
-    /// t(i, j) <- sum(order, x, i, j) in the site's order and width, x what the tile holds; then the site's format.
-    template <class Sum>
-    FAULTLINE_HD void accumulate(Site site, const Place& where, const View<double>& t, Sum&& sum) {
-        const Rounder round = rounder(site, where);
-        const Accumulation order = plan_[site].accumulation;
+    /// t <- t + X Y in the site's order and width, or what `at` says; then the site's format.
+    FAULTLINE_HD_CALLED void accumulate(Site site, const Place& where, const View<double>& t, const Operands& in,
+                                        Begin::At at = Begin::At::c) {
+        const Rule& rule = plan_[site];
         const bool seen = watches(site);
         const View<double> exact = t.shaped_in(exact_);
-        each(team_, t.rows, t.cols, [&](std::ptrdiff_t i, std::ptrdiff_t j) {
-            const double x = t(i, j);
-            if (seen) exact(i, j) = sum(exact_order(), x, i, j);
-            t(i, j) = round(sum(order, x, i, j), where.counter(i, j));
-        });
+        if (at == Begin::At::added && is_exact_rule(site)) at = Begin::At::c;
+        if (seen) {
+            each(team_, t.rows, t.cols, [&](std::ptrdiff_t i, std::ptrdiff_t j) { exact(i, j) = t(i, j); });
+            multiply(team_, exact_order(), in, exact, {at == Begin::At::zero ? at : Begin::At::c});
+        }
+        multiply(team_, rule.accumulation, in, t, {at, rule.format, nearest_for_stochastic(rule)});
+        round(site, where, t, t);
         if (seen) show(site, where, t, exact);
     }
     /// to <- from in the site's format, shown to nobody.
     FAULTLINE_HD void round(Site site, const Place& where, const View<double>& from, const View<double>& to) const {
         if (is_exact(plan_[site].format) && from.data == to.data) return;
         const Rounder round = rounder(site, where);
-        each(team_, from.rows, from.cols,
-             [&](std::ptrdiff_t i, std::ptrdiff_t j) { to(i, j) = round(from(i, j), where.counter(i, j)); });
+        each_of_several(
+            team_, from.rows, from.cols, [&](std::ptrdiff_t i, std::ptrdiff_t j) { return from(i, j); },
+            [&](double x, std::ptrdiff_t i, std::ptrdiff_t j) { return round(x, where.counter(i, j)); },
+            [&](std::ptrdiff_t i, std::ptrdiff_t j, double x) { to(i, j) = x; });
     }
     /// An intermediate rounding inside a site: to nearest where the site rounds stochastically.
     [[nodiscard]] FAULTLINE_HD double intermediate(Site site, double x) const {
-        const Rule& rule = plan_[site];
-        return rounded(x, rule.format, rule.rounding == Rounding::stochastic ? Rounding::nearest_even : rule.rounding);
+        return rounded(x, plan_[site].format, nearest_for_stochastic(plan_[site]));
     }
 
     /// `value` and `exact` are a tile at a site that is watched.
@@ -93,6 +124,9 @@ class Stage {
     [[nodiscard]] FAULTLINE_HD double* exact() const { return exact_; }
 
   private:
+    [[nodiscard]] FAULTLINE_HD static Rounding nearest_for_stochastic(const Rule& rule) {
+        return rule.rounding == Rounding::stochastic ? Rounding::nearest_even : rule.rounding;
+    }
     [[nodiscard]] FAULTLINE_HD Rounder rounder(Site site, const Place& where) const {
         const Rule& rule = plan_[site];
         Rounder round{rule.format, rule.rounding, {}};

@@ -82,6 +82,8 @@ struct FlatInputs {
 /// What is known of a row between its steps, and what the host makes lse, delta and dsink of.
 struct RowState {
     bool empty, lost, negligible;
+    bool apart;               // o without the pivot, on the scale of its tail
+    std::int32_t no_padding;  // every byte has a value when a row is copied to the host
     std::ptrdiff_t seen, pivot;
     DoubleDouble pivot_score;  // q k^T of the pivot, or its capped score
     double pivot_bias;
@@ -95,7 +97,6 @@ struct RowState {
     WideSum delta;
     double power, magnitude, error;  // of the product in hand: row's sigma, sum of sizes and of errors
     double reference;                // scale of the row in hand, none_exponent: nothing there
-    bool apart;                      // o without the pivot, on the scale of its tail
     WideValue first_ds;              // of key 0
     double first_ds_error;
 

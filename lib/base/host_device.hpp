@@ -24,3 +24,15 @@
 #else
 #define FAULTLINE_HD_INLINE [[gnu::always_inline]] inline
 #endif
+
+// Before a loop on the device: FAULTLINE_HD_UNROLL where its arrays are to stay in a thread's registers, since the compiler
+// leaves a loop with a call in it as it is, and an array that is indexed by a variable stands in memory;
+// FAULTLINE_HD_UNROLL_BY(n) for n steps at once.
+#if defined(__CUDA_ARCH__)
+#define FAULTLINE_HD_PRAGMA(text) _Pragma(#text)
+#define FAULTLINE_HD_UNROLL _Pragma("unroll")
+#define FAULTLINE_HD_UNROLL_BY(n) FAULTLINE_HD_PRAGMA(unroll n)
+#else
+#define FAULTLINE_HD_UNROLL
+#define FAULTLINE_HD_UNROLL_BY(n)
+#endif

@@ -82,6 +82,30 @@ FAULTLINE_HD_CALLED double add_in_general(const MatrixUnit& u, const A& a, const
     return add(u, a, b, count, c);
 }
 
+FAULTLINE_HD_CALLED inline double written_in_general(double sum, int unit, OutputFormat format) {
+    if (sum == 0) return 0.0;
+    if (format != OutputFormat::f32_rz)
+        return write_output(static_cast<std::int64_t>(sum * power_of_two(-unit)), unit, format);
+    if (std::fabs(sum) >= 0x1p128) return with_sign_of(from_bits(0x7FF0000000000000u), sum);
+    const double r = fp32_toward_zero(sum);
+    return r == 0 ? 0.0 : r;
+}
+/// The sum in the output format by clearing the bits that it has no place for; false, where that is neither 0 nor a normal
+/// fp32 number, or the format rounds. A sum whose upper half is 0 is 0: no unit is as small as 2^-1022.
+FAULTLINE_HD inline bool written_as_normal(double sum, OutputFormat format, double& result) {
+    constexpr std::uint32_t smallest_normal = (1023u - 126) << 20, overflow = (1023u + 128) << 20;
+    const std::uint32_t magnitude = upper_half(sum) & magnitude_mask;
+    const std::uint64_t kept = bits_of(sum) & ~std::uint64_t{0} << (format == OutputFormat::f32_rz ? 52 - 23 : 52 - 13);
+    result = from_bits(magnitude == 0 ? 0 : kept);
+    return magnitude == 0 ||
+           (format != OutputFormat::f16_rne && magnitude - smallest_normal < overflow - smallest_normal);
+}
+/// The sum, a multiple of 2^unit, in the output format: write_output().
+FAULTLINE_HD inline double written(double sum, int unit, OutputFormat format) {
+    double result;
+    return written_as_normal(sum, format, result) ? result : written_in_general(sum, unit, format);
+}
+
 /// At most `terms` products, which stay in registers between the search for the largest exponent and the sum.
 template <int terms, class A, class B>
 FAULTLINE_HD double add_by_floats(const MatrixUnit& u, const A& a, const B& b, int count, double c) {
@@ -125,14 +149,7 @@ FAULTLINE_HD double add_by_floats(const MatrixUnit& u, const A& a, const B& b, i
         const double own = with_sign_of(anchor, product[i]);
         sum += sum_toward_zero(product[i], own) - own;
     }
-    if (sum == 0) return 0.0;
-    if (u.output == OutputFormat::f16_rne)
-        return write_output(static_cast<std::int64_t>(sum * power_of_two(-unit)), unit, u.output);
-    if (std::fabs(sum) >= 0x1p128) return with_sign_of(from_bits(0x7FF0000000000000u), sum);
-    double r = fp32_toward_zero(sum);
-    if (u.output == OutputFormat::e8m13_rz)
-        r = write_output(static_cast<std::int64_t>(sum * power_of_two(-unit)), unit, u.output);
-    return r == 0 ? 0.0 : r;
+    return written(sum, unit, u.output);
 }
 
 }  // namespace detail
