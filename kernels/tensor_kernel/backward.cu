@@ -122,7 +122,7 @@ RecordedBackward recorded_backward(std::span<const HeadGroup> groups, std::span<
     const BackwardKernel kernel = kernel_for(groups, forwards, plan);
     RecordedBackward out;
     out.groups = run<__nv_bfloat16>(groups, forwards, [&](const BackwardCall& call) {
-        const DeviceMemory<RecordedCell> cells(RecordedBackwardShape(call).cells());
+        const DeviceMemory<RecordedCell> cells(std::vector<RecordedCell>(RecordedBackwardShape(call).cells()));
         const BackwardRecorder recorder{fraction, seed, cells.data()};
         launch_recorded_backward(call, kernel, recorder);
         out.statistics = recorded_statistics(call, recorder, cells.host());

@@ -117,7 +117,9 @@ class BackwardConsumer : BackwardElements<T, Tiles, Variant, Rec> {
             m_.dq_full.arrive();
         }
     }
+    /// One arrival for a warp, behind what all of its threads have read of lse and delta.
     __device__ __forceinline__ void release(unsigned stage) {
+        __syncwarp();
         if (threadIdx.x % 32 == 0) m_.tile_empty[stage].arrive();
     }
     __device__ __forceinline__ void wait_for_q(unsigned step) {

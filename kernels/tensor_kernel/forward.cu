@@ -49,7 +49,7 @@ RecordedForward run(std::span<const HeadGroup> groups, const ForwardKernel& kern
     call.lse = lse.data();
     RecordedForward result;
     if (recorder != nullptr) {
-        const DeviceMemory<RecordedCell> cells(RecordedShape(call).cells());
+        const DeviceMemory<RecordedCell> cells(std::vector<RecordedCell>(RecordedShape(call).cells()));
         ForwardRecorder here = *recorder;
         here.cells = cells.data();
         launch_recorded_forward(call, kernel, here);
