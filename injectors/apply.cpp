@@ -10,21 +10,19 @@
 
 #include <faultline/base/clones.hpp>
 #include <faultline/base/error.hpp>
+#include <faultline/cpu/alteration_law.hpp>
 #include <faultline/format/bulk.hpp>
 #include <faultline/random/random_stream.hpp>
 
 namespace faultline {
 namespace {
 
-// What a stream is for: keeps persistent signs, element signs and roundings of one place apart.
-constexpr std::uint64_t head_signs = 1, column_signs = 2, step_signs = 3, element_signs = 4, roundings = 5;
+using namespace fault_stream;
 
 std::uint64_t site_number(const Fault& fault) {
     if (const Site* site = std::get_if<Site>(&fault.site)) return index(*site);
     return 1000 + static_cast<std::uint64_t>(std::get<ModelSite>(fault.site));
 }
-
-double sign_of_bit(std::uint64_t bits, std::uint64_t bit) { return (bits >> bit & 1) != 0 ? -1.0 : 1.0; }
 
 RandomStream tile_stream(const Fault& fault, const FaultPlace& place, std::uint64_t purpose) {
     return RandomStream(fault.seed, purpose, site_number(fault), place.step, place.layer, place.batch, place.head,
@@ -128,6 +126,13 @@ FAULTLINE_CLONES void sum_of(const double* x, const double* asked, double* chang
     for (std::size_t j = 0; j < n; ++j) changed[j] = x[j] + asked[j];
 }
 
+FAULTLINE_CLONES void sum_squares_of(const double* x, std::size_t n, double (&lane)[square_lanes]) {
+    std::size_t j = 0;
+    for (; j + square_lanes <= n; j += square_lanes)
+        for (std::size_t l = 0; l < square_lanes; ++l) lane[l] += x[j + l] * x[j + l];
+    for (std::size_t l = 0; j + l < n; ++l) lane[l] += x[j + l] * x[j + l];
+}
+
 template <class T>
 [[gnu::always_inline]] inline void narrow(const double* changed, double* x, T* row, std::size_t n) {
     for (std::size_t j = 0; j < n; ++j) {
@@ -193,20 +198,20 @@ class Rows {
         const bool finite = take_row(row, x_.data(), seen_);
         whole_ = finite && !some_columns_ && !place_.skip_zeros;
     }
-    /// The sums that the amplitude comes from, in the order of the elements.
-    void count(Realised& found) const {
-        double squared = found.value_squared;
+    /// Count of the touched elements, and the row's squares as alteration_law.hpp adds them.
+    double squares(Realised& found) const {
+        double lane[square_lanes] = {};
         if (whole_) {
-            for (std::size_t j = 0; j < seen_; ++j) squared += x_[j] * x_[j];
+            sum_squares_of(x_.data(), seen_, lane);
             found.count += static_cast<double>(seen_);
         } else {
             for (std::size_t j = 0; j < seen_; ++j) {
                 if (!touched(j)) continue;
-                squared += x_[j] * x_[j];
+                lane[j % square_lanes] += x_[j] * x_[j];
                 found.count += 1;
             }
         }
-        found.value_squared = squared;
+        return joined_lanes(lane);
     }
     /// What the law asks for, held in the format; into the row where it is touched.
     template <class T>
@@ -290,10 +295,12 @@ Realised apply_fault(const Fault& fault, const FaultPlace& place, Format format,
         values = MatrixView<T>(values.data, 1, values.rows);
     Rows rows(fault, place, format, values.cols);
     Realised found;
+    double of_rows[square_lanes] = {};
     for (std::ptrdiff_t i = 0; i < values.rows; ++i) {
         rows.take(values.row(i), i);
-        rows.count(found);
+        of_rows[i % square_lanes] += rows.squares(found);
     }
+    found.value_squared = joined_lanes(of_rows);
     if (fault.magnitude == 0 || found.count == 0) return found;
     const double amplitude = fault.magnitude * std::sqrt(found.value_squared / found.count);
     Signs signs(fault, place, values.cols);

@@ -23,14 +23,14 @@ std::uint64_t number_of(std::string_view name) {
     return hash;
 }
 
-std::uint64_t tile_of(const ModelAt& where) {
+}  // namespace
+
+std::uint64_t model_tile(const ModelAt& where) {
     // Rows and parts are small numbers; a name stands for an update, which has neither.
     return number_of(where.name) ^
            (static_cast<std::uint64_t>(where.row0) << 8 | static_cast<std::uint64_t>(where.part) << 4) ^
            static_cast<std::uint64_t>(where.micro_step) << 48;
 }
-
-}  // namespace
 
 template <class T>
 Realised inject(const Fault& fault, std::int64_t step, int layer, int heads, std::uint64_t tile, MatrixView<T> values,
@@ -75,9 +75,9 @@ bool ModelInjector::watches(ModelSite site, int layer) const {
 void ModelInjector::at(ModelSite, const ModelAt& where, MatrixView<float> value,
                        std::span<const MatrixView<const float>>) {
     const int blocks = heads_ > 0 && value.cols % heads_ == 0 ? heads_ : 1;
-    const Realised found = inject(fault_, where.step, where.layer, blocks, tile_of(where), value, format_);
+    const Realised found = inject(fault_, where.step, where.layer, blocks, model_tile(where), value, format_);
     const std::lock_guard lock(mutex_);
-    realised_[{where.layer, where.micro_step, tile_of(where)}].join(found);
+    realised_[{where.layer, where.micro_step, model_tile(where)}].join(found);
 }
 
 Realised ModelInjector::total() const {

@@ -21,6 +21,9 @@ template <class T>
 Realised inject(const Fault& fault, std::int64_t step, int layer, int heads, std::uint64_t tile, MatrixView<T> values,
                 Format format = exact);
 
+/// The number of the tile that stands there, as inject() and a ModelInjector have it.
+[[nodiscard]] std::uint64_t model_tile(const ModelAt& where);
+
 /// One fault as a ModelHook. What it does depends on where it is called and not on the order of calls; the statistics are
 /// summed in the order of places, so they do not depend on the number of threads either.
 class ModelInjector final : public ModelHook {

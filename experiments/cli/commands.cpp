@@ -11,8 +11,8 @@ std::vector<Command> commands() {
                              generate_command(),  train_command(),       dissociate_command(), sweep_command(),
                              probe_command(),     inspect_command(),     plans_command(),      sites_command(),
                              formats_command(),   corrections_command(), selftest_command()};
-    constexpr std::array<std::string_view, 7> where_asked{"attribute", "identify", "bisect", "check",
-                                                          "probe",     "selftest", "train"};
+    constexpr std::array<std::string_view, 8> where_asked{"attribute", "identify", "bisect", "check",
+                                                          "probe",     "selftest", "train",  "dissociate"};
     for (Command& command : all) command.with_ranks = command.name == "train";
     for (Command& command : all) command.on_device = std::ranges::find(where_asked, command.name) != where_asked.end();
     return all;

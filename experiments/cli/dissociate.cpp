@@ -14,6 +14,7 @@
 #include <faultline/dissociation/intervention.hpp>
 #include <faultline/dissociation/report.hpp>
 #include <faultline/dissociation/source.hpp>
+#include <faultline/gpt_device/device_trainer.hpp>
 #include <faultline/tensor/text.hpp>
 
 namespace faultline::cli {
@@ -74,6 +75,34 @@ MatrixConfig matrix_config(const DissociateSettings& own, const Settings& settin
     return config;
 }
 
+/// The device makes the runs, several beside each other on one card.
+class DeviceTrainers final : public TrainerSource {
+  public:
+    void check(const gpt::TrainConfig& config, const std::vector<Fault>& faults,
+               const Intervention& intervention) const override {
+        gpt::check_for_device(config, faults);
+        if (intervention.kind == Intervention::Kind::guard && intervention.action == GuardAction::fp32_ffn)
+            throw RequestError(
+                "device cuda: the feed-forward is not switched to fp32 in a run: expected another action");
+    }
+    [[nodiscard]] std::unique_ptr<gpt::Training> make(const gpt::TrainConfig& config, const gpt::TokenData& data,
+                                                      const gpt::WindowOrder& windows, gpt::PlantedFaults& faults,
+                                                      const gpt::Hooks& hooks) const override {
+        gpt::DeviceOptions options;
+        options.faults = &faults;
+        return std::make_unique<gpt::DeviceTrainer>(config, data, windows, options, hooks);
+    }
+};
+
+/// How many runs stand beside each other on a card. More than four gain nothing: their launches wait for each other. The tensor
+/// cores' kernels draw their tiles from counters that all launches share, so their runs go one after another.
+int runs_on_a_card(const MatrixConfig& config, std::int64_t threads) {
+    const auto has_plan = [](const std::string& source) { return source.find("plan:") != std::string::npos; };
+    if (!config.train.model.attention.empty() || std::ranges::any_of(config.sources, has_plan)) return 1;
+    constexpr int most = 4;
+    return threads == 0 ? most : static_cast<int>(threads);
+}
+
 /// FILE.runs beside FILE.h5.
 std::string runs_folder(const std::string& output) {
     return (fs::path(output).parent_path() / fs::path(output).stem()).string() + ".runs";
@@ -83,7 +112,11 @@ Status run(const DissociateSettings& own, const Invocation& call) {
     watch_for_interrupts();
     const TrainData data = read_data(own.train, call.settings);
     end_if_interrupted();
-    const MatrixConfig config = matrix_config(own, call.settings, data);
+    MatrixConfig config = matrix_config(own, call.settings, data);
+    const DeviceTrainers on_device;
+    const bool device = call.common.device == "cuda";
+    if (device) config.trainers = &on_device;
+    const int at_once = device ? runs_on_a_card(config, call.common.threads) : static_cast<int>(call.common.threads);
     const std::string& output = call.common.output;
     MatrixFiles files;
     files.command_line = call.command_line;
@@ -97,7 +130,7 @@ Status run(const DissociateSettings& own, const Invocation& call) {
     }
     Progress line(call.talks());
     const RunMatrix matrix = run_matrix(
-        config, data.tokens, files, static_cast<int>(call.common.threads),
+        config, data.tokens, files, at_once,
         [&](std::int64_t done, std::int64_t total, const std::string& what) {
             line.update(static_cast<std::size_t>(done), static_cast<std::size_t>(total), what);
         },

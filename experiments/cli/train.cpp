@@ -126,21 +126,21 @@ std::string summary(const gpt::Training& trainer, const gpt::RunOutcome& outcome
 
 /// A run on the device, and what is to be said of it.
 std::unique_ptr<gpt::Training> on_device(const gpt::TrainConfig& config, const TrainData& data, const TrainCommand& own,
-                                         const Invocation& call, Manifest& manifest) {
-    const auto refuse = [&](const char* key, const char* what) {
-        throw RequestError(fmt::format("{}: a run with --device cuda has no {}: expected none, or --device cpu",
-                                       call.settings.where(key), what));
-    };
+                                         const Invocation& call, FaultHooks& faults, gpt::StepHook* step,
+                                         Manifest& manifest) {
     if (own.reduce != "fp32" && own.reduce != "bf16")
         throw RequestError(
             fmt::format("{}: {}: expected fp32 or bf16", call.settings.where("reduce"), in_quotes(own.reduce)));
-    if (!own.injections.empty()) refuse("inject", "faults");
+    gpt::Hooks hooks;
+    hooks.step = step;
     auto trainer = std::make_unique<gpt::DeviceTrainer>(
         config, data.tokens, data.windows,
         gpt::DeviceOptions{.deterministic = own.deterministic.value_or(true),
                            .ranks = call.group.ranks(),
                            .exchange = {own.overlap.value_or(true), own.reduce == "bf16"},
-                           .monitors = own.monitors.value_or(true)});
+                           .monitors = own.monitors.value_or(true),
+                           .faults = &faults},
+        hooks);
     manifest.gpu = trainer->device_name();
     if (call.talks()) {
         for (const std::string& line : trainer->description()) remark(line);
@@ -199,7 +199,7 @@ Status run(const TrainCommand& own, const Invocation& call) {
     files.ranks = ranks;
     std::unique_ptr<gpt::Training> training;
     if (call.common.device == "cuda")
-        training = on_device(config, data, own, call, files.manifest);
+        training = on_device(config, data, own, call, hooks, hooked.step, files.manifest);
     else
         training = std::make_unique<gpt::Trainer>(config, data.tokens, data.windows, hooked, ranks);
     gpt::Training& trainer = *training;

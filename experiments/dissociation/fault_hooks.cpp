@@ -110,9 +110,13 @@ void FaultHooks::at(ModelSite site, const ModelAt& where, MatrixView<float> valu
         if (injector->watches(site, where.layer)) injector->at(site, where, value, operands);
 }
 
+void FaultHooks::did(std::span<const Realised> by_head) { planted_.assign(by_head.begin(), by_head.end()); }
+
 FaultHooks::Step FaultHooks::take_step() {
     Step step;
     step.realised.resize(signs_.size());
+    for (std::size_t i = 0; i < planted_.size(); ++i) step.realised[i].join(planted_[i]);
+    planted_.clear();
     for (const auto& [place, found] : attention_)
         step.realised[static_cast<std::size_t>(std::get<0>(place) * heads_ + std::get<1>(place))].join(found);
     attention_.clear();

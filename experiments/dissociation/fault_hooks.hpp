@@ -8,11 +8,13 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include <faultline/gpt/hooks.hpp>
+#include <faultline/gpt/planted_faults.hpp>
 #include <faultline/injectors/fault.hpp>
 #include <faultline/injectors/model_injector.hpp>
 #include <faultline/injectors/realised.hpp>
@@ -21,7 +23,7 @@
 namespace faultline {
 
 /// Faults of one run. Values and sums depend on places, not on threads.
-class FaultHooks final : public gpt::AttentionHook, public ModelHook {
+class FaultHooks final : public gpt::AttentionHook, public ModelHook, public gpt::PlantedFaults {
   public:
     /// The plan of a head, for the formats that values are held in; null: never asked.
     using PlanOf = std::function<const RoundingPlan*(int layer, int head)>;
@@ -40,7 +42,10 @@ class FaultHooks final : public gpt::AttentionHook, public ModelHook {
     [[nodiscard]] bool any_model() const { return !model_.empty(); }
     /// Correction at the source: from now on no fault acts.
     void stop() { stopped_ = true; }
-    [[nodiscard]] bool stopped() const { return stopped_; }
+    // PlantedFaults
+    [[nodiscard]] const std::vector<Fault>& faults() const override { return faults_; }
+    [[nodiscard]] bool stopped() const override { return stopped_; }
+    void did(std::span<const Realised> by_head) override;
 
     /// What was done since the last call, [layer, head] row-major (model sites: the whole layer's, under its head 0; what
     /// belongs to no layer under layer 0), and the running coherence over steps.
@@ -74,6 +79,7 @@ class FaultHooks final : public gpt::AttentionHook, public ModelHook {
     std::atomic<bool> stopped_{false};
     std::mutex mutex_;
     std::map<Place, Realised> attention_;
+    std::vector<Realised> planted_;  // what a trainer did that plants the faults itself, since the last take_step()
     // For the coherence over steps, [layer, head]: steps with an error, and the sum of its mean's signs over them.
     std::vector<double> steps_, signs_;
 };

@@ -3,15 +3,33 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include <faultline/dissociation/intervention.hpp>
 #include <faultline/dissociation/outcome.hpp>
 #include <faultline/gpt/data.hpp>
+#include <faultline/gpt/planted_faults.hpp>
 #include <faultline/gpt/trainer.hpp>
 #include <faultline/record/manifest.hpp>
 
 namespace faultline {
+
+/// What makes the trainers of a matrix, where that is not the CPU.
+class TrainerSource {
+  public:
+    virtual ~TrainerSource() = default;
+    /// RequestError, one sentence, where it has no such run.
+    virtual void check(const gpt::TrainConfig& config, const std::vector<Fault>& faults,
+                       const Intervention& intervention) const = 0;
+    /// `faults` and what the hooks point to outlive it. Called from several threads.
+    [[nodiscard]] virtual std::unique_ptr<gpt::Training> make(const gpt::TrainConfig& config,
+                                                              const gpt::TokenData& data,
+                                                              const gpt::WindowOrder& windows,
+                                                              gpt::PlantedFaults& faults,
+                                                              const gpt::Hooks& hooks) const = 0;
+};
 
 struct MatrixConfig {
     gpt::TrainConfig train;                  ///< of every run but for seed, QK norm and attention
@@ -20,6 +38,7 @@ struct MatrixConfig {
     std::vector<std::string> controls;       ///< interventions that are also run without a fault; "none" is always
     std::vector<std::uint64_t> seeds;
     JudgingRule rule;
+    const TrainerSource* trainers = nullptr;  ///< null: the CPU
 };
 
 /// The interventions that change a healthy run by themselves, of those asked for: a run under them is judged by theirs.

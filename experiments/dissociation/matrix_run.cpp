@@ -60,7 +60,8 @@ MatrixRun::MatrixRun(const MatrixConfig& matrix, const RunPlan& plan, const gpt:
       intervention_(parse_intervention(plan.intervention)),
       source_(parse_source(plan.source, config_.model.head_dim())),
       windows_(plan.seed),
-      data_(data) {
+      data_(data),
+      trainers_(matrix.trainers) {
     config_.seed = plan.seed;
     config_.threads = 1;
     if (config_.validate_every == 0)
@@ -69,6 +70,7 @@ MatrixRun::MatrixRun(const MatrixConfig& matrix, const RunPlan& plan, const gpt:
     if (intervention_.kind == Intervention::Kind::qk_norm) config_.model.qk_norm = gpt::QkNorm::parameter_free;
     try {
         gpt::check(config_.model);  // now, and not when the run's turn comes
+        if (trainers_ != nullptr) trainers_->check(config_, source_.faults, intervention_);
     } catch (const RequestError& error) {
         throw RequestError(fmt::format("source {}, intervention {}: {}", in_quotes(plan.source),
                                        in_quotes(plan.intervention), error.what()));
@@ -87,13 +89,19 @@ MatrixRun::MatrixRun(const MatrixConfig& matrix, const RunPlan& plan, const gpt:
         std::make_unique<Channel>(intervention_, config_.model.layers, config_.model.heads, plan.seed, faults_.get());
 }
 
-gpt::Trainer& MatrixRun::trainer() {
+gpt::Training& MatrixRun::trainer() {
     if (!trainer_) {
         gpt::Hooks hooks;
-        if (faults_->any_attention()) hooks.attention = faults_.get();
-        if (faults_->any_model()) hooks.model = faults_.get();
         hooks.update = channel_.get();
         hooks.step = channel_.get();
+        if (trainers_ != nullptr) {
+            // There an update hook costs the copies of what it sees.
+            if (intervention_.kind != Intervention::Kind::project) hooks.update = nullptr;
+            trainer_ = trainers_->make(config_, data_, windows_, *faults_, hooks);
+            return *trainer_;
+        }
+        if (faults_->any_attention()) hooks.attention = faults_.get();
+        if (faults_->any_model()) hooks.model = faults_.get();
         trainer_ = std::make_unique<gpt::Trainer>(config_, data_, windows_, hooks);
     }
     return *trainer_;
@@ -104,6 +112,7 @@ std::string MatrixRun::identity() const {
     for (const auto& [key, value] : gpt::fingerprint(config_)) text += fmt::format("{} = {}\n", key, value);
     text += fmt::format("steps = {}\nsource = {}\nintervention = {}\n", config_.steps, source_.text,
                         to_string(intervention_));
+    if (trainers_ != nullptr) text += "device = cuda\n";
     for (const InputHash& input : data_.inputs) text += fmt::format("data = {}\n", input.hash);
     return text;
 }
@@ -131,7 +140,8 @@ Found find_record(const std::string& path, const std::string& identity, const Ma
 }
 
 void train(MatrixRun& run, const Making& how, RunResult& result, std::vector<StepSample>& samples) {
-    gpt::Trainer& trainer = run.trainer();
+    gpt::Training& trainer = run.trainer();
+    auto* const on_cpu = dynamic_cast<gpt::Trainer*>(&trainer);  // whose state can be kept in memory
     const std::string checkpoint = gpt::checkpoint_path(how.path);
     std::optional<gpt::RunRecord> record;
     const auto save = [&] {
@@ -149,9 +159,9 @@ void train(MatrixRun& run, const Making& how, RunResult& result, std::vector<Ste
             record = gpt::RunRecord::create(how.path, manifest);
         }
     }
-    if (how.found == Found::nothing && how.taken_over != nullptr && how.taken_over->ready) {
+    if (how.found == Found::nothing && how.taken_over != nullptr && how.taken_over->ready && on_cpu != nullptr) {
         const Dormant common = std::move(*how.taken_over);
-        trainer.restore(common.state);
+        on_cpu->restore(common.state);
         run.channel().watch(trainer.report());
         samples = common.samples;
         if (record) {
@@ -171,7 +181,7 @@ void train(MatrixRun& run, const Making& how, RunResult& result, std::vector<Ste
             record->write(report);
         }
         samples.push_back(sample_of(report));
-        if (from_the_start) leave_to_guards(how.guards, trainer, report, record.has_value());
+        if (from_the_start && on_cpu != nullptr) leave_to_guards(how.guards, *on_cpu, report, record.has_value());
         how.stepped();
         if (trainer.next_step() % how.checkpoint_every == 0 && !trainer.finished()) save();
         stopped = !trainer.finished() && how.cancelled();

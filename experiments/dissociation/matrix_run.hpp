@@ -27,7 +27,7 @@ class MatrixRun {
 
     /// Of the trainer, before it is first asked for; one where nothing is said. No bit depends on it.
     void use_threads(int threads) { config_.threads = threads; }
-    [[nodiscard]] gpt::Trainer& trainer();
+    [[nodiscard]] gpt::Training& trainer();
     [[nodiscard]] const gpt::TrainConfig& config() const { return config_; }
     [[nodiscard]] const gpt::WindowOrder& windows() const { return windows_; }
     /// Whether its source or its intervention needs hooks in the trainer.
@@ -48,7 +48,8 @@ class MatrixRun {
     RoundingPlan fast_;
     std::unique_ptr<FaultHooks> faults_;
     std::unique_ptr<Channel> channel_;
-    std::unique_ptr<gpt::Trainer> trainer_;
+    const TrainerSource* trainers_;
+    std::unique_ptr<gpt::Training> trainer_;
 };
 
 /// A guard that has not been triggered changes nothing: up to and with the step of its trigger, or to the end, its run is

@@ -10,7 +10,6 @@
 namespace faultline::gpt {
 namespace {
 
-constexpr int chunk_tokens = 256;
 constexpr std::ptrdiff_t small_model = 4'000'000;
 
 template <class T>

@@ -21,6 +21,9 @@
 
 namespace faultline::gpt {
 
+/// A batch is cut in chunks of some so many tokens, whole sequences: the tiles that a model hook sees.
+inline constexpr int chunk_tokens = 256;
+
 /// Token ids [sequences, length] and the ids that follow them.
 struct Batch {
     std::span<const std::int32_t> tokens;

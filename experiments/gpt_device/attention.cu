@@ -6,8 +6,8 @@
 // of 16 x 16 has rows 4 y … 4 y + 3 of the score tile and its columns x, x + 16, x + 32, x + 48.
 #include <cfloat>
 
+#include <faultline/gpt_device/altered_attention.cuh>
 #include <faultline/gpt_device/attention.hpp>
-#include <faultline/gpt_device/elements.cuh>
 
 namespace faultline::gpt::on_device {
 namespace {
@@ -168,9 +168,53 @@ __device__ void store_largest(float x, float* to) {
     *to = x;
 }
 
-template <int D, class E>
-__global__ void __launch_bounds__(threads) forward_tile(Operands<E> in) {
+/// The faults of a block; a stand-in where the kernel has none.
+template <class E>
+__device__ BlockFaults faults_of(const KernelFaults& faults, const Operands<E>& in,
+                                 Uninitialised<SharedFaults>& shared) {
+    return {faults,
+            shared.value(),
+            in.head(),
+            static_cast<int>(blockIdx.y) / in.heads,
+            static_cast<int>(gridDim.y) / in.heads,
+            static_cast<int>(gridDim.x),
+            in.length};
+}
+template <class E>
+__device__ NoFaults faults_of(const NoFaults&, const Operands<E>&, char&) {
+    return {};
+}
+
+/// A tile of sums of P V in registers, changed by way of shared memory.
+template <int D>
+__device__ void alter_output(BlockFaults& altered, float* shared, int rows, int cols,
+                             float (&out)[4][Sizes<D>::columns]) {
+    if (!altered.any_at(KernelSite::pv_accumulate)) return;
+    const int y = threadIdx.x / 16, x = threadIdx.x % 16;
+    const auto at = [&](int i, int j) -> float& { return shared[i * Sizes<D>::row + j]; };
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+#pragma unroll
+        for (int c = 0; c < Sizes<D>::columns; ++c) at(4 * y + i, output_column(x, c)) = out[i][c];
+    __syncthreads();
+    altered.tile(
+        KernelSite::pv_accumulate, rows, cols, [&](int i, int j) { return static_cast<double>(at(i, j)); },
+        [&](int i, int j, double held) {
+            at(i, j) = static_cast<float>(held);
+            return held;
+        });
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+#pragma unroll
+        for (int c = 0; c < Sizes<D>::columns; ++c) out[i][c] = at(4 * y + i, output_column(x, c));
+}
+
+template <int D, class E, class F>
+__global__ void __launch_bounds__(threads) forward_tile(Operands<E> in, const __grid_constant__ F faults) {
     extern __shared__ float4 shared4[];
+    __shared__ SharedOf<F> shared;
+    [[maybe_unused]] auto altered = faults_of(faults, in, shared);
     float* q = reinterpret_cast<float*>(shared4);
     float *k = q + Sizes<D>::operand, *v = k + Sizes<D>::operand, *p = v + Sizes<D>::operand;
     const int y = threadIdx.x / 16, x = threadIdx.x % 16, first = blockIdx.x * tile;
@@ -207,12 +251,35 @@ __global__ void __launch_bounds__(threads) forward_tile(Operands<E> in) {
     }
 #pragma unroll
     for (float& m : max) m = over_row(m, [](float a, float b) { return fmaxf(a, b); });
-    for (int key = 0; key <= first; key += tile) {
+    float largest = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+        if (first + 4 * y + i < in.length) largest = fmaxf(largest, max[i]);
+    const auto sweep = [&](auto&& use) {
+        for (int key = 0; key <= first; key += tile) {
+            __syncthreads();
+            load_tile<D>(keys, in.in.qk_stride, key, in.length, in.head_dim, k);
+            load_tile<D>(values, in.in.v_stride, key, in.length, in.head_dim, v);
+            __syncthreads();
+            scores(key);
+            use(key);
+        }
+    };
+    if constexpr (F::any) {
+        altered.begin(blockIdx.x);
         __syncthreads();
-        load_tile<D>(keys, in.in.qk_stride, key, in.length, in.head_dim, k);
-        load_tile<D>(values, in.in.v_stride, key, in.length, in.head_dim, v);
-        __syncthreads();
-        scores(key);
+        altered.rows(KernelSite::row_max, first, y, x, max);
+        altered.sweeps_for_rms(y, x, [&](int f) {
+            sweep([&](int key) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+#pragma unroll
+                    for (int j = 0; j < 4; ++j) s[i][j] = rounded_to<E>(expf(s[i][j] - max[i]));
+                altered.scores(KernelSite::p_cast, first, key, y, x, s, f);
+            });
+        });
+    }
+    sweep([&]([[maybe_unused]] int key) {
 #pragma unroll
         for (int i = 0; i < 4; ++i)
 #pragma unroll
@@ -220,25 +287,37 @@ __global__ void __launch_bounds__(threads) forward_tile(Operands<E> in) {
                 const float e = expf(s[i][j] - max[i]);
                 sum[i] += e;
                 if (detailed && e > 0) weighted[i] += e * (s[i][j] - max[i]);
-                p[(4 * y + i) * score_row + x + 16 * j] = rounded_to<E>(e);
+                s[i][j] = rounded_to<E>(e);
             }
+        if constexpr (F::any) altered.scores(KernelSite::p_cast, first, key, y, x, s, altered.count());
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+#pragma unroll
+            for (int j = 0; j < 4; ++j) p[(4 * y + i) * score_row + x + 16 * j] = s[i][j];
         __syncthreads();
         accumulate<D, false>(p, v, y, x, out);
-    }
+    });
     double saturated = 0, entropy = 0;
-    float largest = -INFINITY;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const int row = first + 4 * y + i;
         sum[i] = over_row(sum[i], [](float a, float b) { return a + b; });
         if (detailed) weighted[i] = over_row(weighted[i], [](float a, float b) { return a + b; });
-        if (row >= in.length) continue;
-        largest = fmaxf(largest, max[i]);
-        if (detailed && x == 0 && row > 0) {
+        if (detailed && x == 0 && row > 0 && row < in.length) {
             const double z = static_cast<double>(sum[i]);
             saturated += 1 / z > 1 - 0x1p-9 ? 1 : 0;
             entropy += log(z) - static_cast<double>(weighted[i]) / z;
         }
+    }
+    if constexpr (F::any) {
+        altered.rows(KernelSite::row_sum, first, y, x, sum);
+        alter_output<D>(altered, q, min(tile, in.length - first), in.head_dim, out);
+        altered.keep(blockIdx.x);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int row = first + 4 * y + i;
+        if (row >= in.length) continue;
         if (x == 0) in.lse[static_cast<std::size_t>(blockIdx.y) * in.length + row] = max[i] + logf(sum[i]);
 #pragma unroll
         for (int c = 0; c < Sizes<D>::columns; ++c)
@@ -271,6 +350,55 @@ struct ZeroSum {
         magnitude += fabsf(ds);
     }
 };
+
+/// gradient_tile() with faults [0, upto) at their sites.
+template <int D, class E>
+__device__ void altered_gradient_tile(const Operands<E>& in, BlockFaults& faults, int upto, const float* q,
+                                      const float* k, const float* v, const float* dout, int first, int key, int y,
+                                      int x, float* p, float* ds, ZeroSum* seen) {
+    const float scale = in.scale(), cap = in.cap;
+    float s[4][4], dp[4][4], score[4][4];
+    products<D>(q, k, y, x, s);
+    products<D>(dout, v, y, x, dp);
+    faults.scores(KernelSite::dp_accumulate, first, key, y, x, dp, upto);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int row = first + 4 * y + i;
+        const bool inside = row < in.length;
+        const std::size_t at = static_cast<std::size_t>(blockIdx.y) * in.length + row;
+        const float lse = inside ? in.lse[at] : 0.0f, delta = inside ? in.delta[at] : 0.0f;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const bool visible = inside && key + x + 16 * j <= row;
+            score[i][j] = capped(s[i][j] * scale, cap);
+            s[i][j] = visible ? expf(score[i][j] - lse) : 0.0f;
+            dp[i][j] = visible ? s[i][j] * (dp[i][j] - delta) : 0.0f;
+        }
+    }
+    faults.scores(KernelSite::ds, first, key, y, x, dp, upto);
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            s[i][j] = rounded_to<E>(s[i][j]);
+            if (cap > 0) {
+                if (seen != nullptr) seen->add(dp[i][j]);
+                dp[i][j] *= 1.0f - (score[i][j] / cap) * (score[i][j] / cap);
+            }
+            dp[i][j] = rounded_to<E>(dp[i][j]);
+        }
+    faults.scores(KernelSite::bwd_p_cast, first, key, y, x, s, upto);
+    faults.scores(KernelSite::ds_cast, first, key, y, x, dp, upto);
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const int to = (4 * y + i) * score_row + x + 16 * j;
+            if (p != nullptr) p[to] = s[i][j];
+            if (ds != nullptr) ds[to] = dp[i][j];
+            if (seen != nullptr && cap == 0) seen->add(dp[i][j]);
+        }
+}
 
 /// p and ds of a tile of queries and keys, cast, in shared memory; `seen`, if not null, what attention.hpp sums up of ds.
 template <int D, class E>
@@ -320,9 +448,11 @@ __device__ void store_rows(const Operands<E>& in, int part, int first, int y, in
     }
 }
 
-template <int D, class E>
-__global__ void __launch_bounds__(threads) query_gradient(Operands<E> in) {
+template <int D, class E, class F>
+__global__ void __launch_bounds__(threads) query_gradient(Operands<E> in, const __grid_constant__ F faults) {
     extern __shared__ float4 shared4[];
+    __shared__ SharedOf<F> shared;
+    [[maybe_unused]] auto altered = faults_of(faults, in, shared);
     float* q = reinterpret_cast<float*>(shared4);
     float *dout = q + Sizes<D>::operand, *k = dout + Sizes<D>::operand, *v = k + Sizes<D>::operand;
     float* ds = v + Sizes<D>::operand;
@@ -332,25 +462,48 @@ __global__ void __launch_bounds__(threads) query_gradient(Operands<E> in) {
     load_tile<D>(in.dout + in.at(0, 1), in.width(), first, in.length, in.head_dim, dout);
     float sum[4][Sizes<D>::columns] = {};
     ZeroSum seen;
-    for (int key = 0; key <= first; key += tile) {
+    ZeroSum* const watched = in.seen.zero_sums != nullptr ? &seen : nullptr;
+    const auto sweep = [&](auto&& use) {
+        for (int key = 0; key <= first; key += tile) {
+            __syncthreads();
+            load_tile<D>(keys, in.in.qk_stride, key, in.length, in.head_dim, k);
+            load_tile<D>(values, in.in.v_stride, key, in.length, in.head_dim, v);
+            __syncthreads();
+            use(key);
+        }
+    };
+    if constexpr (F::any) {
+        altered.begin(blockIdx.x);
         __syncthreads();
-        load_tile<D>(keys, in.in.qk_stride, key, in.length, in.head_dim, k);
-        load_tile<D>(values, in.in.v_stride, key, in.length, in.head_dim, v);
-        __syncthreads();
-        gradient_tile<D>(in, q, k, v, dout, first, key, y, x, static_cast<float*>(nullptr), ds,
-                         in.seen.zero_sums != nullptr ? &seen : nullptr);
+        altered.sweeps_for_rms(y, x, [&](int f) {
+            sweep([&](int key) {
+                altered_gradient_tile<D>(in, altered, f, q, k, v, dout, first, key, y, x, nullptr, nullptr, nullptr);
+            });
+        });
+        altered.leave(blockIdx.x);
+    }
+    sweep([&](int key) {
+        if constexpr (F::any)
+            altered_gradient_tile<D>(in, altered, altered.count(), q, k, v, dout, first, key, y, x, nullptr, ds,
+                                     watched);
+        else
+            gradient_tile<D>(in, q, k, v, dout, first, key, y, x, static_cast<float*>(nullptr), ds, watched);
         __syncthreads();
         accumulate<D, false>(ds, k, y, x, sum);
-    }
+    });
+    if constexpr (F::any) altered.keep(blockIdx.x);
     store_rows<D>(in, 0, first, y, x, in.scale(), sum);
     if (in.seen.zero_sums != nullptr)
         store_sums(static_cast<double>(seen.sum), static_cast<double>(seen.magnitude),
                    in.seen.zero_sums + 2 * in.part());
 }
 
-template <int D, class E>
-__global__ void __launch_bounds__(threads) key_gradients(Operands<E> in) {
+template <int D, class E, class F>
+__global__ void __launch_bounds__(threads) key_gradients(Operands<E> in, const __grid_constant__ F faults) {
     extern __shared__ float4 shared4[];
+    __shared__ SharedOf<F> shared;
+    [[maybe_unused]] auto altered = faults_of(faults, in, shared);
+    if constexpr (F::any) altered.records = false;  // dQ's kernel has kept them
     float* q = reinterpret_cast<float*>(shared4);
     float *dout = q + Sizes<D>::operand, *k = dout + Sizes<D>::operand, *v = k + Sizes<D>::operand;
     float *ds = v + Sizes<D>::operand, *p = ds + Sizes<D>::score;
@@ -361,10 +514,14 @@ __global__ void __launch_bounds__(threads) key_gradients(Operands<E> in) {
     float dk[4][Sizes<D>::columns] = {}, dv[4][Sizes<D>::columns] = {};
     for (int first = key; first < in.length; first += tile) {
         __syncthreads();
+        if constexpr (F::any) altered.take(first / tile);
         load_tile<D>(queries, in.in.qk_stride, first, in.length, in.head_dim, q);
         load_tile<D>(in.dout + in.at(0, 1), in.width(), first, in.length, in.head_dim, dout);
         __syncthreads();
-        gradient_tile<D>(in, q, k, v, dout, first, key, y, x, p, ds, static_cast<ZeroSum*>(nullptr));
+        if constexpr (F::any)
+            altered_gradient_tile<D>(in, altered, altered.count(), q, k, v, dout, first, key, y, x, p, ds, nullptr);
+        else
+            gradient_tile<D>(in, q, k, v, dout, first, key, y, x, p, ds, static_cast<ZeroSum*>(nullptr));
         __syncthreads();
         accumulate<D, true>(p, dout, y, x, dv);
         accumulate<D, true>(ds, q, y, x, dk);
@@ -373,13 +530,14 @@ __global__ void __launch_bounds__(threads) key_gradients(Operands<E> in) {
     store_rows<D>(in, 2, key, y, x, 1.0f, dv);
 }
 
-template <class Kernel, class E>
-void launch(Kernel* kernel, int floats, const AttentionShape& shape, const Operands<E>& in, Stream stream) {
+template <class E, class F>
+void launch(void (*kernel)(Operands<E>, const F), int floats, const AttentionShape& shape, const Operands<E>& in,
+            const F& faults, Stream stream) {
     const int bytes = floats * static_cast<int>(sizeof(float));
     if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) != cudaSuccess)
         check_launch("shared memory of the attention");
     const dim3 grid((shape.length + tile - 1) / tile, shape.batch * shape.heads);
-    kernel<<<grid, threads, bytes, stream>>>(in);
+    kernel<<<grid, threads, bytes, stream>>>(in, faults);
     check_launch("attention");
 }
 
@@ -399,38 +557,56 @@ void with_head_dim(int head_dim, F&& run) {
     run(std::integral_constant<int, 128>{});
 }
 
+/// With the faults, or by kernels compiled without.
+template <class Run>
+void with_faults(const KernelFaults* faults, Run&& run) {
+    if (faults != nullptr && faults->count > 0) return run(*faults);
+    run(NoFaults{});
+}
+
 }  // namespace
 
 template <class E>
 void fast_forward(const AttentionInputs<E>& inputs, const AttentionShape& shape, E* o, float* lse,
-                  const HeadParts& seen, Stream stream) {
+                  const HeadParts& seen, const KernelFaults* faults, Stream stream) {
     Operands<E> in{.in = inputs, .out = o, .lse = lse, .seen = seen};
     set_shape(in, shape);
     with_head_dim(shape.head_dim, [&](auto d) {
-        launch(forward_tile<d, E>, 3 * Sizes<d>::operand + Sizes<d>::score, shape, in, stream);
+        with_faults(faults, [&]<class F>(const F& f) {
+            launch(forward_tile<d, E, F>, 3 * Sizes<d>::operand + Sizes<d>::score, shape, in, f, stream);
+        });
     });
 }
 
 template <class E>
-void fast_backward(const AttentionInputs<E>& inputs, const E* o, const float* lse, const E* dout,
-                   const AttentionShape& shape, float* delta, E* dqkv, const HeadParts& seen, Stream stream) {
-    Operands<E> in{
-        .in = inputs, .o = o, .dout = dout, .dqkv = dqkv, .lse = const_cast<float*>(lse), .delta = delta, .seen = seen};
+void fast_delta(const E* o, const E* dout, const AttentionShape& shape, float* delta, Stream stream) {
+    Operands<E> in{.o = o, .dout = dout};
     set_shape(in, shape);
     const int tokens = shape.batch * shape.length;
     delta_rows<<<(tokens * shape.heads + threads / 32 - 1) / (threads / 32), threads, 0, stream>>>(in, delta, tokens);
     check_launch("delta");
+}
+
+template <class E>
+void fast_backward(const AttentionInputs<E>& inputs, const float* lse, const E* dout, const AttentionShape& shape,
+                   const float* delta, E* dqkv, const HeadParts& seen, const KernelFaults* faults, Stream stream) {
+    Operands<E> in{
+        .in = inputs, .dout = dout, .dqkv = dqkv, .lse = const_cast<float*>(lse), .delta = delta, .seen = seen};
+    set_shape(in, shape);
     with_head_dim(shape.head_dim, [&](auto d) {
-        launch(query_gradient<d, E>, 4 * Sizes<d>::operand + Sizes<d>::score, shape, in, stream);
-        launch(key_gradients<d, E>, 4 * Sizes<d>::operand + 2 * Sizes<d>::score, shape, in, stream);
+        with_faults(faults, [&]<class F>(const F& f) {
+            launch(query_gradient<d, E, F>, 4 * Sizes<d>::operand + Sizes<d>::score, shape, in, f, stream);
+            launch(key_gradients<d, E, F>, 4 * Sizes<d>::operand + 2 * Sizes<d>::score, shape, in, f, stream);
+        });
     });
 }
 
-#define FAULTLINE_FOR(E)                                                                                            \
-    template void fast_forward(const AttentionInputs<E>&, const AttentionShape&, E*, float*, const HeadParts&,      \
-                               Stream);                                                                             \
-    template void fast_backward(const AttentionInputs<E>&, const E*, const float*, const E*, const AttentionShape&, \
-                                float*, E*, const HeadParts&, Stream);
+#define FAULTLINE_FOR(E)                                                                                       \
+    template void fast_forward(const AttentionInputs<E>&, const AttentionShape&, E*, float*, const HeadParts&, \
+                               const KernelFaults*, Stream);                                                   \
+    template void fast_delta(const E*, const E*, const AttentionShape&, float*, Stream);                       \
+    template void fast_backward(const AttentionInputs<E>&, const float*, const E*, const AttentionShape&,      \
+                                const float*, E*, const HeadParts&, const KernelFaults*, Stream);
 FAULTLINE_FOR(float)
 FAULTLINE_FOR(Bf16)
 #undef FAULTLINE_FOR

@@ -43,13 +43,18 @@ struct PartCounts {
     return {tiles, tiles, tiles, tiles};
 }
 
-/// o [tokens, width]; lse [batch, heads, length]. Fills seen.largest, rms, rows.
+struct KernelFaults;  // fault_kernels.hpp
+
+/// o [tokens, width]; lse [batch, heads, length]. Fills seen.largest, rms, rows. faults: null, or those inside the kernel.
 template <class E>
 void fast_forward(const AttentionInputs<E>& inputs, const AttentionShape& shape, E* o, float* lse,
-                  const HeadParts& seen, Stream stream);
-/// dqkv [tokens, 3 width]; delta: batch heads length floats of scratch. Fills seen.zero_sums.
+                  const HeadParts& seen, const KernelFaults* faults, Stream stream);
+/// delta [batch, heads, length] of dout and o.
 template <class E>
-void fast_backward(const AttentionInputs<E>& inputs, const E* o, const float* lse, const E* dout,
-                   const AttentionShape& shape, float* delta, E* dqkv, const HeadParts& seen, Stream stream);
+void fast_delta(const E* o, const E* dout, const AttentionShape& shape, float* delta, Stream stream);
+/// dqkv [tokens, 3 width] from delta. Fills seen.zero_sums.
+template <class E>
+void fast_backward(const AttentionInputs<E>& inputs, const float* lse, const E* dout, const AttentionShape& shape,
+                   const float* delta, E* dqkv, const HeadParts& seen, const KernelFaults* faults, Stream stream);
 
 }  // namespace faultline::gpt::on_device

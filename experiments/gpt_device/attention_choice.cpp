@@ -101,6 +101,17 @@ tensor_kernel::BackwardCall backward_call(const on_device::AttentionShape& s) {
     return call;
 }
 
+/// The faults of a call whose first head is `first` of the layer.
+template <class Call>
+tensor_kernel::Alterations from_head(tensor_kernel::Alterations faults, Call call, int first) {
+    call.heads = call.kv_heads = 1;
+    for (int f = 0; f < faults.count; ++f) {
+        faults.at[f].heads += first;
+        faults.at[f].sums += static_cast<std::size_t>(first) * tensor_kernel::altered_sums(call);
+    }
+    return faults;
+}
+
 /// Heads in one launch, or one after the other: `launch(heads, first head, where its rows of the whole batch begin, scale)`.
 template <class F>
 void for_launches(const on_device::AttentionShape& s, const std::vector<double>& scales, F&& launch) {
@@ -117,7 +128,8 @@ std::size_t AttentionOnDevice::scratch_bytes() const {
 }
 
 void AttentionOnDevice::forward(const Inputs& in, const std::vector<double>& scales, Bf16* o, float* lse,
-                                const on_device::HeadParts& seen, on_device::Stream stream) const {
+                                const on_device::HeadParts& seen, const tensor_kernel::Alterations* faults,
+                                on_device::Stream stream) const {
     const HeadStrides strides =
         strides_of(shape_, static_cast<std::int64_t>(in.qk_stride), static_cast<std::int64_t>(in.v_stride));
     const auto length = static_cast<std::size_t>(shape_.length);
@@ -139,7 +151,10 @@ void AttentionOnDevice::forward(const Inputs& in, const std::vector<double>& sca
         call.q_strides = call.k_strides = strides.qk;
         call.v_strides = strides.v;
         call.o_strides = strides.o;
-        tensor_kernel::launch_forward(call, tensor_->forward, stream);
+        if (faults != nullptr)
+            tensor_kernel::launch_altered_forward(call, tensor_->forward, from_head(*faults, call, first), stream);
+        else
+            tensor_kernel::launch_forward(call, tensor_->forward, stream);
         if (seen.rows == nullptr) return;
         tensor_kernel::RowStatisticsCall rows;
         rows.batch = call.batch;
@@ -158,7 +173,8 @@ void AttentionOnDevice::forward(const Inputs& in, const std::vector<double>& sca
 
 void AttentionOnDevice::backward(const Inputs& in, const std::vector<double>& scales, const Bf16* o, const float* lse,
                                  const Bf16* dout, Bf16* dqkv, void* scratch, bool deterministic,
-                                 const on_device::HeadParts& seen, on_device::Stream stream) const {
+                                 const on_device::HeadParts& seen, const tensor_kernel::Alterations* faults,
+                                 on_device::Stream stream) const {
     const std::ptrdiff_t width = std::ptrdiff_t{1} * shape_.heads * shape_.head_dim;
     const HeadStrides strides =
         strides_of(shape_, static_cast<std::int64_t>(in.qk_stride), static_cast<std::int64_t>(in.v_stride));
@@ -185,7 +201,10 @@ void AttentionOnDevice::backward(const Inputs& in, const std::vector<double>& sc
         call.v_strides = strides.v;
         call.o_strides = call.dout_strides = strides.o;
         call.dq_strides = call.dk_strides = call.dv_strides = strides.gradient;
-        tensor_kernel::launch_backward(call, tensor_->backward, stream);
+        if (faults != nullptr)
+            tensor_kernel::launch_altered_backward(call, tensor_->backward, from_head(*faults, call, first), stream);
+        else
+            tensor_kernel::launch_backward(call, tensor_->backward, stream);
     });
 }
 

@@ -9,6 +9,7 @@
 
 #include <faultline/gpt/trainer.hpp>
 #include <faultline/gpt_device/attention.hpp>
+#include <faultline/tensor_kernel/altering.hpp>
 
 namespace faultline::gpt {
 
@@ -37,13 +38,15 @@ class AttentionOnDevice {
 
     /// o and dout [tokens, width], dqkv [tokens, 3 width]; lse [batch, heads, length], or [heads, batch, length] with
     /// `scales`, as are the parts then. scales: empty, or the scale of each head, for which the tensor cores' kernel is launched
-    /// head by head (fast takes inputs.scales). Launches on the stream. Only where on_tensor_cores(), in a build with the device.
+    /// head by head (fast takes inputs.scales). faults: null, or those inside the kernel. Launches on the stream. Only where on_tensor_cores(), in a build with the device.
     using Inputs = on_device::AttentionInputs<on_device::Bf16>;
     void forward(const Inputs& inputs, const std::vector<double>& scales, on_device::Bf16* o, float* lse,
-                 const on_device::HeadParts& seen, on_device::Stream stream) const;
+                 const on_device::HeadParts& seen, const tensor_kernel::Alterations* faults,
+                 on_device::Stream stream) const;
     void backward(const Inputs& inputs, const std::vector<double>& scales, const on_device::Bf16* o, const float* lse,
                   const on_device::Bf16* dout, on_device::Bf16* dqkv, void* scratch, bool deterministic,
-                  const on_device::HeadParts& seen, on_device::Stream stream) const;
+                  const on_device::HeadParts& seen, const tensor_kernel::Alterations* faults,
+                  on_device::Stream stream) const;
 
   private:
     struct Tensor;

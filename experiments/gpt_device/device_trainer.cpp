@@ -14,6 +14,7 @@
 #include <faultline/base/parallel.hpp>
 #include <faultline/gpt_device/checkpoint.hpp>
 #include <faultline/gpt_device/cuda_resources.hpp>
+#include <faultline/gpt_device/device_faults.hpp>
 #include <faultline/gpt_device/exchange.hpp>
 #include <faultline/gpt_device/late_spectra.hpp>
 #include <faultline/gpt_device/optimizers.hpp>
@@ -66,6 +67,9 @@ struct DeviceTrainer::State {
     ParameterLayout layout;
     bool monitors, may_norm;
     AttentionOnDevice attention;
+    PlantedFaults* planted;
+    DeviceFaults faults;
+    bool update_apart;  ///< it stands in memory before it is added
     RunMemory memory;
     InputLayout input;
     on_device::Device device;
@@ -76,13 +80,15 @@ struct DeviceTrainer::State {
     /// Inputs of this step and of the next, for each micro-batch; and where the step's result comes.
     std::array<on_device::PinnedMemory, 2> staged;
     std::array<std::int64_t, 2> staged_step{-1, -1};
-    on_device::PinnedMemory result, totals;
+    on_device::PinnedMemory result, totals, injected;
     /// A micro-batch, and the last one of a step, which adds up over ranks; of each also one in which the rows are looked at.
     struct Recorded {
         on_device::Graph plain, detailed;
     };
     Recorded micro_batch, last_micro_batch;
-    on_device::Graph update;
+    on_device::Graph update, application;
+    /// What an update hook sees, flat; of it W_Q, W_K and W_V alone are filled.
+    std::vector<float> shown_weights, shown_update;
     Hooks hooks;
     std::unique_ptr<LateSpectra> late_spectra;
     std::function<void(StepReport&)> pending_spectra;
@@ -102,25 +108,37 @@ struct DeviceTrainer::State {
           monitors(options.monitors || config.qk_clip > 0 || hooked.step != nullptr),
           may_norm(config.model.qk_norm != QkNorm::none || hooked.step != nullptr),
           attention(config, may_norm),
+          planted(options.faults),
+          faults(config, layout, planted != nullptr ? planted->faults() : std::vector<Fault>()),
+          update_apart(hooked.update != nullptr || faults.alters_update()),
           memory(config, layout,
                  {attention.scratch_bytes(), muon_scratch(), attention.parts(), monitors, config.monitor_every > 0,
-                  may_norm}),
+                  may_norm, faults.bytes(), update_apart}),
           input(config),
           exchange(options.ranks, config, layout, options.exchange),
           staged{on_device::PinnedMemory(input.bytes * static_cast<std::size_t>(exchange.rounds())),
                  on_device::PinnedMemory(input.bytes * static_cast<std::size_t>(exchange.rounds()))},
           result(sizeof(StepResult)),
           totals(sizeof(on_device::HeadTotals) * heads()),
+          injected(faults.totals_bytes()),
           hooks(hooked) {
-        if (hooks.attention != nullptr || hooks.model != nullptr || hooks.update != nullptr)
-            throw RequestError("device cuda: hooks: the device's trainer has the step's alone: expected no others");
+        if (hooks.attention != nullptr || hooks.model != nullptr)
+            throw RequestError(
+                "device cuda: hooks: the device's trainer has those of the update and of the step: expected no others");
+        if (exchange.active() && (faults.any() || hooks.update != nullptr))
+            throw RequestError("device cuda: inject: several ranks have no faults: expected none, or one rank");
+        if (hooks.update != nullptr) {
+            shown_weights.resize(count());
+            shown_update.resize(count());
+        }
         switches.qk_clip = config.qk_clip;
         check_tokens(data, config.model.vocabulary, config.model.context);
         if (exchange.active() && config.qk_clip > 0)
             throw RequestError("device cuda: qk-clip: several ranks have none: expected 0, or one rank");
         // A card without room is one rank's trouble, of which the others hear before they wait for its sums.
         together(options.ranks, [&] { base.emplace(memory.plan.bytes(), memory.plan.text()); });
-        pass = make_pass(config, layout, memory, attention, base->data(), stream, options.deterministic);
+        pass = make_pass(config, layout, memory, attention, faults, base->data(), stream, options.deterministic);
+        faults.bind(pass->at<char>(memory.faults), pass->scalars(), stream);
         if (config.monitor_every > 0)
             late_spectra = std::make_unique<LateSpectra>(config.model, pass->at<float>(memory.snapshot),
                                                          pass->at<char>(memory.bases),
@@ -132,6 +150,7 @@ struct DeviceTrainer::State {
         start();
         stage(0);
         copy_input(0, 0);
+        faults.prepare(0, 0, true);
         run_micro_batch(most_watched(), true);
         run_update();
         exchange.wait(stream);
@@ -156,6 +175,7 @@ struct DeviceTrainer::State {
         if (exchange.rounds() > 1) record(micro_batch, false);
         record(last_micro_batch, true);
         update = on_device::Graph(stream, [this] { run_update(); });
+        if (hooks.update != nullptr) application = on_device::Graph(stream, [this] { finish_update(); });
     }
     /// In every step.
     [[nodiscard]] Pass::Watch watched() const { return monitors ? Pass::Watch::every_step : Pass::Watch::nothing; }
@@ -229,7 +249,6 @@ struct DeviceTrainer::State {
                                    rounds_late(), count(), pass->loss_sum(), pass->scalars(),
                                    pass->at<double>(memory.sums), left, stream);
         const OptimizerConfig& o = config.optimizer;
-        auto* operands = rounds() ? pass->at<on_device::Bf16>(memory.operands) : nullptr;
         const auto decay = static_cast<float>(o.weight_decay);
         const on_device::UpdateArrays arrays{pass->at<float>(memory.gradient),
                                              pass->at<std::uint8_t>(memory.kinds),
@@ -239,7 +258,8 @@ struct DeviceTrainer::State {
                                              left,
                                              pass->at<float>(memory.weights),
                                              pass->at<float>(memory.first),
-                                             operands};
+                                             operands(),
+                                             update_apart ? pass->at<float>(memory.proposed) : nullptr};
         if (o.kind == OptimizerKind::sgd) {
             on_device::sgd(arrays, static_cast<float>(o.momentum), decay, stream);
         } else {
@@ -254,13 +274,55 @@ struct DeviceTrainer::State {
                                                     muon ? static_cast<float>(o.adamw_rate) : 1.0F,
                                                     muon};
             on_device::adamw(arrays.gradient, arrays.kinds, arrays.round, count(), settings, pass->scalars(), left,
-                             arrays.weights, arrays.first, pass->at<float>(memory.second), operands, stream);
+                             arrays.weights, arrays.first, pass->at<float>(memory.second), arrays.operands,
+                             arrays.proposed, stream);
         }
+        if (update_apart) {
+            faults.at_update(arrays.proposed);
+            faults.join_update_records();
+        }
+        if (hooks.update == nullptr) finish_update();
+    }
+    [[nodiscard]] on_device::Bf16* operands() const {
+        return rounds() ? pass->at<on_device::Bf16>(memory.operands) : nullptr;
+    }
+    /// From the optimizer's proposal, where it stands apart, to the next weights.
+    void finish_update() {
+        const auto* left = pass->at<StepResult>(memory.result);
+        auto* weights = pass->at<float>(memory.weights);
+        if (update_apart)
+            on_device::apply_update(pass->at<float>(memory.proposed), count(), left, weights, operands(), stream);
         if (config.qk_clip == 0 && hooks.step == nullptr) return;
         on_device::qk_clip(
             pass->at<on_device::HeadTotals>(memory.totals),
             {layout.layer(0).w_in, layer_step(), config.model.layers, config.model.heads, config.model.head_dim()},
-            pass->scalars(), left, arrays.weights, operands, stream);
+            pass->scalars(), left, weights, operands(), stream);
+    }
+    /// W_Q and W_K of the proposal through the hook, and all of it onto the weights.
+    void show_update() {
+        const auto width = static_cast<std::size_t>(config.model.width);
+        const auto blocks = [&](auto&& copy) {
+            for (int l = 0; l < config.model.layers; ++l)
+                copy(static_cast<std::size_t>(layout.layer(l).w_in),
+                     width * static_cast<std::size_t>(layout.in_columns()) * sizeof(float));
+        };
+        const auto* weights = pass->at<float>(memory.weights);
+        auto* proposed = pass->at<float>(memory.proposed);
+        blocks([&](std::size_t at, std::size_t bytes) {
+            on_device::download_later(shown_weights.data() + at, weights + at, bytes, stream);
+            on_device::download_later(shown_update.data() + at, proposed + at, bytes, stream);
+        });
+        on_device::wait(stream);
+        std::vector<ParameterUpdate> updates;
+        for (const Parameter& p : layout.all())
+            if (p.role == Role::w_q || p.role == Role::w_k)
+                updates.push_back({p.name, p.layer, p.role, p.of(std::span<const float>(shown_weights)),
+                                   p.of(std::span(shown_update))});
+        hooks.update->before_apply(next, updates);
+        blocks([&](std::size_t at, std::size_t bytes) {
+            on_device::upload(proposed + at, shown_update.data() + at, bytes, stream);
+        });
+        application.launch(stream);
     }
 
     [[nodiscard]] StepScalars scalars_of(std::int64_t step, int micro_step) const {
@@ -314,6 +376,7 @@ struct DeviceTrainer::State {
         const bool captured = capture_wanted && capture_wanted(next);
         for (int round = 0; round < exchange.rounds(); ++round) {
             copy_input(next, round);
+            plant(round);
             const Recorded& launches = round + 1 < exchange.rounds() ? micro_batch : last_micro_batch;
             if (captured)
                 capture(round);
@@ -325,6 +388,8 @@ struct DeviceTrainer::State {
         if (monitors)
             on_device::download_later(totals.data(), pass->at<char>(memory.totals),
                                       heads() * sizeof(on_device::HeadTotals), stream);
+        if (faults.any()) on_device::download_later(injected.data(), faults.totals(), faults.totals_bytes(), stream);
+        if (hooks.update != nullptr && step_is_finite()) show_update();
         if (spectra_are_due()) begin_spectra();
         try {
             if (next + 1 < config.steps) stage(next + 1);  // while the device works
@@ -343,6 +408,11 @@ struct DeviceTrainer::State {
             return report;
         }
         fill_report(of);
+        if (faults.any()) {
+            std::vector<Realised> did(faults.totals_bytes() / sizeof(Realised));
+            std::memcpy(did.data(), injected.data(), faults.totals_bytes());
+            planted->did(did);
+        }
         const bool last = next + 1 == config.steps;
         const bool validate = config.validate_every > 0 && ((next + 1) % config.validate_every == 0 || last);
         report.validation_loss = validate ? validation_loss() : nan_value;
@@ -352,6 +422,14 @@ struct DeviceTrainer::State {
         return report;
     }
 
+    void plant(int micro_step) { faults.prepare(next, micro_step, planted != nullptr && planted->stopped()); }
+    /// Waits for it.
+    [[nodiscard]] bool step_is_finite() const {
+        on_device::wait(stream);
+        StepResult of{};
+        std::memcpy(&of, result.data(), sizeof of);
+        return of.finite != 0 && of.update_finite != 0;
+    }
     /// A micro-batch launched one by one, with its operands kept: the same kernels, and bits, as the recorded one.
     void capture(int round) {
         std::vector<Pass::Operands> layers(static_cast<std::size_t>(config.model.layers));
@@ -464,6 +542,7 @@ struct DeviceTrainer::State {
         int found_in = std::numeric_limits<int>::max();  // gradients come after all micro-batches
         for (int round = 0; round < exchange.rounds() && found_in > config.accumulate; ++round) {
             copy_input(next, round);
+            plant(round);
             pass->forward_backward(Pass::Watch::nothing);
             for (const SiteOfPass& site : pass->sites())
                 if (const std::ptrdiff_t at = pass->first_non_finite(site); at >= 0) {
@@ -538,6 +617,11 @@ const StepReport& DeviceTrainer::State::step() {
 }
 
 bool device_trainer_is_built() { return true; }
+
+void check_for_device(const TrainConfig& config, const std::vector<Fault>& faults) {
+    (void)AttentionOnDevice(checked(config), true);
+    (void)DeviceFaults(config, ParameterLayout(config.model), faults);
+}
 
 DeviceTrainer::DeviceTrainer(const TrainConfig& config, const TokenData& data, const WindowOrder& windows,
                              const DeviceOptions& options, const Hooks& hooks)

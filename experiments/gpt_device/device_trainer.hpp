@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include <faultline/gpt/planted_faults.hpp>
 #include <faultline/gpt/training.hpp>
 
 namespace faultline::gpt {
@@ -28,13 +29,16 @@ struct DeviceOptions {
     ExchangeOptions exchange = {};
     /// Whether its reports have what is seen inside attention (max_logit, qk_rms, zero_sum, …); QK-clip has it seen anyway.
     bool monitors = true;
+    /// Faults that the device plants; null: none.
+    PlantedFaults* faults = nullptr;
 };
 
 class DeviceTrainer final : public Training {
   public:
     /// `data`, `windows` and the hooks must outlive it. RequestError where configuration or data are no good, or the device
     /// has no such thing; WorkError where there is no device, no room on it, or it fails, also in every other function.
-    /// Of the hooks it has the step's; its control refuses set_fp32_ffn (RequestError), with the step hook's QK norm the run
+    /// Of the hooks it has the update's, which is shown W_Q and W_K of each layer and no other parameter, in the host's memory
+    /// (two copies and a wait a step), and the step's; its control refuses set_fp32_ffn (RequestError), with the step hook's QK norm the run
     /// has room for that.
     DeviceTrainer(const TrainConfig& config, const TokenData& data, const WindowOrder& windows,
                   const DeviceOptions& options = {}, const Hooks& hooks = {});
@@ -76,6 +80,10 @@ class DeviceTrainer final : public Training {
 
 /// Whether this build has it.
 [[nodiscard]] bool device_trainer_is_built();
+
+/// RequestError, one sentence, where the device does not run this configuration with these faults: what the constructor would
+/// refuse, before there is a device. WorkError in a build without.
+void check_for_device(const TrainConfig& config, const std::vector<Fault>& faults);
 
 /// Why the device does not run this configuration, one sentence; empty: it does.
 [[nodiscard]] std::string refusal(const TrainConfig& config);

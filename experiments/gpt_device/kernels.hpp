@@ -99,11 +99,11 @@ struct AdamwSettings {
     float rate = 1;              ///< over the step's
     bool spares_hidden = false;  ///< octets of kind hidden_matrix
 };
-/// Optimizer::adamw over the flat arrays, the update added at once; nothing where result->finite is 0. operands, if not null,
+/// Optimizer::adamw over the flat arrays, the update added at once, or left in `proposed` where that is not null; nothing where result->finite is 0. operands, if not null,
 /// get the new weights as bf16. count is a multiple of 8.
 void adamw(const float* gradient, const std::uint8_t* kinds, bool round, std::size_t count,
            const AdamwSettings& settings, const StepScalars* scalars, StepResult* result, float* weights, float* first,
-           float* second, Bf16* operands, Stream stream);
+           float* second, Bf16* operands, float* proposed, Stream stream);
 
 /// operands = weights as bf16.
 void round_weights(const float* weights, std::size_t count, Bf16* operands, Stream stream);

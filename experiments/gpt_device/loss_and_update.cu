@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(1024)
 __global__ void __launch_bounds__(256)
     adamw_octets(const float* gradient, const std::uint8_t* kinds, bool round, std::size_t octets, AdamwSettings s,
                  const StepScalars* scalars, StepResult* result, float* weights, float* first, float* second,
-                 Bf16* operands) {
+                 Bf16* operands, float* proposed) {
     const std::size_t o = std::size_t{blockIdx.x} * 256 + threadIdx.x;
     if (o >= octets || !result->finite) return;
     const std::uint8_t kind = kinds[o];
@@ -215,11 +215,13 @@ __global__ void __launch_bounds__(256)
         const float step = (m.x[i] * correction1) / (sqrtf(v.x[i] * correction2) + s.epsilon);
         const float update = -rate * (step + decay * w.x[i]);
         finite &= fabsf(update) <= FLT_MAX;
+        g.x[i] = update;
         w.x[i] += update;
     }
     if (!finite) result->update_finite = 0;
     store8(first + 8 * o, m);
     store8(second + 8 * o, v);
+    if (proposed != nullptr) return store8(proposed + 8 * o, g);
     store8(weights + 8 * o, w);
     if (operands != nullptr) store8(operands + 8 * o, w);
 }
@@ -284,9 +286,9 @@ void finish_gradient(const float* gradient, const std::uint8_t* kinds, bool roun
 
 void adamw(const float* gradient, const std::uint8_t* kinds, bool round, std::size_t count,
            const AdamwSettings& settings, const StepScalars* scalars, StepResult* result, float* weights, float* first,
-           float* second, Bf16* operands, Stream stream) {
+           float* second, Bf16* operands, float* proposed, Stream stream) {
     adamw_octets<<<blocks_of(count / 8), 256, 0, stream>>>(gradient, kinds, round, count / 8, settings, scalars, result,
-                                                           weights, first, second, operands);
+                                                           weights, first, second, operands, proposed);
     check_launch("adamw");
 }
 

@@ -115,6 +115,8 @@ RunMemory::RunMemory(const TrainConfig& config, const ParameterLayout& layout, c
     attention = scratch("attention", needs.attention_scratch);
     products = scratch("products", std::size_t{64} << 20);
     muon = scratch("Newton-Schulz", needs.muon_scratch);
+    faults = scratch("faults", needs.faults);
+    proposed = plan.add("gradient", "update", needs.update_apart ? parameters * fp32 : 0);
     hats = scratch("q and k after their norm", needs.may_norm ? tokens * 2 * width * element : 0);
     const auto layers_heads = static_cast<std::size_t>(m.layers) * heads;
     scales = scratch("scales", needs.may_norm ? layers_heads * fp32 : 0);

@@ -22,10 +22,12 @@ __global__ void __launch_bounds__(256) sgd_octets(UpdateArrays in, float momentu
         v.x[i] = momentum * v.x[i] + d;
         const float update = -rate * (v.x[i] + decay * w.x[i]);
         finite &= fabsf(update) <= FLT_MAX;
+        g.x[i] = update;
         w.x[i] += update;
     }
     if (!finite) in.result->update_finite = 0;
     store8(in.first + 8 * o, v);
+    if (in.proposed != nullptr) return store8(in.proposed + 8 * o, g);
     store8(in.weights + 8 * o, w);
     if (in.operands != nullptr) store8(in.operands + 8 * o, w);
 }
@@ -109,6 +111,10 @@ __global__ void __launch_bounds__(256)
         const Place at = place_of(g, number, row, column);
         const float before = in.weights[at.flat], update = -rate * x[at.x] - decay * before;
         finite &= fabsf(update) <= FLT_MAX;
+        if (in.proposed != nullptr) {
+            in.proposed[at.flat] = update;
+            return;
+        }
         const float w = before + update;
         in.weights[at.flat] = w;
         if (in.operands != nullptr) store1(in.operands + at.flat, w);

@@ -18,7 +18,8 @@ struct UpdateArrays {
     const StepScalars* scalars;
     StepResult* result;
     float *weights, *first;
-    Bf16* operands;  ///< may be null
+    Bf16* operands;             ///< may be null
+    float* proposed = nullptr;  ///< not null: the update is left here, and the weights stay
 };
 
 /// v <- momentum v + g, w <- w - rate (v + decay w); nothing where result->finite is 0.

@@ -28,9 +28,11 @@ class PassOf final : public Pass {
 
     void forward_backward(Watch watch) override {
         watch_ = watch;
+        faulty_ = faults_.any();
         forward();
         head(true);
         backward();
+        if (faulty_) faults_.join_records();
         on_device::sum_losses(at<double>(memory_.losses), tokens(), scalars(), loss_sum(), stream_);
         if (watch == Watch::nothing) return;
         on_device::LayersByHead by_head;
@@ -42,6 +44,7 @@ class PassOf final : public Pass {
 
     void loss() override {
         watch_ = Watch::nothing;
+        faulty_ = false;
         forward();
         head(false);
         on_device::sum_losses(at<double>(memory_.losses), tokens(), nullptr, loss_sum(), stream_);
@@ -130,12 +133,34 @@ class PassOf final : public Pass {
         return {where == NormStatistics::bf16 || where == NormStatistics::bf16_forward,
                 where == NormStatistics::bf16 || where == NormStatistics::bf16_backward};
     }
-    /// out = x + the last branch (not at the first norm), h = norm(out).
-    void norm(const float* x, bool has_branch, float* out, std::size_t statistics, std::ptrdiff_t gain,
-              std::ptrdiff_t bias, std::size_t h) {
+    /// The faults at a site of the model, or of the attention's.
+    template <class T>
+    void faults_at(ModelSite site, int layer, int part, T* values, int columns) {
+        if (faulty_) faults_.at(site, layer, part, values, 0, tokens(), columns);
+    }
+    template <class T>
+    void faults_at(Site site, int layer, T* values) {
+        if (faulty_) faults_.at(site, layer, values, head_by_head(layer));
+    }
+    /// Norm `part` of a layer: out = x + the last branch (not at the first norm), h = norm(out).
+    void norm(int layer, int part, const float* x, bool has_branch, float* out, std::size_t statistics,
+              std::ptrdiff_t gain, std::ptrdiff_t bias, std::size_t h) {
+        const int before = part == 1 ? layer : layer - 1;  // the layer that the branch is of
+        const bool at_sum = faulty_ && has_branch && faults_.stands_at(ModelSite::residual_add, before);
+        const bool at_statistics = faulty_ && faults_.stands_at(ModelSite::layer_norm_statistics, layer);
+        if (at_sum) {
+            on_device::add(x, at<E>(memory_.dbranch), out, tokens(), width(), stream_);
+            faults_at(ModelSite::residual_add, before, 1 - part, out, width());
+            x = out;
+            has_branch = false;
+        }
         on_device::add_and_norm(x, has_branch ? at<E>(memory_.dbranch) : nullptr, out, at<float>(statistics),
                                 vector(gain), vector(bias), static_cast<float>(model().norm_epsilon), rounding(),
                                 tokens(), width(), at<E>(h), stream_);
+        if (!at_statistics) return;
+        faults_at(ModelSite::layer_norm_statistics, layer, part, at<float>(statistics), 2);
+        on_device::norm_from_statistics(has_branch ? out : x, at<float>(statistics), vector(gain), vector(bias),
+                                        tokens(), width(), at<E>(h), stream_);
     }
     void norm_backward(std::size_t x, std::size_t statistics, std::ptrdiff_t gain, bool first) {
         on_device::norm_backward(at<E>(memory_.dh), at<float>(x), at<float>(statistics), vector(gain), model().bias,
@@ -149,10 +174,18 @@ class PassOf final : public Pass {
         double* rms = std::exchange(seen.rms, nullptr);
         if (how_.rms_by_kernel()) std::swap(rms, seen.rms);
         const on_device::AttentionInputs<E> inputs = inputs_of(l, rms);
+        run_attention(l, inputs, seen);
+        faults_at(Site::lse, l, at<float>(layer.lse));
+        faults_at(Site::o_cast, l, at<E>(layer.o));
+    }
+    void run_attention(int l, const on_device::AttentionInputs<E>& inputs, const on_device::HeadParts& seen) {
+        const LayerRegions& layer = memory_.layers[static_cast<std::size_t>(l)];
         if constexpr (std::is_same_v<E, Bf16>)
             if (how_.on_tensor_cores())
-                return how_.forward(inputs, switched_scales(l), at<E>(layer.o), at<float>(layer.lse), seen, stream_);
-        on_device::fast_forward(inputs, how_.shape(), at<E>(layer.o), at<float>(layer.lse), seen, stream_);
+                return how_.forward(inputs, switched_scales(l), at<E>(layer.o), at<float>(layer.lse), seen,
+                                    faulty_ ? faults_.altered_forward(l) : nullptr, stream_);
+        on_device::fast_forward(inputs, how_.shape(), at<E>(layer.o), at<float>(layer.lse), seen,
+                                faulty_ ? faults_.forward(l) : nullptr, stream_);
     }
     void attention_backward(int l) {
         const LayerRegions& layer = memory_.layers[static_cast<std::size_t>(l)];
@@ -160,7 +193,8 @@ class PassOf final : public Pass {
         E* din = at<E>(memory_.din);
         const on_device::AttentionInputs<E> inputs = inputs_of(l, nullptr);
         if (kept_ != nullptr) keep(inputs, dout, at<E>(layer.h1), (*kept_)[static_cast<std::size_t>(l)]);
-        attention_backward(layer, inputs, parts_of(l), switched_scales(l), dout, din);
+        run_attention_backward(l, inputs, dout, din);
+        for (const Site site : {Site::dq_cast, Site::dk_cast, Site::dv_cast}) faults_at(site, l, din);
         if (!qk_normed(l)) return;
         const LayerOffsets& of = layout_.layer(l);  // q's gain, then k's
         on_device::qk_norm_backward(qk_rows_of(l), how_.shape(), static_cast<float>(model().norm_epsilon), gains_of(l),
@@ -192,15 +226,18 @@ class PassOf final : public Pass {
         fetch(dout, c, to.dout);
         fetch(x, c, to.x);
     }
-    void attention_backward(const LayerRegions& layer, const on_device::AttentionInputs<E>& inputs,
-                            const on_device::HeadParts& seen, const std::vector<double>& scales, const E* dout,
-                            E* din) {
+    void run_attention_backward(int l, const on_device::AttentionInputs<E>& inputs, const E* dout, E* din) {
+        const LayerRegions& layer = memory_.layers[static_cast<std::size_t>(l)];
         if constexpr (std::is_same_v<E, Bf16>)
             if (how_.on_tensor_cores())
-                return how_.backward(inputs, scales, at<E>(layer.o), at<float>(layer.lse), dout, din,
-                                     at<char>(memory_.attention), deterministic_, seen, stream_);
-        on_device::fast_backward(inputs, at<E>(layer.o), at<float>(layer.lse), dout, how_.shape(),
-                                 at<float>(memory_.delta), din, seen, stream_);
+                return how_.backward(inputs, switched_scales(l), at<E>(layer.o), at<float>(layer.lse), dout, din,
+                                     at<char>(memory_.attention), deterministic_, parts_of(l),
+                                     faulty_ ? faults_.altered_backward(l) : nullptr, stream_);
+        float* delta = at<float>(memory_.delta);
+        on_device::fast_delta(at<E>(layer.o), dout, how_.shape(), delta, stream_);
+        faults_at(Site::delta, l, delta);
+        on_device::fast_backward(inputs, at<float>(layer.lse), dout, how_.shape(), delta, din, parts_of(l),
+                                 faulty_ ? faults_.backward(l) : nullptr, stream_);
     }
 
     void forward() {
@@ -213,19 +250,21 @@ class PassOf final : public Pass {
             const LayerOffsets& from = layout_.layer(l);
             const float* before =
                 l == 0 ? at<float>(to.x_in) : at<float>(memory_.layers[static_cast<std::size_t>(l - 1)].x_mid);
-            norm(before, l > 0, at<float>(to.x_in), to.statistics1, from.norm1_gain, from.norm1_bias, to.h1);
+            norm(l, 0, before, l > 0, at<float>(to.x_in), to.statistics1, from.norm1_gain, from.norm1_bias, to.h1);
             linear(at<E>(to.h1), c, from.w_in, from.b_in, 3 * c, at<E>(to.in));
             attention_forward(l);
             linear(at<E>(to.o), c, from.w_o, from.b_o, c, branch);
-            norm(at<float>(to.x_in), true, at<float>(to.x_mid), to.statistics2, from.norm2_gain, from.norm2_bias,
+            faults_at(ModelSite::attention_projection, l, 0, branch, c);
+            norm(l, 1, at<float>(to.x_in), true, at<float>(to.x_mid), to.statistics2, from.norm2_gain, from.norm2_bias,
                  to.h2);
             linear(at<E>(to.h2), c, from.w_fc, from.b_fc, 4 * c, at<E>(to.u));
             on_device::gelu(at<E>(to.u), static_cast<std::size_t>(tokens()) * 4 * static_cast<std::size_t>(c),
                             at<E>(to.a), stream_);
             linear(at<E>(to.a), 4 * c, from.w_proj, from.b_proj, c, branch);
+            faults_at(ModelSite::ffn_output, l, 1, branch, c);
         }
-        norm(at<float>(memory_.layers.back().x_mid), true, at<float>(memory_.x_out), memory_.final_statistics,
-             layout_.final_gain, layout_.final_bias, memory_.final_h);
+        norm(model().layers, 0, at<float>(memory_.layers.back().x_mid), true, at<float>(memory_.x_out),
+             memory_.final_statistics, layout_.final_gain, layout_.final_bias, memory_.final_h);
     }
 
     /// Logits piece by piece; with gradients, that of wte from the head, and dh.
@@ -239,6 +278,7 @@ class PassOf final : public Pass {
             const std::size_t begin = static_cast<std::size_t>(first) * static_cast<std::size_t>(c);
             const E* h = at<E>(memory_.final_h) + begin;
             products_.run({.transpose_b = true, .m = rows, .n = vocabulary, .k = c}, h, wte, logits);
+            if (faulty_) faults_.at(ModelSite::logits, model().layers, 0, logits, first, rows, vocabulary);
             on_device::cross_entropy(logits, ids(input_.targets) + first, rows, vocabulary,
                                      with_gradient ? weight : 0.0F, static_cast<float>(model().z_loss),
                                      at<double>(memory_.losses) + first, stream_);
@@ -251,13 +291,15 @@ class PassOf final : public Pass {
 
     void backward() {
         const int c = width();
-        const E* dbranch = at<E>(memory_.dbranch);
+        E* dbranch = at<E>(memory_.dbranch);
         E *da = at<E>(memory_.da), *dh = at<E>(memory_.dh), *dheads = at<E>(memory_.dheads), *din = at<E>(memory_.din);
         norm_backward(memory_.x_out, memory_.final_statistics, layout_.final_gain, true);
         for (int l = model().layers - 1; l >= 0; --l) {
             const LayerRegions& of = memory_.layers[static_cast<std::size_t>(l)];
             const LayerOffsets& to = layout_.layer(l);
+            faults_at(ModelSite::ffn_output_gradient, l, 1, dbranch, c);
             linear_backward(at<E>(of.a), 4 * c, to.w_proj, to.b_proj, dbranch, c, da);
+            faults_at(ModelSite::ffn_activation_gradient, l, 1, da, 4 * c);
             on_device::gelu_backward(at<E>(of.u), static_cast<std::size_t>(tokens()) * 4 * static_cast<std::size_t>(c),
                                      da, stream_);
             linear_backward(at<E>(of.h2), c, to.w_fc, to.b_fc, da, 4 * c, dh);
@@ -309,11 +351,11 @@ void Pass::switch_qk_norm(int layer, const std::vector<double>& scale) {
 }
 
 std::unique_ptr<Pass> make_pass(const TrainConfig& config, const ParameterLayout& layout, const RunMemory& memory,
-                                const AttentionOnDevice& how, char* base, on_device::Stream stream,
-                                bool deterministic) {
+                                const AttentionOnDevice& how, const DeviceFaults& faults, char* base,
+                                on_device::Stream stream, bool deterministic) {
     if (config.model.bf16)
-        return std::make_unique<PassOf<Bf16>>(config, layout, memory, how, base, stream, deterministic);
-    return std::make_unique<PassOf<float>>(config, layout, memory, how, base, stream, deterministic);
+        return std::make_unique<PassOf<Bf16>>(config, layout, memory, how, faults, base, stream, deterministic);
+    return std::make_unique<PassOf<float>>(config, layout, memory, how, faults, base, stream, deterministic);
 }
 
 }  // namespace faultline::gpt

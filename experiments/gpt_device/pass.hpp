@@ -8,6 +8,7 @@
 #include <string>
 
 #include <faultline/gpt_device/attention_choice.hpp>
+#include <faultline/gpt_device/device_faults.hpp>
 #include <faultline/gpt_device/memory_plan.hpp>
 #include <faultline/gpt_device/monitors.hpp>
 #include <faultline/gpt_device/products.hpp>
@@ -27,11 +28,13 @@ class Pass {
   public:
     /// `base`: device memory of memory.plan.bytes().
     Pass(const TrainConfig& config, const ParameterLayout& layout, const RunMemory& memory,
-         const AttentionOnDevice& how, char* base, on_device::Stream stream, bool deterministic)
+         const AttentionOnDevice& how, const DeviceFaults& faults, char* base, on_device::Stream stream,
+         bool deterministic)
         : config_(config),
           layout_(layout),
           memory_(memory),
           how_(how),
+          faults_(faults),
           base_(base),
           stream_(stream),
           input_(config),
@@ -92,6 +95,8 @@ class Pass {
     const ParameterLayout& layout_;
     const RunMemory& memory_;
     const AttentionOnDevice& how_;
+    const DeviceFaults& faults_;
+    bool faulty_ = false;  ///< whether faults act in the launches that are made
     char* base_;
     on_device::Stream stream_;
     InputLayout input_;
@@ -104,7 +109,8 @@ class Pass {
 
 /// In fp32 or bf16, as the configuration says.
 [[nodiscard]] std::unique_ptr<Pass> make_pass(const TrainConfig& config, const ParameterLayout& layout,
-                                              const RunMemory& memory, const AttentionOnDevice& how, char* base,
-                                              on_device::Stream stream, bool deterministic);
+                                              const RunMemory& memory, const AttentionOnDevice& how,
+                                              const DeviceFaults& faults, char* base, on_device::Stream stream,
+                                              bool deterministic);
 
 }  // namespace faultline::gpt

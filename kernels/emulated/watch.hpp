@@ -3,7 +3,7 @@
 // tiles that are observed, which the host plays to the instrument when the teams have ended (tape.hpp).
 #pragma once
 
-#include <faultline/cpu/alteration.hpp>
+#include <faultline/cpu/alteration_law.hpp>
 #include <faultline/emulated/machine.hpp>
 #include <faultline/emulated/place.hpp>
 #include <faultline/emulated/rounding.hpp>
@@ -106,11 +106,10 @@ struct Watch {
         });
     }
 
-    /// apply_fault of injectors/apply.cpp, and its purposes of streams.
+    /// apply_fault of injectors/apply.cpp.
     template <class Team>
     FAULTLINE_HD static void inject(const Team& team, const Alteration& a, bool masked, const Place& where,
                                     const View<double>& value, double* scratch) {
-        constexpr std::uint64_t column_signs = 2, element_signs = 4, roundings = 5;
         if (a.magnitude == 0) return;
         const std::ptrdiff_t visible0 = masked ? where.visible0 : PTRDIFF_MAX / 2;
         const bool skip_zeros = masked && where.biased;
@@ -120,46 +119,33 @@ struct Watch {
             return n < 0 ? std::ptrdiff_t{0} : (n < value.cols ? n : value.cols);
         };
         const auto touched = [&](double x) { return fabs(x) < infinity() && !(skip_zeros && x == 0); };
-        if (team.rank() == 0) {  // in the order of the elements, as the CPU adds
+        if (team.rank() == 0) {
             double squared = 0, count = 0;
-            for (std::ptrdiff_t i = 0; i < value.rows; ++i)
-                for (std::ptrdiff_t j = 0; j < seen(i); ++j)
-                    if (touched(value(i, j))) {
-                        squared += value(i, j) * value(i, j);
-                        count += 1;
-                    }
+            sum_squares(
+                value.rows, seen,
+                [&](std::ptrdiff_t i, std::ptrdiff_t j) {
+                    const double x = value(i, j);
+                    return touched(x) ? x * x : -1.0;
+                },
+                squared, count);
             *scratch = count == 0 ? 0.0 : a.magnitude * ::sqrt(squared / count);
         }
         team.sync();
         const double amplitude = *scratch;
         const std::uint64_t tile =
             (static_cast<std::uint64_t>(where.query0) << 32) | static_cast<std::uint64_t>(where.key0);
-        const auto stream = [&](std::uint64_t purpose) {
-            return RandomStream(a.seed, purpose, a.site_number, a.step, a.layer, a.batch, a.head, tile, where.part);
-        };
-        const RandomStream elements = stream(element_signs), rounds = stream(roundings);
-        const RandomStream columns(a.seed, column_signs, a.site_number, a.layer, a.head);
+        const RandomStream elements = tile_stream(a, fault_stream::element_signs, tile, where.part);
+        const RandomStream rounds = tile_stream(a, fault_stream::roundings, tile, where.part);
+        const RandomStream columns = column_stream(a);
+        const bool stochastic = a.hold == Alteration::Hold::stochastic;
         each(team, value.rows, value.cols, [&](std::ptrdiff_t i, std::ptrdiff_t j) {
             const double x = value(i, j);
             if (j >= seen(i) || !touched(x)) return;
             const auto element = static_cast<std::uint64_t>(i * value.cols + j);
-            double asked = a.size == Alteration::Size::of_value ? a.magnitude * x
-                           : a.size == Alteration::Size::of_ulp ? a.magnitude * ulp(x, a.format)
-                                                                : amplitude;
-            if (a.sign_of == Alteration::Sign::of_operand)
-                asked *= x > 0 ? 1.0 : (x < 0 ? -1.0 : 0.0);
-            else if (a.sign_of == Alteration::Sign::of_column)
-                asked *= (columns.bits(static_cast<std::uint64_t>(j) / 64) >> j % 64 & 1) != 0 ? -1.0 : 1.0;
-            else if (a.sign_of == Alteration::Sign::of_element)
-                asked *= (elements.bits(element / 64) >> element % 64 & 1) != 0 ? -1.0 : 1.0;
-            else
-                asked *= a.sign;
-            const double changed = x + asked;
-            value(i, j) =
-                a.hold == Alteration::Hold::exact ? changed
-                : a.hold == Alteration::Hold::nearest
-                    ? rounded(changed, a.format, Rounding::nearest_even)
-                    : rounded_in_general(changed, a.format, Rounding::stochastic, stochastic_bits(rounds, element));
+            const double asked = asked_change(
+                a, x, amplitude, [&] { return drawn_sign(columns, static_cast<std::uint64_t>(j)); },
+                [&] { return drawn_sign(elements, element); });
+            value(i, j) = held_change(a, x + asked, stochastic ? stochastic_bits(rounds, element) : 0);
         });
     }
 };

@@ -25,6 +25,7 @@ class BackwardConsumer : BackwardElements<T, Tiles, Variant, Rec> {
     using Elements::correction, Elements::first_row, Elements::matrix_address, Elements::probabilities,
         Elements::score_gradients, Elements::stage, Elements::step_of, Elements::store_watched, Elements::watch;
     using Elements::in_, Elements::m_, Elements::step_, Elements::which_;
+    friend Rec;
     using typename Elements::Step;
     static constexpr BackwardVariant variant = Variant::value;
     static constexpr int d = Tiles::head_dim, block_q = Tiles::block_q, block_k = Tiles::block_k;
@@ -146,7 +147,7 @@ class BackwardConsumer : BackwardElements<T, Tiles, Variant, Rec> {
             probabilities(s, tile, step);
             wgmma_wait<0>();
             keep(dp);
-            score_gradients(s, dp, step);
+            score_gradients(s, dp, tile, step);
             cast<T>(s, p);
             keep(p);
             keep(dv_);
@@ -203,7 +204,7 @@ class BackwardConsumer : BackwardElements<T, Tiles, Variant, Rec> {
             Step step = step_of(tile, q_tile, g, 0);
             const auto finish_step = [&](float(&s)[32], Step& step) {
                 const int half = step.half;
-                score_gradients(s, dp, step);
+                score_gradients(s, dp, tile, step);
                 cast<T>(s, p);
                 cast<T>(dp, ds);
                 if constexpr (variant.projected) {
@@ -276,6 +277,7 @@ class BackwardConsumer : BackwardElements<T, Tiles, Variant, Rec> {
     /// dk and dv, cast, by way of the memory of k and v, so that a row leaves in one piece. By plain stores, which every checker
     /// sees.
     __device__ __forceinline__ void store(const KeyTile<Tiles>& tile) {
+        if constexpr (Rec::alters) Rec::keep(*this, tile);
         named_sync(1, 256);  // the other warpgroup has read k for dq
         const float scale = variant.ds_scale == DsScale::before ? 1.0f : in_.scale;
 #pragma unroll

@@ -25,6 +25,7 @@ struct BackwardElements {
     const int which_;  ///< of the two consumers
     unsigned step_ = 0;
     ZeroSum16 zero_sum_;
+    [[no_unique_address]] typename Rec::Sums sums_{};
 
     [[nodiscard]] __device__ __forceinline__ unsigned stage() const { return step_ % Tiles::stages; }
     /// 64 queries of a tile.
@@ -71,12 +72,14 @@ struct BackwardElements {
         if constexpr (Rec::records) recorder().probabilities(step.place, s, lse[0]);
     }
     /// dp becomes ds: in place.
-    __device__ __forceinline__ void score_gradients(const float (&p)[32], float (&dp)[32], Step& step) {
+    __device__ __forceinline__ void score_gradients(float (&p)[32], float (&dp)[32], const KeyTile<Tiles>& tile,
+                                                    Step& step) {
         const auto* const delta = reinterpret_cast<const float2*>(m_.delta[stage()] + step.half * 64) + threadIdx.x % 4;
         if constexpr (Rec::records) {
             recorder().product(dp, m_.v + first_row() * 64, m_.dout[stage()] + step.half * 64 * 64, step.place, false);
             Rec::keep_gradients(step.place, dp);
         }
+        if constexpr (Rec::alters) Rec::before_gradients(*this, tile, step, dp);
 #pragma unroll
         for (int c = 0; c < 8; ++c) {
             const float2 two = delta[4 * c];
@@ -88,6 +91,7 @@ struct BackwardElements {
             }
         }
         if constexpr (Rec::records) recorder().score_gradients(step.place, p, dp, delta[0]);
+        if constexpr (Rec::alters) Rec::after_gradients(*this, tile, step, p, dp);
     }
 
     /// Where this thread's stmatrix writes eight columns of row `lane` of a tile of keys: panels of 128 rows, 128 bytes each,

@@ -12,14 +12,16 @@
 namespace faultline::tensor_kernel {
 
 struct NoBackwardRecorder {
-    static constexpr bool records = false;
+    static constexpr bool records = false, alters = false;
     struct Arguments {};
     struct Place {};
+    struct Sums {};
 };
 
 template <class T, class Tiles, class Variant>
 struct BackwardTileRecorder {
-    static constexpr bool records = true;
+    static constexpr bool records = true, alters = false;
+    struct Sums {};
     static constexpr int d = Tiles::head_dim;
     struct Arguments {
         RecordedCell* cells;

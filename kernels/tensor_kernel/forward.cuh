@@ -178,6 +178,8 @@ struct Consumer {
                 recorder.elements(tile.place, tile.softmax, kept, s, in.scales.exponent, sums);
                 if (first) recorder.write_elements(tile.place, sums, key_tile);  // there is nothing to rescale yet
             }
+        if constexpr (Rec::alters)
+            recorder.probabilities(tile.place, in, tile.at, tile.at.q_tile * Tiles::block_q, tile.row, key_tile, s);
     }
 
     /// Issues s = q k^T of the next key tile.
@@ -300,6 +302,7 @@ struct Consumer {
         store_rows<T, d>(in, in, tile.at, tile.row, tile.softmax, o, inverse);
         if constexpr (Rec::records)
             if (tile.recorded) recorder.output_cast(tile.place, o, inverse);
+        if constexpr (Rec::alters) recorder.keep(tile.place, tile.at, in.q_tiles);
     }
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A build without the tensor-core kernel.
 #include <faultline/base/error.hpp>
+#include <faultline/tensor_kernel/altering.hpp>
 #include <faultline/tensor_kernel/backward_recording.hpp>
 #include <faultline/tensor_kernel/backward_workspace.hpp>
 #include <faultline/tensor_kernel/forward.hpp>
@@ -31,6 +32,8 @@ RecordedBackward recorded_backward(std::span<const HeadGroup>, std::span<const G
     fail();
 }
 void launch_recorded_backward(const BackwardCall&, const BackwardKernel&, const BackwardRecorder&, void*) { fail(); }
+void launch_altered_forward(const ForwardCall&, const ForwardKernel&, const Alterations&, void*) { fail(); }
+void launch_altered_backward(const BackwardCall&, const BackwardKernel&, const Alterations&, void*) { fail(); }
 std::vector<GroupBackward> attention_backward(std::span<const HeadGroup>, std::span<const GroupForward>,
                                               const RoundingPlan&) {
     fail();

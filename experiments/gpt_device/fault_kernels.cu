@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/gpt_device/altered_tiles.cuh>
+
+#include <algorithm>
+
+namespace faultline::gpt::on_device {
+namespace {
+
+constexpr int threads = altering_threads;
+
+/// Squares and count of a row, for tiles that several blocks change.
+struct RowSquares {
+    double squares, count;
+};
+__device__ void add(RowSquares& to, const RowSquares& next) {
+    to.squares += next.squares;
+    to.count += next.count;
+}
+
+/// A tile of a set, as a block sees it.
+template <class T>
+struct Tile {
+    T* base;
+    std::size_t row_stride;
+    int rows, cols, blocks;
+    const HeadFault* faults;
+
+    __device__ Tile(const TileSet<T>& set, const HeadFault* table, int head, int sequence, int index) {
+        const bool by_columns = set.by_columns;
+        const int row0 = by_columns ? 0 : index * set.tile, col0 = by_columns ? index * set.tile : 0;
+        rows = by_columns ? 1 : min(set.tile, set.rows - row0);
+        cols = by_columns ? min(set.tile, set.cols - col0) : set.cols;
+        row_stride = set.row_stride;
+        blocks = set.blocks;
+        base = set.values + sequence * set.sequence_stride + head * set.head_stride + row0 * row_stride + col0;
+        faults = table + (set.model ? 0 : head);
+    }
+    [[nodiscard]] __device__ int block_of(int j) const {
+        return static_cast<int>(static_cast<long long>(j) * blocks / cols);
+    }
+    [[nodiscard]] __device__ double value(int i, int j) const {
+        if (blocks > 1 && !faults[1 + block_of(j)].touched) return NAN;
+        return static_cast<double>(value_of(base[i * row_stride + j]));
+    }
+};
+
+/// Where the tile's random numbers come from.
+template <class T>
+__device__ Alteration placed(const TileSet<T>& set, const HeadFault& fault, int sequence, int index,
+                             std::uint64_t& tile) {
+    Alteration a = fault.change;
+    const auto first = static_cast<std::uint64_t>(index) * static_cast<std::uint64_t>(set.tile);
+    if (set.model) {
+        a.batch = set.batch;
+        tile = set.name ^ ((first + static_cast<std::uint64_t>(set.first_row)) << 8) ^
+               static_cast<std::uint64_t>(fault.micro_step) << 48;
+    } else {
+        a.batch += sequence;
+        tile = first << 32;
+    }
+    return a;
+}
+
+template <class T>
+__global__ void __launch_bounds__(threads)
+    alter_tiles(TileSet<T> set, const HeadFault* faults, const double* amplitudes, const RowSquares* rows, int parts,
+                bool of_rms, Realised* records) {
+    __shared__ BlockSums sums;
+    __shared__ Uninitialised<TileDraw> shared_draw;
+    __shared__ Uninitialised<Alteration> shared_change;
+    TileDraw& draw = shared_draw.value();
+    Alteration& a = shared_change.value();
+    const int index = blockIdx.x, part = blockIdx.y, head = blockIdx.z % set.heads, sequence = blockIdx.z / set.heads;
+    const int tiles = gridDim.x;
+    Realised* to =
+        records + ((static_cast<std::size_t>(head) * set.sequences + sequence) * tiles + index) * parts + part;
+    const Tile<T> tile(set, faults, head, sequence, index);
+    if (!tile.faults->touched) return keep_record({}, sums, to);
+    {
+        std::uint64_t name = 0;
+        const Alteration mine = placed(set, *tile.faults, sequence, index, name);
+        on_device::draw(mine, name, draw);
+        if (threadIdx.x == 0) {
+            a = mine;
+            draw.amplitude = amplitudes != nullptr ? amplitudes[index] : 0.0;
+        }
+    }
+    __syncthreads();
+    const auto value = [&](int i, int j) { return tile.value(i, j); };
+    if (amplitudes == nullptr && of_rms && a.size == Alteration::Size::of_rms) {
+        double amplitude = 0;
+        if (rows != nullptr) {  // a half warp's first thread stands for one of the 16 lanes of rows
+            RowSquares lane{};
+            if (threadIdx.x % 16 == 0)
+                for (int i = threadIdx.x / 16; i < tile.rows; i += 16) add(lane, rows[index * set.tile + i]);
+            amplitude = joined_amplitude(a, lane.squares, lane.count, sums);
+        } else {
+            amplitude = block_amplitude(a, tile.rows, tile.cols, value, sums);
+        }
+        if (threadIdx.x == 0) draw.amplitude = amplitude;
+        __syncthreads();
+    }
+    const auto store = [&](int i, int j, double held) {
+        T* at = tile.base + i * tile.row_stride + j;
+        store1(at, static_cast<float>(held));
+        return set.model ? static_cast<double>(value_of(*at)) : held;
+    };
+    // Of a block of columns its own sign in place of a's: a.sign squared is 1.
+    const auto sign = [&](int j) {
+        return tile.blocks > 1 ? a.sign * tile.faults[1 + tile.block_of(j)].change.sign : 1.0;
+    };
+    const Realised mine =
+        change_elements(a, draw, tile.rows, tile.cols, set.by_columns, part * (threads / 16) + threadIdx.x / 16,
+                        parts * (threads / 16), value, store, sign);
+    keep_record(mine, sums, to);
+}
+
+template <class T>
+__global__ void __launch_bounds__(threads) square_rows(TileSet<T> set, const HeadFault* faults, RowSquares* to) {
+    const int row = blockIdx.x * (threads / 16) + threadIdx.x / 16;
+    const bool inside = row < set.rows;
+    const Tile<T> tile(set, faults, 0, 0, inside ? row / set.tile : 0);
+    double squares = 0, count = 0;
+    if (inside)
+        for (int j = threadIdx.x % 16; j < tile.cols; j += 16)
+            if (const double v = tile.value(row % set.tile, j); is_finite(v)) {
+                squares += v * v;
+                count += 1;
+            }
+    squares = joined16(squares);
+    count = joined16(count);
+    if (inside && threadIdx.x % 16 == 0) to[row] = {squares, count};
+}
+
+/// A half warp has a tile: lane l the rows l, l + 16, ….
+__global__ void __launch_bounds__(32)
+    join_squares(const RowSquares* rows, int count, int tile, const HeadFault* faults, double* amplitudes) {
+    const int first = blockIdx.x * tile, last = min(first + tile, count);
+    RowSquares sum{};
+    if (threadIdx.x < 16) {
+#pragma unroll 8
+        for (int i = first + threadIdx.x; i < last; i += 16) add(sum, rows[i]);
+    }
+    const double squares = joined16(sum.squares), counted = joined16(sum.count);
+    if (threadIdx.x == 0)
+        amplitudes[blockIdx.x] = counted == 0 ? 0.0 : faults->change.magnitude * ::sqrt(squares / counted);
+}
+
+__global__ void __launch_bounds__(threads) join_ranges(const Realised* records, const RecordRange* ranges, int count,
+                                                       int heads, const StepScalars* scalars, Realised* totals) {
+    __shared__ BlockSums sums;
+    const int layer = blockIdx.x / heads, head = blockIdx.x % heads;
+    Realised mine{};
+    for (int r = 0; r < count; ++r) {
+        const RecordRange range = ranges[r];
+        if (range.layer != layer || head >= range.heads) continue;
+        const Realised* from = records + range.first + head * range.per_head;
+        for (std::size_t i = threadIdx.x; i < range.per_head; i += threads) on_device::add(mine, from[i]);
+    }
+    Realised* to = totals + blockIdx.x;
+    if (threadIdx.x == 0 && (scalars == nullptr || scalars->micro_step > 0)) on_device::add(mine, *to);
+    __syncthreads();
+    keep_record(mine, sums, to);
+}
+
+template <class E>
+__global__ void __launch_bounds__(256) norm_octets(const float* x, const float2* statistics, const float* gain,
+                                                   const float* bias, std::size_t octets, int width, E* h) {
+    const std::size_t o = std::size_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    if (o >= octets) return;
+    const std::size_t at = 8 * o;
+    const auto column = static_cast<int>(at % width);
+    const float2 s = statistics[at / width];
+    Octet v = load8(x + at);
+    const Octet g = load8(gain + column);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v.x[i] = ((v.x[i] - s.x) * s.y) * g.x[i];
+    if (bias != nullptr) {
+        const Octet b = load8(bias + column);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) v.x[i] += b.x[i];
+    }
+    store8(h + at, v);
+}
+
+__global__ void __launch_bounds__(256)
+    apply_octets(const float* update, std::size_t octets, const StepResult* result, float* weights, Bf16* operands) {
+    const std::size_t o = std::size_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    if (o >= octets || !result->finite) return;
+    Octet w = load8(weights + 8 * o);
+    const Octet u = load8(update + 8 * o);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) w.x[i] += u.x[i];
+    store8(weights + 8 * o, w);
+    if (operands != nullptr) store8(operands + 8 * o, w);
+}
+
+unsigned blocks_of(std::size_t octets) { return static_cast<unsigned>((octets + 255) / 256); }
+
+}  // namespace
+
+template <class T>
+int parts_of(const TileSet<T>& set) {
+    // One block for a tile where that is little work, or where tiles fill the card; else a few blocks for a multiprocessor.
+    constexpr long long little = 4096, enough = 264, wanted = 1056, per_part = 2048;
+    const long long tiles = static_cast<long long>(set.tiles()) * set.sequences * set.heads;
+    const long long elements = static_cast<long long>(std::min(set.tile, set.rows)) * set.cols;
+    if (!set.model || tiles >= enough || elements <= little) return 1;
+    return static_cast<int>(std::min((wanted + tiles - 1) / tiles, (elements + per_part - 1) / per_part));
+}
+
+template <class T>
+void alter(const TileSet<T>& set, const HeadFault* faults, bool of_rms, void* rows, Realised* records, Stream stream) {
+    const int parts = parts_of(set);
+    double* amplitudes = nullptr;
+    RowSquares* squares = nullptr;
+    if (parts > 1 && of_rms) {
+        squares = static_cast<RowSquares*>(rows);
+        square_rows<<<(set.rows + threads / 16 - 1) / (threads / 16), threads, 0, stream>>>(set, faults, squares);
+        constexpr int few = 256;  // rows that each block of a tile adds up for itself
+        if (std::min(set.tile, set.rows) > few) {
+            amplitudes = reinterpret_cast<double*>(squares + set.rows);
+            join_squares<<<set.tiles(), 32, 0, stream>>>(squares, set.rows, set.tile, faults, amplitudes);
+        }
+    }
+    const dim3 grid(set.tiles(), parts, set.sequences * set.heads);
+    alter_tiles<<<grid, threads, 0, stream>>>(set, faults, amplitudes, squares, parts, of_rms, records);
+    check_launch("a fault");
+}
+
+void join_records(const Realised* records, const RecordRange* ranges, int count, int layers, int heads,
+                  const StepScalars* scalars, Realised* totals, Stream stream) {
+    join_ranges<<<layers * heads, threads, 0, stream>>>(records, ranges, count, heads, scalars, totals);
+    check_launch("records of faults");
+}
+
+template <class E>
+void norm_from_statistics(const float* x, const float* statistics, const float* gain, const float* bias, int rows,
+                          int width, E* h, Stream stream) {
+    const std::size_t octets = static_cast<std::size_t>(rows) * width / 8;
+    norm_octets<<<blocks_of(octets), 256, 0, stream>>>(x, reinterpret_cast<const float2*>(statistics), gain, bias,
+                                                       octets, width, h);
+    check_launch("norm_from_statistics");
+}
+
+void apply_update(const float* update, std::size_t count, const StepResult* result, float* weights, Bf16* operands,
+                  Stream stream) {
+    apply_octets<<<blocks_of(count / 8), 256, 0, stream>>>(update, count / 8, result, weights, operands);
+    check_launch("apply_update");
+}
+
+#define FAULTLINE_FOR(T)                                                                      \
+    template int parts_of(const TileSet<T>&);                                                 \
+    template void alter(const TileSet<T>&, const HeadFault*, bool, void*, Realised*, Stream); \
+    template void norm_from_statistics(const float*, const float*, const float*, const float*, int, int, T*, Stream);
+FAULTLINE_FOR(float)
+FAULTLINE_FOR(Bf16)
+#undef FAULTLINE_FOR
+
+}  // namespace faultline::gpt::on_device

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/tensor_kernel/altering.cuh>
+#include <faultline/tensor_kernel/backward_launch.cuh>
+#include <faultline/tensor_kernel/request.cuh>
+
+namespace faultline::tensor_kernel {
+namespace {
+
+/// In a recorder's place: what changes the elements of dP, dS and the casts of P and dS.
+struct BackwardAlterer {
+    static constexpr bool records = false, alters = true;
+    struct Arguments {
+        Alterations all;
+    };
+    struct Place {};
+    using Sums = AlteredOfThread;
+
+    template <class Elements, class Tile, class Step>
+    static __device__ __forceinline__ void before_gradients(Elements& self, const Tile& tile, const Step& step,
+                                                            float (&dp)[32]) {
+        at(self, AlteredSite::dp_accumulate, tile, step, dp);
+    }
+    template <class Elements, class Tile, class Step>
+    static __device__ __forceinline__ void after_gradients(Elements& self, const Tile& tile, const Step& step,
+                                                           float (&p)[32], float (&ds)[32]) {
+        at(self, AlteredSite::ds, tile, step, ds);
+#pragma unroll
+        for (int e = 0; e < 32; ++e) {
+            p[e] = rounded<__nv_bfloat16>(p[e]);
+            ds[e] = rounded<__nv_bfloat16>(ds[e]);
+        }
+        at(self, AlteredSite::bwd_p_cast, tile, step, p);
+        at(self, AlteredSite::ds_cast, tile, step, ds);
+    }
+    template <class Elements, class Tile>
+    static __device__ __forceinline__ void keep(Elements& self, const Tile& tile) {
+        const BackwardArguments& in = self.in_;
+        const int head = tile.head % in.kv_heads, batch = tile.head / in.kv_heads, batches = in.all_heads / in.kv_heads;
+        const std::size_t block = (static_cast<std::size_t>(head) * batches + batch) * in.k_tiles +
+                                  static_cast<std::size_t>(tile.first_key / Elements::block_k);
+        keep_sums(self.recording_.all, self.sums_, block * 8 + self.which_ * 4 + threadIdx.x / 32 % 4);
+    }
+
+  private:
+    template <class Elements, class Tile, class Step>
+    static __device__ __forceinline__ void at(Elements& self, AlteredSite site, const Tile& tile, const Step& step,
+                                              float (&x)[32]) {
+        const BackwardArguments& in = self.in_;
+        if (!stands_at(self.recording_.all, site)) return;
+        const int lane = threadIdx.x % 32, offset = in.n_k - in.n_q, first_row = self.first_row();
+        const int query0 = step.first_query / Elements::block_q * Elements::block_q;
+        const std::uint64_t name =
+            static_cast<std::uint64_t>(query0) << 32 | static_cast<std::uint64_t>(tile.first_key);
+        alter(
+            self.recording_.all, site, tile.head % in.kv_heads, tile.head / in.kv_heads, name,
+            min(Elements::block_k, in.n_k - tile.first_key), x,
+            [&](int k, int& e, int& i, int& j) {
+                e = k;
+                j = first_row + lane / 4 + e / 2 % 2 * 8;
+                const int query = step.first_query + e / 4 * 8 + lane % 4 * 2 + e % 2, key = tile.first_key + j;
+                i = query - query0;
+                return query < in.n_q && key < in.n_k && (!in.causal || key <= query + offset);
+            },
+            self.sums_);
+    }
+};
+
+template <int d>
+void run(const BackwardCall& call, const BackwardKernel& kernel, const Alterations& all, cudaStream_t stream) {
+    launch_steps<__nv_bfloat16, d>(call, kernel, stream, [&](const BackwardWorkspace& at) {
+        run_backward<__nv_bfloat16, d, Fused, BackwardAlterer>(call, at, kernel.zero_sum, {all}, stream);
+    });
+}
+
+}  // namespace
+
+void launch_altered_backward(const BackwardCall& call, const BackwardKernel& kernel, const Alterations& alterations,
+                             void* stream) {
+    expect_backward(call, kernel);
+    if (kernel.unit != Unit::wgmma || kernel.element != Element::bf16 || kernel.variant != Fused::value ||
+        call.heads != call.kv_heads)
+        throw std::invalid_argument(
+            "tensor_kernel: the backward is altered by wgmma in bf16, variant fused, as many heads of keys as of queries");
+    expect_device(kernel.unit);
+    const auto cuda_stream = static_cast<cudaStream_t>(stream);
+    call.head_dim == 64 ? run<64>(call, kernel, alterations, cuda_stream)
+                        : run<128>(call, kernel, alterations, cuda_stream);
+}
+
+}  // namespace faultline::tensor_kernel
