@@ -29,7 +29,7 @@ const TokenData& text() {
     return data;
 }
 
-/// Eleven sequences of 100 tokens are six chunks of two, so six groups, which two and four ranks divide unevenly.
+/// Eleven sequences of 100 tokens are six chunks of two, so six groups, which three and four ranks divide unevenly.
 TrainConfig quick(int accumulate) {
     TrainConfig c;
     c.model.layers = 2;
@@ -38,11 +38,11 @@ TrainConfig quick(int accumulate) {
     c.model.context = 100;
     c.batch = 11;
     c.accumulate = accumulate;
-    c.steps = 3;
+    c.steps = 2;
     c.schedule = {.learning_rate = 1e-2, .warmup = 2};
     c.monitor_every = 2;
     c.validate_every = 2;
-    c.validation_batches = 3;
+    c.validation_batches = 2;
     return c;
 }
 
@@ -139,12 +139,10 @@ void expect_the_run_of_one(const TrainConfig& c, const std::vector<std::string>&
     });
 }
 
-TEST(TrainerOfRanks, DividesGroupsOfAMicroBatch) {
-    for (const int size : {2, 4}) expect_the_run_of_one(quick(1), {}, size);
-}
+TEST(TrainerOfRanks, DividesGroupsOfAMicroBatch) { expect_the_run_of_one(quick(1), {}, 4); }
 
 TEST(TrainerOfRanks, DividesMicroBatches) {
-    for (const int size : {2, 4}) expect_the_run_of_one(quick(4), {}, size);
+    expect_the_run_of_one(quick(4), {}, 2);  // two rounds
 }
 
 TEST(TrainerOfRanks, FaultsActAndAreCountedAsInOne) {
