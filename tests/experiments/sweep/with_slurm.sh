@@ -23,6 +23,13 @@ end() {
         sleep 0.1
     done
     for pid in ${pids[@]+"${pids[@]}"}; do kill -9 "$pid" 2>/dev/null; done
+    # A step's daemon that waits for the controller, and what a job has left: all that knows of this Slurm.
+    local environment
+    for environment in /proc/[0-9]*/environ; do
+        pid=${environment#/proc/} pid=${pid%/environ}
+        [ "$pid" -ne $$ ] && [ "$pid" -ne "$BASHPID" ] || continue
+        ! grep -qzFx "SLURM_CONF=$folder/slurm.conf" "$environment" 2>/dev/null || kill -9 "$pid" 2>/dev/null
+    done
     rm -rf "$folder"
 }
 trap end EXIT
