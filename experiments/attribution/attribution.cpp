@@ -119,6 +119,30 @@ OutputAttribution output_attribution(const Work& work, const FirstStage& first, 
     return a;
 }
 
+std::optional<SinkGradient> sink_gradient(const Work& work, const FirstStage& first) {
+    if (work.layer.sink.empty() || work.layer.dout.empty()) return std::nullopt;
+    SinkGradient all;
+    std::size_t at = 0;
+    std::ptrdiff_t batch = 0;
+    std::vector<std::size_t> heads;  // of the first batch element
+    for (std::size_t g = 0; g < work.groups.size(); ++g) {
+        const Group& group = work.groups[g];
+        if (group.batch != batch) at = 0, batch = group.batch;
+        add_sink_gradient(first.bases[g].truth, first.bases[g].plan.dsink, at, all);
+        at += group.query_heads();
+        if (group.batch != 0) continue;
+        for (std::size_t h = 0; h < group.query_heads(); ++h)
+            heads.push_back(static_cast<std::size_t>(group.kv_head) * group.query_heads() + h);
+    }
+    for (const ObservedKernel& kernel : work.layer.observed) {
+        if (kernel.dsink.empty()) continue;
+        SinkGradient::Observed seen{kernel.name, {}};
+        for (const std::size_t head : heads) seen.values.push_back(kernel.dsink[head]);
+        all.observed.push_back(std::move(seen));
+    }
+    return all;
+}
+
 /// Runs the redundant sites of each output repaired together: one run more for each set of them.
 void add_redundant(const Work& work, const FirstStage& first, const AttributionOptions& options, WorkCount& count,
                    std::vector<OutputAttribution>& outputs) {
@@ -201,6 +225,7 @@ LayerAttribution attribute(const LayerCapture& layer, const RoundingPlan& plan, 
         }
     }
     summarize(a.rows);
+    a.dsink = sink_gradient(work, first);
     return a;
 }
 

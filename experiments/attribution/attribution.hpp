@@ -11,6 +11,7 @@
 
 #include <faultline/attribution/capture.hpp>
 #include <faultline/attribution/error_sums.hpp>
+#include <faultline/attribution/sink_gradient.hpp>
 #include <faultline/corrections/correction.hpp>
 #include <faultline/cpu/backend.hpp>
 #include <faultline/cpu/recorder.hpp>
@@ -126,6 +127,7 @@ struct LayerAttribution {
     std::vector<TileStatistics> local;  ///< local error by site (all rounding sites), per head and tile
     std::vector<OutputAttribution> outputs;
     RowStatistics rows;
+    std::optional<SinkGradient> dsink;  ///< where there are sinks and a gradient
     std::size_t truth_slow_elements = 0;
     std::optional<TruthVerification> verified;
 };

@@ -142,6 +142,18 @@ HeadArray lse_array(const TensorSet& file, const Tensor& tensor, const LayerCapt
     return lse;
 }
 
+std::vector<double> sink_gradients(const TensorSet& file, const Tensor& tensor, const LayerCapture& layer) {
+    if (layer.sink.empty())
+        detail::refuse(
+            file, tensor.name,
+            fmt::format("is a gradient of sinks that are not there: expected {}", in_quotes(layer.name + ".sink")));
+    if (tensor.size() != layer.heads())
+        detail::refuse(
+            file, tensor.name,
+            fmt::format("shape {}: expected [{}], one for each sink", shape_text(tensor.shape), layer.heads()));
+    return tensor.to_double();
+}
+
 HeadArray observed_array(const TensorSet& file, const Tensor& tensor, const LayerCapture& layer, Output output) {
     HeadArray array = detail::head_array(file, tensor);
     const HeadArray& rows = output == Output::o || output == Output::dq ? layer.q : layer.k;
@@ -159,14 +171,16 @@ HeadArray observed_array(const TensorSet& file, const Tensor& tensor, const Laye
 /// kernel's name would make "a.b" of layer "x" and "b" of layer "x.a" the same tensor.
 struct ObservedName {
     std::string_view kernel;
-    std::optional<Output> output;  ///< empty: lse
+    std::optional<Output> output;  ///< empty: lse or dsink
+    bool is_dsink = false;
 };
 std::optional<ObservedName> observed_name(std::string_view rest) {
     const auto [kernel, suffix] = split_last(rest);
     const std::optional<Output> output = find_output(suffix);
-    if (kernel.empty() || kernel.find('.') != std::string_view::npos || (!output && suffix != "lse"))
+    if (kernel.empty() || kernel.find('.') != std::string_view::npos ||
+        (!output && suffix != "lse" && suffix != "dsink"))
         return std::nullopt;
-    return ObservedName{kernel, output};
+    return ObservedName{kernel, output, suffix == "dsink"};
 }
 
 std::vector<std::string> unused_tensors(const TensorSet& file) {
@@ -196,6 +210,8 @@ std::vector<ObservedKernel> observed_kernels(const TensorSet& file, const LayerC
         if (found->output)
             observed.outputs[static_cast<std::size_t>(*found->output)] =
                 observed_array(file, tensor, layer, *found->output);
+        else if (found->is_dsink)
+            observed.dsink = sink_gradients(file, tensor, layer);
         else
             observed.lse = lse_array(file, tensor, layer);
     }

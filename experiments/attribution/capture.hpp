@@ -4,6 +4,7 @@
 //   LAYER.q LAYER.k LAYER.v LAYER.do       inputs, [batch, heads, seq, head_dim]; k, v may have fewer heads (GQA, MQA)
 //   LAYER.mask                             optional, added to the scaled score: [.., n_q, n_k] with leading dimensions that
 //                                          broadcast to [batch, heads]
+//   LAYER.KERNEL.dsink                     optional, [heads]: gradient of the sinks' logits
 //   LAYER.sink                             optional, [heads]: the logit of each query head's sink, which is in the softmax's
 //                                          denominator and has no value
 //   LAYER.dropout                          optional, 1 or true where p is kept, shaped as the mask; with it
@@ -51,6 +52,7 @@ struct ObservedKernel {
     std::string name;                                 ///< "flash"
     std::array<std::optional<HeadArray>, 4> outputs;  ///< by Output
     std::optional<HeadArray> lse;                     ///< [batch, heads, seq, 1]
+    std::vector<double> dsink;                        ///< [heads], or empty: of the sinks' logits, over batch and rows
     [[nodiscard]] const std::optional<HeadArray>& operator[](Output output) const {
         return outputs[static_cast<std::size_t>(output)];
     }

@@ -92,6 +92,7 @@ std::vector<Group> groups_of(const LayerCapture& layer, const std::vector<int>& 
 }
 
 void keep_gradients(GroupBackward&& backward, RunOutputs& out) {
+    out.dsink = std::move(backward.dsink);
     out.outputs[static_cast<std::size_t>(Output::dq)] = std::move(backward.dq);
     out.outputs[static_cast<std::size_t>(Output::dk)] = {std::move(backward.dk)};
     out.outputs[static_cast<std::size_t>(Output::dv)] = {std::move(backward.dv)};

@@ -75,7 +75,9 @@ ordered_json site_json(const SiteEffect& effect, const TileStatistics& local) {
 }
 
 ordered_json output_json(const OutputAttribution& a, const LayerAttribution& layer, const RoundingPlan& plan) {
-    ordered_json out{{"truth_norm", number(a.truth_norm)}, {"truth_bound", number(a.truth_bound)}};
+    ordered_json out{{"truth_norm", number(a.truth_norm)},
+                     {"truth_bound", number(a.truth_bound)},
+                     {"truth_resolved", truth_is_resolved(a)}};
     if (const auto format = stored_format(plan, a.output)) {
         out["format"] = name(*format);
         if (a.level) out["format_level"] = number(*a.level);
@@ -115,6 +117,23 @@ ordered_json output_json(const OutputAttribution& a, const LayerAttribution& lay
     return out;
 }
 
+/// Per query head of head_indices: values by truth, plan and kernel, with their errors over all of them.
+ordered_json sink_json(const SinkGradient& dsink) {
+    const auto side = [&](const std::vector<double>& values) {
+        ordered_json list = ordered_json::array();
+        for (const double x : values) list.push_back(number(x));
+        return ordered_json{{"values", std::move(list)}, {"rel_error", number(dsink.rel_error(values))}};
+    };
+    ordered_json truth = ordered_json::array(), bound = ordered_json::array(), observed = ordered_json::object();
+    for (const WideReal& x : dsink.truth) truth.push_back(number(x));
+    for (const WideReal& x : dsink.bound) bound.push_back(number(x));
+    for (const SinkGradient::Observed& seen : dsink.observed) observed[seen.kernel] = side(seen.values);
+    return {{"truth", std::move(truth)},
+            {"truth_bound", std::move(bound)},
+            {"plan", side(dsink.plan)},
+            {"observed", std::move(observed)}};
+}
+
 ordered_json layer_json(const LayerAttribution& layer, const RoundingPlan& plan) {
     ordered_json outputs = ordered_json::object();
     for (const OutputAttribution& a : layer.outputs) outputs[std::string(name(a.output))] = output_json(a, layer, plan);
@@ -138,6 +157,7 @@ ordered_json layer_json(const LayerAttribution& layer, const RoundingPlan& plan)
                    {"zero_sum_coherence", finite_or_null(layer.rows.zero_sum_coherence)},
                    {"repeated_max_fraction", number(layer.rows.repeated_max_fraction)},
                    {"rounded_to_one_fraction", number(layer.rows.rounded_to_one_fraction)}};
+    if (layer.dsink) out["dsink"] = sink_json(*layer.dsink);
     if (!layer.faults.empty()) {
         out["faults"] = ordered_json::array();
         for (const Realised& fault : layer.faults)

@@ -37,4 +37,8 @@ bool at_level(const ErrorMeasure& error, const std::optional<WideReal>& level) {
     return level && error.nonfinite == 0 && error.rel_error <= WideReal(level_allowance) * *level;
 }
 
+bool truth_is_resolved(const OutputAttribution& output) {
+    return output.truth_bound == WideReal(0) || output.truth_bound <= WideReal(0x1p-20) * output.truth_norm;
+}
+
 }  // namespace faultline

@@ -34,4 +34,8 @@ inline constexpr double level_allowance = 1.41421356237309504880;
 /// where the plan stores no format.
 [[nodiscard]] bool at_level(const ErrorMeasure& error, const std::optional<WideReal>& level);
 
+/// Whether the truth's bound is far enough below the truth for an error of it to be told from 0: 2^-20 of its norm, which
+/// leaves three digits of the level of bf16 (2^-9).
+[[nodiscard]] bool truth_is_resolved(const OutputAttribution& output);
+
 }  // namespace faultline

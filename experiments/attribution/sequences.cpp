@@ -250,6 +250,7 @@ class Splitter {
     void one(const Tensor& tensor, const std::string& rest, const std::string& name, std::size_t s,
              TensorSet& out) const {
         if (std::find(markers.begin(), markers.end(), rest) != markers.end()) return;
+        if (rest.ends_with(".dsink")) return;  // of all sequences together, and each is judged by itself
         const std::string suffix = rest.substr(rest.rfind('.') == std::string::npos ? 0 : rest.rfind('.') + 1);
         const std::string full = name + "." + rest;
         const auto is = [&](std::initializer_list<std::string_view> names) {

@@ -178,6 +178,21 @@ std::string truth_line(const LayerAttribution& layer) {
         layer.verified->checked, layer.verified->outside, layer.verified->worst_ratio);
 }
 
+/// The gradient of the sinks' logits: a line for the plan and for each kernel, with the head that is worst.
+std::string sink_lines(const LayerAttribution& layer) {
+    if (!layer.dsink) return "";
+    const SinkGradient& dsink = *layer.dsink;
+    std::string out = "  dsink, the gradient of the sinks' logits, over all heads:\n";
+    const auto add = [&](const std::string& who, const std::vector<double>& values) {
+        const std::size_t worst = dsink.worst(values);
+        out += fmt::format("    {:<11} {:>8}   head {}: {:.4g}, truth {}\n", who, error_text(dsink.rel_error(values)),
+                           layer.head_indices[worst], values[worst], dsink.truth[worst].to_string(4));
+    };
+    add("plan", dsink.plan);
+    for (const SinkGradient::Observed& seen : dsink.observed) add(escaped(seen.kernel, 11), seen.values);
+    return out;
+}
+
 std::string layer_head(const LayerAttribution& layer, const Pen& pen) {
     const bool some = std::ssize(layer.head_indices) < layer.heads;
     std::string heads = layer.heads == 1 ? "1 head" : fmt::format("{}{}", layer.heads, some ? "" : " heads");
@@ -202,13 +217,25 @@ std::string layer_head(const LayerAttribution& layer, const Pen& pen) {
         share_text(rows.saturated_fraction), share_text(rows.rounded_to_one_fraction),
         share_text(rows.repeated_max_fraction));
     const bool law = std::any_of(rows.keys.begin(), rows.keys.end(), [](double keys) { return keys > 1; });
-    if (!law) return out + "\n" + truth_line(layer);
+    if (!law) return out + "\n" + sink_lines(layer) + truth_line(layer);
     if (!rows.zero_sum.empty() && std::isfinite(rows.zero_sum_rms))
         out += fmt::format("; sum of ds off 0 by {:.2g} of its terms, sign {}", rows.zero_sum_rms,
                            signed_text(rows.zero_sum_coherence, 2));
     else if (!rows.zero_sum.empty())
         out += "; sum of ds undefined: the plan's score gradient is not finite";
-    return out + "\n" + truth_line(layer);
+    return out + "\n" + sink_lines(layer) + truth_line(layer);
+}
+
+/// Outputs whose truth is known too coarsely for the errors beside it, one line each: with a softcap and a sink dQ's bound is
+/// absolute (docs/numerics-truth.md, lemma 5), and a cap can make all of dQ smaller than it.
+std::string unresolved_lines(const LayerAttribution& layer) {
+    std::string out;
+    for (const OutputAttribution& output : layer.outputs)
+        if (!truth_is_resolved(output))
+            out +=
+                fmt::format("  {}: its truth is only known to be within {} of {}: the errors above are not resolved\n",
+                            name(output.output), output.truth_bound.to_string(2), output.truth_norm.to_string(2));
+    return out;
 }
 
 /// Outputs down, plan and kernels across: the error, and how much of the kernel's output the plan reproduces.
@@ -349,7 +376,8 @@ std::string table(const Attribution& attribution, const TableOptions& options) {
     const Pen pen(options.color);
     std::string out = head(attribution, pen) + nearer(attribution, pen);
     for (const LayerAttribution& layer : attribution.layers) {
-        out += layer_head(layer, pen) + errors(layer, attribution.plan, pen) + other_inputs(layer, pen);
+        out += layer_head(layer, pen) + errors(layer, attribution.plan, pen) + unresolved_lines(layer) +
+               other_inputs(layer, pen);
         for (const OutputAttribution& output : layer.outputs) {
             if (!options.full && !is_wrong(output, attribution.plan)) continue;
             out += sentence(verdict(layer, output, attribution.plan), pen);

@@ -73,6 +73,7 @@ class LayerWriter {
         if (!layer_.sites.empty()) counterfactuals();
         if (!correction_names_.empty()) corrections();
         if (!layer_.faults.empty()) faults();
+        if (layer_.dsink) sinks();
         attributes();  // of the group, which the datasets have made
     }
 
@@ -107,6 +108,36 @@ class LayerWriter {
         file_.attribute(object, "zero_sum_coherence", layer_.rows.zero_sum_coherence);
         file_.attribute(object, "repeated_max_fraction", layer_.rows.repeated_max_fraction);
         file_.attribute(object, "rounded_to_one_fraction", layer_.rows.rounded_to_one_fraction);
+    }
+
+    void sinks() {
+        const SinkGradient& dsink = *layer_.dsink;
+        const std::string group = below("dsink");
+        const std::vector<std::int64_t> heads(layer_.head_indices.begin(), layer_.head_indices.end());
+        file_.coordinate(group + "sink", heads, {"query head whose sink it is"});
+        std::vector<std::string> sources{"plan"};
+        std::vector<double> values = dsink.plan;
+        Wide errors;
+        errors.add(dsink.rel_error(dsink.plan));
+        for (const SinkGradient::Observed& seen : dsink.observed) {
+            sources.push_back(seen.kernel);
+            values.insert(values.end(), seen.values.begin(), seen.values.end());
+            errors.add(dsink.rel_error(seen.values));
+        }
+        const Axis source = coordinate(group, "source", sources, "the plan, then observed kernels");
+        const Axis sink{"sink", static_cast<std::int64_t>(heads.size())};
+        const std::vector<Axis> over_sinks{sink}, over_sources{source};
+        Wide truth, bound;
+        for (const WideReal& x : dsink.truth) truth.add(x);
+        for (const WideReal& x : dsink.bound) bound.add(x);
+        file_.write_wide(group + "truth", truth.mantissa, truth.exponent, over_sinks,
+                         {"gradient of the sink's logit, over batch and rows", "nat/logit"});
+        file_.write_wide(group + "truth_bound", bound.mantissa, bound.exponent, over_sinks,
+                         {"bound of the truth's error", "nat/logit"});
+        file_.write(group + "value", values, std::vector<Axis>{source, sink},
+                    {"gradient of the sink's logit", "nat/logit"});
+        file_.write_wide(group + "rel_error", errors.mantissa, errors.exponent, over_sources,
+                         {"norm of the error over that of the truth, over the heads", "1"});
     }
 
     void faults() {

@@ -10,6 +10,10 @@
 
 #include <faultline/attribution/attribution.hpp>
 #include <faultline/attribution/capture.hpp>
+#include <faultline/attribution/group_run.hpp>
+#include <faultline/attribution/json.hpp>
+#include <faultline/attribution/level.hpp>
+#include <faultline/attribution/table.hpp>
 #include <faultline/base/error.hpp>
 #include <faultline/plan/presets.hpp>
 #include <faultline/random/random_stream.hpp>
@@ -186,6 +190,67 @@ TEST(Extras, AreAttributed) {
     options.corrections = {parse_correction("zero_sum_weighted")};
     EXPECT_THROW((void)attribute(with["l"], plan("fa2"), options), RequestError);
     EXPECT_THROW((void)attribute(with["l"], plan("fa1"), {}), RequestError);
+}
+
+// The gradient of the sinks' logits, by head: the truth against central differences of the loss sum(O o dO), the plan without
+// rounding against the truth, a kernel's own in the file.
+TEST(Extras, TheSinksGradientIsAttributed) {
+    TensorSet set = with_all();
+    set.add(make_tensor<float>("l.mine.dsink", {2}, std::vector<float>{0.25F, -0.5F}));
+    const Capture capture = capture_of(set);
+    const LayerAttribution a = attribute(capture["l"], plan("fa2"), {});
+    ASSERT_TRUE(a.dsink);
+    ASSERT_EQ(a.dsink->truth.size(), 2u);
+    EXPECT_LT(a.dsink->rel_error(a.dsink->plan).to_double(), 0.1);
+    EXPECT_GT(a.dsink->rel_error(a.dsink->plan).to_double(), 1e-6);
+    const LayerAttribution exact = attribute(capture["l"], plan("exact"), {});
+    EXPECT_LT(exact.dsink->rel_error(exact.dsink->plan).to_double(), 1e-12);
+    ASSERT_EQ(a.dsink->observed.size(), 1u);
+    EXPECT_EQ(a.dsink->observed[0].kernel, "mine");
+    EXPECT_EQ(a.dsink->observed[0].values, (std::vector<double>{0.25, -0.5}));
+    // sum(O o dO) of the layer with one logit moved; the third order's error is below (1e-3)^2 of it.
+    const auto loss = [&](std::size_t head, double by) {
+        LayerCapture moved = capture["l"];
+        moved.sink[head] += by;
+        double sum = 0;
+        for (const attribution::Group& group : attribution::groups_of(moved, {}, 0)) {
+            const GroupTruth truth = attention_truth(group.problem);
+            for (std::size_t h = 0; h < group.query_heads(); ++h)
+                for (std::ptrdiff_t i = 0; i < truth.heads[h].o.rows; ++i)
+                    for (std::ptrdiff_t c = 0; c < truth.heads[h].o.cols; ++c)
+                        sum += truth.heads[h].o(i, c) * group.inputs.dout[h](i, c);
+        }
+        return sum;
+    };
+    for (std::size_t head = 0; head < 2; ++head) {
+        constexpr double h = 1e-3;
+        const double slope = (loss(head, h) - loss(head, -h)) / (2 * h);
+        EXPECT_NEAR(slope, a.dsink->truth[head].to_double(), 1e-5 * std::abs(slope) + 1e-9) << head;
+    }
+    Attribution all;
+    all.plan = plan("fa2");
+    all.layers.push_back(a);
+    EXPECT_THAT(table(all), HasSubstr("dsink, the gradient of the sinks' logits, over all heads:\n    plan "));
+    EXPECT_THAT(to_json(all), HasSubstr("\"dsink\": {"));
+    TensorSet alone = plain();
+    alone.add(make_tensor<float>("l.mine.dsink", {2}, std::vector<float>{0, 0}));
+    EXPECT_THROW((void)capture_of(alone), RequestError);
+}
+
+// A cap of 1e-7, a thousandth of the smallest score here, makes dQ smaller than the absolute bound that a sink's truth has there: that is said, and not printed as exact.
+TEST(Extras, ATruthThatIsNotResolvedIsFlagged) {
+    CaptureOptions options;
+    options.softcap = 1e-7;
+    const Capture capture = capture_of(with_all(), options);
+    Attribution all;
+    all.plan = plan("fa2");
+    all.layers.push_back(attribute(capture["l"], plan("fa2"), {}));
+    for (const OutputAttribution& output : all.layers[0].outputs)
+        if (output.output != Output::dk) {
+            EXPECT_EQ(truth_is_resolved(output), output.output != Output::dq) << name(output.output);
+        }
+    EXPECT_THAT(table(all), HasSubstr("  dq: its truth is only known to be within "));
+    EXPECT_THAT(to_json(all), HasSubstr("\"truth_resolved\": false"));
 }
 
 }  // namespace
