@@ -11,6 +11,7 @@
 #include <faultline/attribution/level.hpp>
 #include <faultline/attribution/svg.hpp>
 #include <faultline/attribution/table.hpp>
+#include <faultline/base/counted.hpp>
 #include <faultline/format/names.hpp>
 #include <faultline/plan/plan_toml.hpp>
 
@@ -234,8 +235,9 @@ std::string output_heading(const OutputAttribution& output, const RoundingPlan& 
 
 std::string layer_section(const LayerAttribution& layer, const RoundingPlan& plan) {
     std::string out =
-        fmt::format("<h2>{}</h2>\n<p>{} query heads, {} key heads, {} queries x {} keys, head size {}, {}</p>\n",
-                    html(layer.name), layer.heads, layer.kv_heads, layer.seq_q, layer.seq_k, layer.head_dim,
+        fmt::format("<h2>{}</h2>\n<p>{}, {}, {} x {}, head size {}, {}</p>\n", html(layer.name),
+                    counted(layer.heads, "query head", "query heads"), counted(layer.kv_heads, "key head", "key heads"),
+                    counted(layer.seq_q, "query", "queries"), counted(layer.seq_k, "key", "keys"), layer.head_dim,
                     (layer.causal ? "causal" : "not causal") + attribution::modified_text(layer));
     out += faults_of(layer) + errors_table(layer);
     out += rows_of(layer);

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <faultline/base/counted.hpp>
 #include <faultline/base/error.hpp>
 #include <faultline/cli/capture_request.hpp>
 #include <faultline/cli/command.hpp>
@@ -180,10 +181,11 @@ Status families(const GenerateSettings& own, const Invocation& call) {
                   .dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) +
               "\n");
     } else if (call.talks()) {
-        remark(fmt::format("{}: {} layer{}, {} heads ({} of keys), {} queries x {} keys, head_dim {}, {}",
-                           escaped(call.common.output, call.common.output.size()), layers.size(),
-                           layers.size() == 1 ? "" : "s", shape.heads, shape.kv_heads, shape.queries, shape.keys,
-                           shape.head_dim, own.dtype));
+        remark(fmt::format(
+            "{}: {}, {} ({} of keys), {} x {}, head_dim {}, {}", escaped(call.common.output, call.common.output.size()),
+            counted(static_cast<std::int64_t>(layers.size()), "layer", "layers"), counted(shape.heads, "head", "heads"),
+            shape.kv_heads, counted(shape.queries, "query", "queries"), counted(shape.keys, "key", "keys"),
+            shape.head_dim, own.dtype));
     }
     return Status::done;
 }
@@ -290,7 +292,8 @@ Command generate_command() {
         [](Settings& settings) -> Run {
             const auto own = std::make_shared<GenerateSettings>();
             settings.positional("families", own->families,
-                                "FAMILY, several with commas between them, or all; a layer for each, named as it");
+                                "FAMILY, several with commas between them, or all; a layer for each, named as it",
+                                false);
             settings.flag("list", own->list, "Describe the families");
             settings.text(
                 "plan", own->plan, "NAME|FILE.toml",

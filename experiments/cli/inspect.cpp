@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include <faultline/attribution/capture.hpp>
+#include <faultline/base/counted.hpp>
 #include <faultline/base/error.hpp>
 #include <faultline/cli/capture_summary.hpp>
 #include <faultline/cli/command.hpp>
@@ -121,13 +122,14 @@ std::string number(double x) { return std::isnan(x) ? "" : fmt::format("{:.4g}",
 
 std::string layer_text(const LayerSummary& layer) {
     if (!layer.problem.empty()) return fmt::format("\n{}\n  cannot be attributed: {}\n", layer.name, layer.problem);
-    const auto count = [](std::ptrdiff_t least, std::ptrdiff_t most) {
-        return least == most ? fmt::format("{}", most) : fmt::format("{} to {}", least, most);
+    const auto count = [](std::ptrdiff_t least, std::ptrdiff_t most, std::string_view one, std::string_view more) {
+        return (least == most ? "" : fmt::format("{} to ", least)) + counted(most, one, more);
     };
     std::string out = fmt::format(
-        "\n{}  {}{} heads ({} of keys), {} queries x {} keys, head_dim {}{}, {}, scale {:.6g}{}{}{}{}\n", layer.name,
-        layer.sequences == 1 ? "" : fmt::format("{} sequences, ", layer.sequences), layer.heads, layer.kv_heads,
-        count(layer.least_q, layer.seq_q), count(layer.least_k, layer.seq_k), layer.head_dim,
+        "\n{}  {}{} ({} of keys), {} x {}, head_dim {}{}, {}, scale {:.6g}{}{}{}{}\n", layer.name,
+        layer.sequences == 1 ? "" : fmt::format("{} sequences, ", layer.sequences),
+        counted(layer.heads, "head", "heads"), layer.kv_heads, count(layer.least_q, layer.seq_q, "query", "queries"),
+        count(layer.least_k, layer.seq_k, "key", "keys"), layer.head_dim,
         layer.head_dim_v == layer.head_dim ? "" : fmt::format(" (v: {})", layer.head_dim_v),
         layer.causal ? "causal" : "not causal", layer.scale,
         layer.softcap > 0 ? fmt::format(", softcap {:g}", layer.softcap) : "", layer.has_mask ? ", mask" : "",

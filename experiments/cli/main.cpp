@@ -112,11 +112,13 @@ std::string parse_problem(const CLI::ParseError& error, const CLI::App& program,
     return escaped(error.what());
 }
 
-/// CLI11 writes what a negated flag stands for; the names say it.
-std::string help_of(const CLI::App& command) {
+/// CLI11 writes what a negated flag stands for; the names say it. The column behind it stays where it is.
+std::string help_of(CLI::App& command, const Settings& settings) {
+    settings.mark_needed(command);
     std::string text = command.help("faultline");
     const std::string_view mark = "{false}";
-    for (std::size_t at = text.find(mark); at != std::string::npos; at = text.find(mark)) text.erase(at, mark.size());
+    for (std::size_t at = text.find(mark); at != std::string::npos; at = text.find(mark))
+        text.replace(at, mark.size(), mark.size(), ' ');
     return text;
 }
 
@@ -149,7 +151,7 @@ int run_program(int argc, char** argv) {
         try {
             program.parse(argc, argv);
         } catch (const CLI::CallForHelp&) {
-            if (group.speaks()) print(chosen == nullptr ? program.help() : help_of(*chosen->app));
+            if (group.speaks()) print(chosen == nullptr ? program.help() : help_of(*chosen->app, chosen->settings));
             return Status::done;
         } catch (const CLI::CallForVersion&) {
             print("faultline " FAULTLINE_VERSION "\n");

@@ -117,7 +117,7 @@ Command plans_command() {
             "  faultline plans --diff fa2,fa3  the sites and schedule fields that differ",
             [](Settings& settings) -> Run {
                 const auto own = std::make_shared<PlansSettings>();
-                settings.positional("name", own->name, "A plan's name, or a TOML file");
+                settings.positional("name", own->name, "A plan's name, or a TOML file", false);
                 settings.list("diff", own->diff, "A,B", "Compare two plans, by name or file");
                 return [own](const Invocation& call) {
                     if (!own->diff.empty()) {

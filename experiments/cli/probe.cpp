@@ -220,7 +220,7 @@ Command probe_command() {
         [](Settings& settings) -> Run {
             const auto own = std::make_shared<ProbeSettings>();
             settings.positionals("files", own->files,
-                                 "Captures, checkpoints of faultline train, or its runs; all of one kind");
+                                 "Captures, checkpoints of faultline train, or its runs; all of one kind", false);
             settings.list("probe", own->probes, "NAME,...", "Only these probes; default all that the files allow");
             settings.list("layers", own->options.layers, "A,B", "Only these layers");
             settings.list("heads", own->options.heads, "0,1", "Only these query heads of captures and runs");

@@ -10,7 +10,7 @@ namespace faultline::cli {
 struct Settings::Setting {
     std::string key, value, help, expected;
     char letter = 0;
-    bool is_flag = false, is_choice = false, is_list = false, is_positional = false;
+    bool is_flag = false, is_choice = false, is_list = false, is_positional = false, is_needed = false;
     std::function<bool(const toml::node&)> from_toml;     ///< false: of another type, or out of range
     std::function<bool(const std::string&)> from_text;    ///< the same, one value or items between separators
     char separator = ',';                                 ///< between the items of a list

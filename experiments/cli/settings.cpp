@@ -87,14 +87,22 @@ void Settings::text(const std::string& key, std::string& target, const std::stri
     };
 }
 
-void Settings::positional(const std::string& key, std::string& target, const std::string& help) {
+void Settings::positional(const std::string& key, std::string& target, const std::string& help, bool needed) {
     text(key, target, "", help);
     settings_.back()->is_positional = true;
+    settings_.back()->is_needed = needed;
 }
 
-void Settings::positionals(const std::string& key, std::vector<std::string>& target, const std::string& help) {
+void Settings::positionals(const std::string& key, std::vector<std::string>& target, const std::string& help,
+                           bool needed) {
     items(key, target, "", help);
     settings_.back()->is_positional = true;
+    settings_.back()->is_needed = needed;
+}
+
+void Settings::mark_needed(CLI::App& command) const {
+    for (const auto& setting : settings_)
+        if (setting->is_needed) command.get_option(setting->key)->required();
 }
 
 void Settings::integer(const std::string& key, std::int64_t& target, std::int64_t least, const std::string& value,

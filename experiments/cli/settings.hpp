@@ -48,13 +48,16 @@ class Settings {
     /// Texts that may hold commas themselves: one each time the option is given.
     void items(const std::string& key, std::vector<std::string>& target, const std::string& value,
                const std::string& help);
-    /// A positional argument.
-    void positional(const std::string& key, std::string& target, const std::string& help);
+    /// A positional argument. `needed`: --help says so; whether it is there is for the command to ask, since a file may give it.
+    void positional(const std::string& key, std::string& target, const std::string& help, bool needed = true);
     /// All positional arguments.
-    void positionals(const std::string& key, std::vector<std::string>& target, const std::string& help);
+    void positionals(const std::string& key, std::vector<std::string>& target, const std::string& help,
+                     bool needed = true);
     /// The same by a one-letter option too: short_name("output", 'o').
     void short_name(const std::string& key, char letter);
 
+    /// Before --help is printed of the command that add_to() was given.
+    void mark_needed(CLI::App& command) const;
     /// Declares the options, and --config, --set, --print-config.
     void add_to(CLI::App& command);
     /// Reads file, --set and command line, in this order. `commands`: the tables that a file may have beside this one.

@@ -10,6 +10,7 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include <faultline/base/counted.hpp>
 #include <faultline/base/error.hpp>
 #include <faultline/base/parallel.hpp>
 #include <faultline/cli/command.hpp>
@@ -219,8 +220,8 @@ Status run_under_slurm(const SweepSettings& own, const Request& request, const s
         print(nlohmann::json{{"schema", "faultline.sweep-jobs/1"}, {"jobs", jobs}, {"scripts", paths}}.dump(1) + "\n");
         return Status::done;
     }
-    std::string text = fmt::format("{} runs in {} array{}; {}\n", missing.size(), scripts.size(),
-                                   scripts.size() == 1 ? "" : "s", summary);
+    std::string text = fmt::format("{} in {}; {}\n", counted(static_cast<std::int64_t>(missing.size()), "run", "runs"),
+                                   counted(static_cast<std::int64_t>(scripts.size()), "array", "arrays"), summary);
     for (std::size_t i = 0; i < scripts.size(); ++i)
         text += jobs.empty() ? fmt::format("  sbatch --array={} {}\n", scripts[i].array, shown(scripts[i].path))
                              : fmt::format("  job {}: {}\n", jobs[i], shown(scripts[i].path));

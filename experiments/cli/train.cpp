@@ -148,6 +148,22 @@ std::unique_ptr<gpt::Training> on_device(const gpt::TrainConfig& config, const T
     return trainer;
 }
 
+/// A run on the CPU. What its model needs at least, where that is not there: more than the settings alone say.
+std::unique_ptr<gpt::Training> on_host(const gpt::TrainConfig& config, const TrainData& data, const gpt::Hooks& hooked,
+                                       Ranks* ranks) {
+    gpt::check(config.model);
+    try {
+        return std::make_unique<gpt::Trainer>(config, data.tokens, data.windows, hooked, ranks);
+    } catch (const std::bad_alloc&) {
+        constexpr double copies = 4, bytes = 4;  // weights, gradient, update and moments at least, in fp32
+        const auto parameters = static_cast<double>(gpt::ParameterLayout(config.model).size());
+        throw WorkError(
+            fmt::format("not enough memory: {:.3g} parameters need {:.3g} GiB and more: expected room for them, or "
+                        "a smaller vocab, width or number of layers",
+                        parameters, copies * bytes * parameters / (1 << 30)));
+    }
+}
+
 Status run(const TrainCommand& own, const Invocation& call) {
     watch_for_interrupts();
     const Settings& settings = call.settings;
@@ -201,7 +217,7 @@ Status run(const TrainCommand& own, const Invocation& call) {
     if (call.common.device == "cuda")
         training = on_device(config, data, own, call, hooks, hooked.step, files.manifest);
     else
-        training = std::make_unique<gpt::Trainer>(config, data.tokens, data.windows, hooked, ranks);
+        training = on_host(config, data, hooked, ranks);
     gpt::Training& trainer = *training;
     files.manifest.ranks = ranks == nullptr ? 1 : ranks->size();
     files.manifest.reductions = trainer.reductions();

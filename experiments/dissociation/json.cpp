@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <array>
 #include <cmath>
 
 #include <nlohmann/json.hpp>
@@ -12,6 +13,12 @@ namespace {
 using nlohmann::ordered_json;
 
 ordered_json number(double x) { return std::isfinite(x) ? ordered_json(x) : ordered_json(nullptr); }
+
+/// A setting as text, as what it is.
+ordered_json typed(const std::string& value) {
+    const ordered_json parsed = ordered_json::parse(value, nullptr, false);
+    return parsed.is_number() || parsed.is_boolean() ? parsed : ordered_json(value);
+}
 
 ordered_json spread_json(const Spread& s) {
     return {{"median", number(s.median)}, {"least", number(s.least)}, {"greatest", number(s.greatest)}};
@@ -53,7 +60,13 @@ ordered_json run_json(const RunResult& r, const RunVerdict* verdict) {
 
 std::string to_json(const RunMatrix& matrix) {
     ordered_json config = ordered_json::object();
-    for (const auto& [key, value] : gpt::fingerprint(matrix.config.train)) config[key] = value;
+    for (const auto& [key, value] : gpt::fingerprint(matrix.config.train)) config[key] = typed(value);
+    const gpt::ModelConfig& model = matrix.config.train.model;  // the fingerprint has codes for what has names
+    config["qk-norm"] = std::array{"none", "parameter-free", "learned"}.at(static_cast<std::size_t>(model.qk_norm));
+    config["norm-statistics"] =
+        std::array{"fp32", "bf16", "bf16-forward", "bf16-backward"}.at(static_cast<std::size_t>(model.norm_statistics));
+    config["optimizer"] =
+        std::array{"adamw", "muon", "sgd"}.at(static_cast<std::size_t>(matrix.config.train.optimizer.kind));
     config["steps"] = matrix.config.train.steps;
     ordered_json table = ordered_json::array();
     for (const Cell& cell : cells(matrix))

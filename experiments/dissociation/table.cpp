@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <faultline/base/counted.hpp>
 #include <faultline/dissociation/report.hpp>
 #include <faultline/tensor/text.hpp>
 
@@ -91,14 +92,16 @@ Row row_of(const Cell& cell) {
 std::string head_of(const RunMatrix& matrix) {
     const gpt::TrainConfig& t = matrix.config.train;
     return fmt::format(
-        "{} layers, width {}, {} heads, context {}, batch {}, learning rate {} after {} steps; {} steps, {} seed{}\n\n"
+        "{}, width {}, {}, context {}, batch {}, learning rate {} after {}; {}, {}\n\n"
         "runaway  sigma_max(W_Q) above {} times the matched control's, and still so at the last step; since: from which on\n"
         "loss     train loss (mean of the last 50 steps) above {} times the matched control's, or no number\n"
         "control  the same seed, data and intervention without the fault; without intervention where that was not run\n"
         "logit    the largest scaled score of the run\n",
-        t.model.layers, t.model.width, t.model.heads, t.model.context, t.batch, t.schedule.learning_rate,
-        t.schedule.warmup, t.steps, matrix.config.seeds.size(), matrix.config.seeds.size() == 1 ? "" : "s",
-        matrix.config.rule.sigma_ratio, matrix.config.rule.loss_ratio);
+        counted(t.model.layers, "layer", "layers"), t.model.width, counted(t.model.heads, "head", "heads"),
+        t.model.context, t.batch, t.schedule.learning_rate, counted(t.schedule.warmup, "step", "steps"),
+        counted(t.steps, "step", "steps"),
+        counted(static_cast<std::int64_t>(matrix.config.seeds.size()), "seed", "seeds"), matrix.config.rule.sigma_ratio,
+        matrix.config.rule.loss_ratio);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <faultline/gpt/run_record.hpp>
 
+#include <algorithm>
 #include <numeric>
 
 #include <fmt/format.h>
@@ -82,6 +83,15 @@ Shape shape_of(const StepReport::Extra& extra, const StepReport& r) {
         fmt::format("{}: {} values: expected one, one per layer, or one per layer and head", extra.name, size));
 }
 
+/// The line "steps = N" of a configuration.
+void set_steps(std::string& config, std::int64_t steps) {
+    const std::string key = "\nsteps = ";
+    const std::size_t at = config.find(key);
+    if (at == std::string::npos) return;
+    const std::size_t begin = at + key.size(), end = std::min(config.find('\n', begin), config.size());
+    config.replace(begin, end - begin, std::to_string(steps));
+}
+
 }  // namespace
 
 RunRecord RunRecord::create(const std::string& path, const Manifest& manifest) {
@@ -90,8 +100,10 @@ RunRecord RunRecord::create(const std::string& path, const Manifest& manifest) {
     return record;
 }
 
-RunRecord RunRecord::resume(const std::string& path, std::int64_t last_step) {
-    RunRecord record(RunFile::resume(path, last_step));
+RunRecord RunRecord::resume(const std::string& path, std::int64_t last_step, std::optional<std::int64_t> steps) {
+    RunRecord record(RunFile::resume(path, last_step, [&](Manifest& manifest) {
+        if (steps) set_steps(manifest.config_toml, *steps);
+    }));
     record.path_ = path;
     record.expected_last_ = last_step;
     return record;

@@ -16,7 +16,9 @@ class RunRecord {
     /// A new file; it appears under its name with the first step. RequestError or WorkError of RunFile::create.
     static RunRecord create(const std::string& path, const Manifest& manifest);
     /// Goes on behind step `last_step`. RequestError where the file has no such step.
-    static RunRecord resume(const std::string& path, std::int64_t last_step);
+    /// `steps`: of the run, where it may be another than when it began; it is written into the configuration that the file has.
+    static RunRecord resume(const std::string& path, std::int64_t last_step,
+                            std::optional<std::int64_t> steps = std::nullopt);
 
     /// Appends the step and flushes. The first one declares the series, those of report.extras too;
     /// a monitor without values in it has none. WorkError when the disk

@@ -104,11 +104,13 @@ RunFile RunFile::create(const std::string& path, const Manifest& manifest) {
     return RunFile(State::make(path, manifest));
 }
 
-RunFile RunFile::resume(const std::string& path, std::int64_t last_step) {
+RunFile RunFile::resume(const std::string& path, std::int64_t last_step, const std::function<void(Manifest&)>& change) {
     h5::silence();
     expect_nobody(path, escaped(path, path.size()));
     PastRun past(path, last_step);
-    auto state = State::make(path, past.manifest());
+    Manifest manifest = past.manifest();
+    if (change) change(manifest);
+    auto state = State::make(path, manifest);
     state->past = std::move(past);
     return RunFile(std::move(state));
 }

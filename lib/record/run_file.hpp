@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -37,7 +38,9 @@ class RunFile {
     /// before it have numbers up to `last_step`: see last_step() for the last of them.
     /// RequestError when the file is missing or no run, or (at the declaration, or at start()) when what is declared is
     /// not what the run has; WorkError when somebody has it open or the disk refuses.
-    static RunFile resume(const std::string& path, std::int64_t last_step);
+    /// `change`: what of the manifest is to be another, for settings that a run may be resumed with (its length).
+    static RunFile resume(const std::string& path, std::int64_t last_step,
+                          const std::function<void(Manifest&)>& change = {});
     RunFile(RunFile&&) noexcept;
     RunFile& operator=(RunFile&&) noexcept;
     ~RunFile();  ///< closes; completed steps stay

@@ -60,12 +60,20 @@ TEST(Dissociate, PrintsATableAndJson) {
     const Outcome run = run_program(small(folder, {"--quiet"}));
     EXPECT_EQ(run.status, 0) << run.err;
     EXPECT_EQ(run.err, "");
+    EXPECT_THAT(run.out, ::testing::StartsWith("1 layer, width 16, 1 head, context 16, batch 2, "));
     for (const char* wanted : {"no fault", "delta:multiplicative:0.2", "project", "% of energy", "validation"})
         EXPECT_THAT(run.out, HasSubstr(wanted));
     const Outcome as_json = run_program(small(folder, {"--json", "--quiet", "--threads", "1"}));
     const json object = json::parse(as_json.out);
     EXPECT_EQ(object["complete"], true);
     EXPECT_EQ(object["runs"].size(), 3U);
+    // Settings are what they are: numbers, truth values, names.
+    const json& training = object["training"];
+    EXPECT_EQ(training["optimizer"], "adamw");
+    EXPECT_EQ(training["qk-norm"], "none");
+    EXPECT_EQ(training["layers"], 1);
+    EXPECT_EQ(training["lr"], 0.003);
+    EXPECT_EQ(training["bf16"], true);
     EXPECT_NEAR(object["runs"][1]["injected_rms"].get<double>(), 0.2, 1e-6);  // of floats
 }
 

@@ -49,6 +49,21 @@ TEST(Help, OfEveryCommandHasAnExampleAndTheSharedOptions) {
     EXPECT_THAT(run_program({"--version"}).out, ::testing::MatchesRegex("faultline [0-9]+\\.[0-9]+\\.[0-9]+\n"));
 }
 
+// Help texts begin in one column, also behind --no-NAME; what a command cannot do without is not in brackets.
+TEST(Help, ColumnsAndPositionals) {
+    const std::string check = run_program({"check", "--help"}).out;
+    std::size_t column = 0;
+    for (const std::string& line : lines(check)) {
+        if (!line.starts_with("  --") && !line.starts_with("  -o")) continue;
+        const std::size_t text = line.find_first_not_of(' ', line.find("  ", 4));
+        if (column == 0) column = text;
+        EXPECT_EQ(text, column) << line;
+    }
+    EXPECT_EQ(column, 34U);
+    EXPECT_THAT(check, HasSubstr("Usage: faultline check [OPTIONS] capture\n"));
+    EXPECT_THAT(run_program({"plans", "--help"}).out, HasSubstr("Usage: faultline plans [OPTIONS] [name]\n"));
+}
+
 TEST(Configuration, CommandLineBeatsSetBeatsFile) {
     const Folder folder;
     folder.write(

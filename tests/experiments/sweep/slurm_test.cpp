@@ -56,7 +56,7 @@ rest
     ASSERT_EQ(status, 0) << said;
     EXPECT_THAT(said, ::testing::HasSubstr("4 runs in 1 array; 0 of 4 runs are done, 4 to do"));
     EXPECT_THAT(said, ::testing::HasSubstr("nothing to submit: 4 of 4 runs are done"));
-    EXPECT_THAT(said, ::testing::HasSubstr("1 runs in 1 array; 3 of 4 runs are done"));
+    EXPECT_THAT(said, ::testing::HasSubstr("1 run in 1 array; 3 of 4 runs are done"));
     EXPECT_EQ(status_of(folder / "s")["complete"], true);
     // The merge's job printed the table, which is that of the same sweep made here.
     const Outcome local = run_program({"sweep", file, "-o", folder / "local", "--quiet"});
