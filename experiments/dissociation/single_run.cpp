@@ -47,7 +47,7 @@ std::string identity_of(const MatrixConfig& config, const RunPlan& plan, const g
     gpt::check_tokens(data, run.config().model.vocabulary, run.config().model.context);
     if (refusal && run.hooked())
         throw RequestError(fmt::format(
-            "source {}, intervention {}: the device's trainer has no hooks for them: expected device = \"cpu\", "
+            "source {}, intervention {}: a sweep has no faults and no hooks on the device: expected device = \"cpu\", "
             "or plans of the attention kernel with none or qk_norm",
             in_quotes(plan.source), in_quotes(plan.intervention)));
     if (const std::string refused = refusal ? refusal(run.config()) : ""; !refused.empty())

@@ -59,7 +59,7 @@ INSTANTIATE_TEST_SUITE_P(
             "[matrix]\nsource = [\"ds:fixed:1\"]\n[train]\ndata = \"DATA\"\n[[recipe]]\nname = \"a\"\n[[recipe]]\nname = \"b\"\n",
             "recipe \"b\": none, none, seed 0: is the run that recipe \"a\" has"},
         Bad{"FaultOnTheDevice", "[matrix]\nsource = [\"ds:fixed:1\"]\n[train]\ndata = \"DATA\"\ndevice = \"cuda\"\n",
-            "source \"ds:fixed:1\", intervention \"none\": the device's trainer has no hooks"},
+            "source \"ds:fixed:1\", intervention \"none\": a sweep has no faults and no hooks on the device"},
         Bad{"MissingData", "[matrix]\nsource = [\"ds:fixed:1\"]\n[train]\ndata = \"/no/such/text\"\n", "train.data: "},
         Bad{"LaunchOption", "[matrix]\nsource = [\"ds:fixed:1\"]\n[sweep]\njobs = \"all\"\n",
             "sweep.jobs: is a string"}),
