@@ -32,7 +32,7 @@ std::vector<Group> groups_of(const LayerCapture& layer, const std::vector<int>& 
 /// What a run leaves: per output its matrices in head order (o, dq: one per query head; dk, dv: one).
 struct RunOutputs {
     std::array<std::vector<Matrix>, 4> outputs;
-    std::vector<Matrix> lse;  ///< per query head [n_q, 1], natural units; +inf where no key is seen
+    std::vector<Matrix> lse;    ///< per query head [n_q, 1], natural units; +inf where no key is seen
     std::vector<double> dsink;  ///< per query head, where there are sinks and a gradient
     const std::vector<Matrix>& operator[](Output output) const { return outputs[static_cast<std::size_t>(output)]; }
 };
