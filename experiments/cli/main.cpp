@@ -109,7 +109,15 @@ std::string parse_problem(const CLI::ParseError& error, const CLI::App& program,
         return fmt::format("{}: unknown option: expected one that --help lists{}", in_quotes(extra),
                            near.empty() ? "" : fmt::format(" (did you mean \"{}\"?)", near));
     }
-    return escaped(error.what());
+    const std::string text = error.what();
+    if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {  // "--alpha: 1 required P missing"
+        const std::size_t colon = text.find(": "), type = text.find(" required "), end = text.rfind(" missing");
+        if (colon < type && type < end && end != std::string::npos) {
+            const std::size_t first = type + std::string_view(" required ").size();
+            return escaped(text.substr(0, colon) + ": has no value: expected " + text.substr(first, end - first));
+        }
+    }
+    return escaped(text);
 }
 
 /// CLI11 writes what a negated flag stands for; the names say it. The column behind it stays where it is.

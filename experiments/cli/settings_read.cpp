@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where settings come from: a file, --set, the command line.
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 
 #include <fmt/format.h>
@@ -35,7 +36,8 @@ std::string_view kind(const toml::node& node) {
 
 std::string value_text(const toml::node& node) {
     if (const auto value = node.value<std::int64_t>(); value && node.is_integer()) return fmt::format(" ({})", *value);
-    if (const auto value = node.value<double>(); value && node.is_floating_point()) return fmt::format(" ({})", *value);
+    if (const auto value = node.value<double>(); value && node.is_floating_point())
+        return std::isfinite(*value) ? fmt::format(" ({})", *value) : " that is not finite";
     if (const auto value = node.value<std::string>(); value && node.is_string()) return " (" + in_quotes(*value) + ")";
     return "";
 }
@@ -161,7 +163,11 @@ void Settings::read(const std::vector<std::string_view>& commands) {
             text += (&item == &setting->given.front() ? "" : std::string(1, setting->separator)) + item;
         setting->origin = setting->is_positional ? setting->key : "--" + setting->key;
         if (!setting->from_text(text)) {
-            throw RequestError(fmt::format("{}: {}: expected {}", setting->origin, in_quotes(text), setting->expected));
+            // Of texts that are given one at a time none is a list.
+            const bool one_at_a_time = setting->is_list && setting->separator != ',';
+            throw RequestError(
+                fmt::format("{}: {}: expected {}", setting->origin, in_quotes(text),
+                            one_at_a_time ? fmt::format("{}, not empty", setting->value) : setting->expected));
         }
     }
 }

@@ -18,8 +18,9 @@ void expect_writable(const Settings& settings, std::string_view key, const std::
         if (!std::filesystem::exists(written, error)) continue;
         const std::string reads = settings.setting_that_names(written, std::string(key));
         if (reads.empty()) continue;
-        throw RequestError(fmt::format("{}: {}: is what {} reads: expected another file", settings.where(key),
-                                       escaped(written, written.size()), reads));
+        const bool written_too = reads == "--output" || reads == "--report" || reads == "--junit";
+        throw RequestError(fmt::format("{}: {}: is what {} {}: expected another file", settings.where(key),
+                                       escaped(written, written.size()), reads, written_too ? "writes" : "reads"));
     }
     if (!force && std::filesystem::exists(path, error))
         throw RequestError(fmt::format("{}: {}: exists already: expected a new name, or --force to replace it",

@@ -339,6 +339,13 @@ void Reader::read_tiles(const toml::node& node, RoundingPlan& plan) const {
             fail(fields.get("delta_threads")->source(), joined(field, "delta_threads"),
                  "is " + std::to_string(threads) + ": expected a power of two from 1 to " +
                      std::to_string(most_delta_threads));
+        for (std::size_t earlier = 0; earlier < plan.tiles.size(); ++earlier) {
+            const TileCase& other = plan.tiles[earlier];
+            if (other.head_dim < tile.head_dim || (other.causal && other.causal != tile.causal)) continue;
+            fail(entry.source(), joined(field, "head_dim"),
+                 "is " + std::to_string(tile.head_dim) + ": expected a head that tiles[" + std::to_string(earlier) +
+                     "] does not fit already, since the first case that fits decides");
+        }
         plan.tiles.push_back(tile);
     }
 }

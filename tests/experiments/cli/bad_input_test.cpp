@@ -322,6 +322,9 @@ TEST(BadRequest, NamesTheSettingAndWhereItCameFrom) {
                 HasSubstr("--config: is given 2 times: expected one file"));
     EXPECT_THAT(refusal(folder, file, {"--correction", "none", "--correction", "all"}),
                 HasSubstr("--correction: \"none\": expected no other correction beside it"));
+    EXPECT_THAT(refusal(folder, file, {"--inject", ""}),
+                HasSubstr("--inject: \"\": expected SITE:LAW:MAGNITUDE, not empty"));
+    EXPECT_THAT(refusal(folder, file, {"--scale"}), HasSubstr("--scale: has no value: expected X"));
     EXPECT_EQ(run_program({"attribute", file, "-o", ""}).status, 2);
     EXPECT_THAT(refusal(folder, file, {"--threads", "-1"}), HasSubstr("--threads"));
     EXPECT_THAT(refusal(folder, file, {"--scale", "0"}), HasSubstr("--scale: \"0\": expected a positive number"));
@@ -363,6 +366,8 @@ TEST(BadRequest, NamesFileTableAndKeyOfAConfiguration) {
                 HasSubstr("attribute.layers: is a string (\"layer0\"): expected a list of strings"));
     EXPECT_THAT(with("[attribute]\nheads = [0.5]\n"),
                 HasSubstr("attribute.heads: is a list: expected a list of integers"));
+    EXPECT_THAT(with("[attribute]\nscale = inf\n"),
+                HasSubstr("attribute.scale: is a number that is not finite: expected a positive number"));
     EXPECT_THAT(with("[attribute]\njson = 1\n"),
                 HasSubstr("attribute.json: is an integer (1): expected true or false"));
     EXPECT_THAT(with("[attribute]\nplna = \"fa2\"\n"), HasSubstr("attribute.plna: unknown key"));

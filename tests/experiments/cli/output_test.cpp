@@ -39,6 +39,15 @@ std::string quoted(const std::vector<std::string>& arguments) {
     return line;
 }
 
+TEST(Output, IsNotTheFileOfAnotherOutput) {
+    const Folder folder;
+    const std::string file = small_capture(folder), page = folder / "x.html";
+    folder.write("x.html", "mine");
+    const Outcome run = run_program({"attribute", file, "--report", page, "-o", page, "--force"});
+    EXPECT_EQ(run.status, 2);
+    EXPECT_THAT(run.err, HasSubstr("is what --report writes: expected another file"));
+}
+
 TEST(Output, NeverReplacesWhatIsRead) {
     const Folder folder;
     const std::string file = small_capture(folder);

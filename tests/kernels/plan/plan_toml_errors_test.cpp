@@ -158,6 +158,8 @@ TEST(PlanErrors, ValuesOutOfRange) {
          "f.toml:1:26: schedule.delta_threads: is 2048: expected a power of two from 1 to 1024"},
         {"[[tiles]]\nhead_dim = 64\nblock_k = 1048577",
          "f.toml:3:11: tiles[0].block_k: is 1048577: expected 0 to 1048576"},
+        {"[[tiles]]\nhead_dim = 64\n[[tiles]]\nhead_dim = 64\ncausal = true",
+         "f.toml:3:1: tiles[1].head_dim: is 64: expected a head that tiles[0] does not fit already, since the first case that fits decides"},
         {"[[tiles]]\nhead_dim = 65537", "f.toml:2:12: tiles[0].head_dim: is 65537: expected 1 to 65536"},
         {"base = \"fa2\"\n[schedule]\np_saved = true",
          "f.toml:3:11: schedule.p_saved: is true: expected normalize = \"before_pv\", because the backward can use only a normalised p again"},
