@@ -80,6 +80,10 @@ TEST(Row1, TheReportsFigures) {
         // lse is near s/8, so its ulp in log2 units bounds the exponent's error.
         const double lse_ulp = ulp(64 * figure.x * figure.x / 8, fp32) * std::numbers::log2e;
         EXPECT_NEAR(std::log2(backward.last()), 0, 2 * lse_ulp);
+        // At 300 lse is so large that ln P is lost in it, and the backward has the forward's P: the report's other figure.
+        if (figure.x == 300) {
+            EXPECT_NEAR(backward.last(), 0.984916, 5e-7);
+        }
     }
 }
 
@@ -102,7 +106,7 @@ TEST(Row2, TheEnvelopeGrowsByBinade) {
                 // and P's own rounding to fp32
                 EXPECT_LE(std::abs(seen.last() - 1), std::exp2(residual) - 1 + 0x1p-23) << d << " " << k;
                 const bool out = round(seen.last(), bf16, Rounding::nearest_even) != 1;
-                if (binade < 15) {
+                if (binade < 16) {  // ln 2 2^(15-24) < 2^-9, half of bf16's ulp below 1
                     EXPECT_FALSE(out) << d << " " << binade;
                 }
                 left = left || out;

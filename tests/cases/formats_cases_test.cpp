@@ -11,6 +11,14 @@
 namespace faultline::testing {
 namespace {
 
+// microsoft/microxcaling#4: 957 beside a block maximum of 960. The block's scale is 2^(floor(log2 960) - 8) = 2, 957/2 = 478.5
+// lies beyond e4m3's 448 and saturates: 896. tests/lib/format/block_test.cpp has the other formats and ways of scaling.
+TEST(Conversions, MxSaturatesBelowTheMaximumOfItsBlock) {
+    std::vector<float> block{957, 960};
+    round_blocks(block, block.size(), *find_block_format("mxfp8_e4m3"));
+    EXPECT_EQ(block, (std::vector<float>{896, 896}));
+}
+
 TEST(Conversions, Fp16TieGoesToEven) { EXPECT_EQ(round(1.00048828125, fp16, Rounding::nearest_even), 1.0); }
 
 TEST(Conversions, TowardZeroKeepsTheOrder) {
