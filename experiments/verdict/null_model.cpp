@@ -18,9 +18,12 @@ SignFlip::SignFlip(const std::vector<Site>& sites, std::uint64_t seed, std::uint
 }
 
 void SignFlip::at(Site site, const TileAt& where, MatrixView<double> value, MatrixView<const double> exact) {
-    const RandomStream stream(
-        seed_, number_, static_cast<std::uint64_t>(index(site)), static_cast<std::uint64_t>(where.head),
-        (static_cast<std::uint64_t>(where.q_tile) << 32) | static_cast<std::uint64_t>(where.k_tile));
+    const auto place = static_cast<std::uint64_t>(index(site)), head = static_cast<std::uint64_t>(where.head),
+               tile = (static_cast<std::uint64_t>(where.q_tile) << 32) | static_cast<std::uint64_t>(where.k_tile),
+               part = static_cast<std::uint64_t>(where.part);
+    // Tiles of one place have signs of their own: the query heads of a group whose dk are cast, dk and dv of its sums.
+    const RandomStream stream = part == 0 ? RandomStream(seed_, number_, place, head, tile)
+                                          : RandomStream(seed_, number_, place, head, tile, part);
     std::uint64_t counter = 0, bits = 0;
     int left = 0;
     for (std::ptrdiff_t i = 0; i < value.rows; ++i)
@@ -55,7 +58,7 @@ OtherSumOrder::OtherSumOrder(const RoundingPlan& plan, std::uint64_t seed, std::
       number_(number) {}
 
 void OtherSumOrder::at(Site site, const TileAt& where, MatrixView<double> value, MatrixView<const double>) {
-    // SignFlip's stream has five numbers in its name; this one has six.
+    // SignFlip's stream has five numbers in its name, and six for a part, which delta has not; this one has six.
     const RandomStream stream(seed_, number_, static_cast<std::uint64_t>(index(site)),
                               static_cast<std::uint64_t>(where.head), std::uint64_t{0}, std::uint64_t{1});
     const double products = static_cast<double>(value.cols);

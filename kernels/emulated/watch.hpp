@@ -95,9 +95,11 @@ struct Watch {
     template <class Team>
     FAULTLINE_HD static void flip(const Team& team, const Alteration& change, Site site, const Place& where,
                                   const View<double>& value, const View<double>& exact) {
-        const RandomStream stream(
-            change.seed, change.number, static_cast<std::uint64_t>(site), static_cast<std::uint64_t>(where.head),
-            (static_cast<std::uint64_t>(where.q_tile) << 32) | static_cast<std::uint64_t>(where.k_tile));
+        const auto place = static_cast<std::uint64_t>(site), head = static_cast<std::uint64_t>(where.head),
+                   tile = (static_cast<std::uint64_t>(where.q_tile) << 32) | static_cast<std::uint64_t>(where.k_tile),
+                   part = static_cast<std::uint64_t>(where.part);
+        const RandomStream stream = part == 0 ? RandomStream(change.seed, change.number, place, head, tile)
+                                              : RandomStream(change.seed, change.number, place, head, tile, part);
         each(team, value.rows, value.cols, [&](std::ptrdiff_t i, std::ptrdiff_t j) {
             const auto element = static_cast<std::uint64_t>(i * value.cols + j);
             if ((stream.bits(element / 64) >> element % 64 & 1) == 0) return;

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The null model keeps every rounding error's size and gives it a random sign.
+#include <algorithm>
+#include <cmath>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -60,6 +63,36 @@ TEST(SignFlip, OfOneSiteGivesErrorsOfTheSameSizeAndNoMean) {
     }
     EXPECT_NEAR(static_cast<double>(flipped), static_cast<double>(run.values.size()) / 2,
                 4 * std::sqrt(static_cast<double>(run.values.size()) / 4));
+}
+
+// Eight query heads that are copies of one another on one key head, dk of each cast by itself: with signs of their own the
+// errors of the eight casts add as sqrt(8), with common ones as 8, which is what the plan does here.
+TEST(SignFlip, CastsOfAGroupsHeadsHaveSignsOfTheirOwn) {
+    constexpr std::ptrdiff_t heads = 8;
+    Capture capture = testing::made_capture({}, {.heads = heads, .kv_heads = 1, .n = 64, .d = 16});
+    LayerCapture& layer = capture.layers[0];
+    for (HeadArray* a : {&layer.q, &layer.dout})
+        for (std::ptrdiff_t h = 1; h < heads; ++h)
+            std::copy_n(a->values.begin(), a->rows * a->cols, a->values.begin() + h * a->rows * a->cols);
+    const attribution::Group group = attribution::groups_of(layer, {}, 0)[0];
+    RoundingPlan plan;
+    plan.schedule.group_reduce = GroupReduce::after_cast;
+    plan.set(Site::dk_cast, Rule{bf16});
+    const Matrix exact = attribution::run_plan(group, RoundingPlan{})[Output::dk][0];
+    const auto norm = [&](const Matrix& dk) {
+        double sum = 0;
+        for (std::size_t a = 0; a < dk.values.size(); ++a)
+            sum += (dk.values[a] - exact.values[a]) * (dk.values[a] - exact.values[a]);
+        return std::sqrt(sum);
+    };
+    SignFlip flip({Site::dk_cast}, 3, 0);
+    const emulated::HostForm form;
+    const Matrix run = attribution::run_plan(group, plan, &flip)[Output::dk][0];
+    EXPECT_EQ(run, attribution::run_plan(group, plan, &flip, form)[Output::dk][0]);
+    // The mean of 1024 elements' squares, each of a variance of some 2 times its mean's square: 5 standard deviations are 22%
+    // of the square, 11% of the norm.
+    EXPECT_NEAR(norm(attribution::run_plan(group, plan)[Output::dk][0]) / norm(run), std::sqrt(8.0),
+                0.11 * std::sqrt(8.0));
 }
 
 TEST(SignFlip, GivesTheSameBitsInTheDevicesForm) {
