@@ -8,10 +8,13 @@
 
 #include <fmt/format.h>
 
+#include <faultline/attribution/level.hpp>
+#include <faultline/attribution/same_element.hpp>
 #include <faultline/base/error.hpp>
 #include <faultline/base/parallel.hpp>
 #include <faultline/base/work_count.hpp>
 #include <faultline/plan/nearest_name.hpp>
+#include <faultline/random/random_stream.hpp>
 #include <faultline/tensor/text.hpp>
 #include <faultline/verdict/lse.hpp>
 #include <faultline/verdict/null_model.hpp>
@@ -129,6 +132,12 @@ class LayerWork {
         });
         const std::vector<double> mean_key = attribution::mean_key_direction(group);
         for (const Output output : outputs_) {
+            const Dtype dtype = kernel_[output]->dtype;
+            for (std::size_t i = 0; i < plan[output].size(); ++i) {
+                store(dtype, plan.outputs[static_cast<std::size_t>(output)][i]);
+                for (std::size_t r = 0; r < runs; ++r)
+                    store_with_signs(dtype, group, output, i, r, null[r].outputs[static_cast<std::size_t>(output)][i]);
+            }
             std::vector<Matrix> observed;
             for (std::size_t i = 0; i < plan[output].size(); ++i)
                 observed.push_back(observed_matrix(group, *kernel_[output], output, i));
@@ -143,7 +152,8 @@ class LayerWork {
                 heads[i] = head_cells(values, layout_of(output, true_values, mean_key));
             });
             for (std::size_t i = 0; i < observed.size(); ++i)
-                join(work, std::move(heads[i]), observed[i], plan[output][i], attribution::truth_of(truth, output, i));
+                join(work, std::move(heads[i]), observed[i], plan[output][i], attribution::truth_of(truth, output, i),
+                     dtype);
             work.observed_errors.push_back(attribution::errors_of(observed, truth, output, mean_key));
             work.plan_errors.push_back(attribution::errors_of(plan[output], truth, output, mean_key));
         }
@@ -175,18 +185,51 @@ class LayerWork {
             HeadCells cells = head_cells(values, layout);
             cells.finite = finite;
             work.in_log2 = work.in_log2 && reads_as_log2(observed, true_values);
-            join(work, std::move(cells), observed, plan.lse[i], certified_truth);
+            join(work, std::move(cells), observed, plan.lse[i], certified_truth, kernel_.lse->dtype);
             work.observed_errors.emplace_back(observed.view(), certified_truth, nullptr);
             work.plan_errors.emplace_back(plan.lse[i].view(), certified_truth, nullptr);
         }
     }
 
+    /// As the file holds it, whatever the plan stores.
+    static void store(Dtype dtype, Matrix& values) {
+        const Format format = with_saturation(attribution::format_of(dtype), false);
+        for (double& x : values.values) x = round(x, format, Rounding::nearest_even);
+    }
+    /// The same with an error of random sign: storing rounds as any site does. Nothing where the plan itself stores that type
+    /// or a narrower one: what a run of the null model has then is its value with the sign of that rounding changed.
+    void store_with_signs(Dtype dtype, const Group& group, Output output, std::size_t i, std::size_t number,
+                          Matrix& values) const {
+        const Format file = attribution::format_of(dtype);
+        std::optional<Format> own = stored_format(plan_, output);
+        const bool of_keys = output == Output::dk || output == Output::dv;
+        if (of_keys && group.query_heads() > 1 && plan_.schedule.group_reduce == GroupReduce::after_cast) {
+            const Format& sum = plan_[Site::kv_group_reduce].format;  // what is rounded last
+            own = is_exact(sum) ? std::nullopt : std::optional(sum);
+        }
+        if (own && own->precision <= file.precision && own->emax <= file.emax &&
+            own->emin - own->precision >= file.emin - file.precision)
+            return;
+        const Matrix exact = values;
+        store(dtype, values);
+        const RandomStream stream(options_.seed, number, static_cast<std::uint64_t>(site_count),
+                                  static_cast<std::uint64_t>(group.inputs.first_head), static_cast<std::uint64_t>(i),
+                                  static_cast<std::uint64_t>(output));
+        for (std::size_t a = 0; a < values.values.size(); ++a) {
+            const double error = values.values[a] - exact.values[a];
+            if (error != 0 && std::isfinite(error) && (stream.bits(a / 64) >> a % 64 & 1) != 0)
+                values.values[a] = exact.values[a] - error;
+        }
+    }
+
     static void join(OutputWork& work, HeadCells&& head, const Matrix& observed, const Matrix& plan,
-                     const CertifiedMatrix& truth) {
+                     const CertifiedMatrix& truth, Dtype dtype) {
         if (work.run_squared.empty()) work.run_squared.resize(head.run_squared.size());
         for (std::size_t r = 0; r < head.run_squared.size(); ++r)
             work.run_squared[r] = work.run_squared[r] + head.run_squared[r];
-        for (std::size_t a = 0; a < observed.values.size(); ++a) work.equal += observed.values[a] == plan.values[a];
+        const attribution::SameElement same(dtype);
+        for (std::size_t a = 0; a < observed.values.size(); ++a)
+            work.equal += same(plan.values[a], observed.values[a]).equal;
         work.total += observed.values.size();
         const WideReal norm = frobenius_norm(truth);
         work.truth_squared = work.truth_squared + norm * norm;
@@ -304,6 +347,7 @@ class LayerWork {
             finding.finite = !nonfinite;
             finding.effect = static_cast<double>(count);
             finding.log10_p = -infinity;
+            finding.of_plan = nonfinite && head.nonfinite_of_plan == head.nonfinite;
             out.findings.push_back(finding);
         }
         for (std::size_t c = 0; c < head.cells.size(); ++c) {

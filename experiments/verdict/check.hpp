@@ -36,7 +36,8 @@ struct Finding {
                         ///< element: the ratio to what the plan's rounding makes, in rms; infinite where it makes none;
                         ///< nonfinite, finite: how many
     double plan_t = 0;  ///< the same statistic of the plan's own run
-    bool of_plan = false;  ///< the plan's own run fails the same test with the same sign: its numerics do it
+    bool of_plan = false;  ///< the plan's own run fails the same test with the same sign: its numerics do it; or of
+                           ///< elements that are not finite, the plan has all of them
 };
 
 struct OutputCheck {

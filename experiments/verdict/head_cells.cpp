@@ -127,7 +127,11 @@ HeadCells head_cells(const HeadValues& values, const HeadLayout& layout) {
         if (cell.direction == Direction::size && cell.extent == Extent::head) head.run_sizes = of_cell;
     }
     for (std::size_t a = 0; a < observed.values.size(); ++a)
-        head.nonfinite += !std::isfinite(observed.values[a]) && std::isfinite(truth.values[a]);
+        if (!std::isfinite(observed.values[a]) && std::isfinite(truth.values[a])) {
+            const double own = values.plan->values[a];
+            ++head.nonfinite;
+            head.nonfinite_of_plan += own == observed.values[a] || (std::isnan(own) && std::isnan(observed.values[a]));
+        }
     return head;
 }
 

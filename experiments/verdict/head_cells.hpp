@@ -55,6 +55,7 @@ struct HeadCells {
     std::vector<double> run_sizes;      ///< by run: the size over the whole head
     std::vector<WideReal> run_squared;  ///< by run: the squared error norm
     std::size_t nonfinite = 0;          ///< elements of the kernel, where the truth is finite
+    std::size_t nonfinite_of_plan = 0;  ///< of those the ones that are the plan's too: both NaN, or the same infinity
     std::size_t finite = 0;             ///< lse: rows without a key that have a finite one
 };
 

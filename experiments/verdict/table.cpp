@@ -64,8 +64,8 @@ std::string spread_text(const OutputCheck& o, double slack) {
 std::string text(const Finding& f) {
     const bool one = f.effect == 1;
     if (f.nonfinite)
-        return fmt::format("head {}: {:.0f} element{} not finite where the truth is", f.head, f.effect,
-                           one ? " is" : "s are");
+        return fmt::format("head {}: {:.0f} element{} not finite where the truth is{}", f.head, f.effect,
+                           one ? " is" : "s are", f.of_plan ? ", as the plan's own run is" : "");
     if (f.finite)
         return fmt::format("head {}: {:.0f} row{} no key and {} no infinite lse", f.head, f.effect,
                            one ? " sees" : "s see", one ? "has" : "have");

@@ -51,6 +51,41 @@ TEST(Check, AKernelThatIsItsPlanIsWithinItsRounding) {
     EXPECT_DOUBLE_EQ(found.log10_threshold, std::log10(1e-3 / static_cast<double>(found.tests)));
 }
 
+// A plan that leaves fp32 in a file of bf16 is compared as the file holds it, and its null model rounds there too. The exact
+// plan stands for a kernel whose only error is that rounding.
+TEST(Check, AnOutputStoredNarrowerThanThePlanLeavesItIsComparedInItsType) {
+    for (const char* name : {"thunderkittens", "exact"}) {
+        Capture capture = made_capture({{"mine", plan(name)}}, shape);
+        for (const Output output : all_outputs) {
+            HeadArray& array = output_of(capture, output);
+            array.dtype = Dtype::bf16;
+            for (double& x : array.values) x = round(x, bf16, Rounding::nearest_even);
+        }
+        const Check found = check(capture, plan(name), quick());
+        EXPECT_EQ(found.verdict(), Verdict::within_rounding) << table(found, true);
+        for (const OutputCheck& o : found.layers[0].outputs) {
+            EXPECT_EQ(o.bit_equal_to_plan, 1) << name << ' ' << faultline::name(o);
+            EXPECT_NEAR(o.size_ratio, 1, 0.2) << name << ' ' << faultline::name(o);
+        }
+    }
+}
+
+// q = k = v = 133120 (pytorch/pytorch#121558): fa2 leaves NaN, and so does a kernel that is fa2.
+TEST(Check, WhatIsNotFiniteInThePlanTooIsSaidToBeThePlans) {
+    const auto overflowing = [](LayerCapture& layer) {
+        for (HeadArray* a : {&layer.q, &layer.k, &layer.v}) std::fill(a->values.begin(), a->values.end(), 133120.0);
+    };
+    const Capture capture =
+        made_capture({{"mine", plan("fa2")}}, {.n = 4, .d = 64, .gradient = false, .extras = overflowing});
+    const Check found = check(capture, plan("fa2"), quick());
+    EXPECT_EQ(found.verdict(), Verdict::wrong);
+    const OutputCheck& o = output_of(found, Output::o);
+    EXPECT_EQ(o.bit_equal_to_plan, 1);
+    ASSERT_FALSE(o.findings.empty());
+    EXPECT_TRUE(o.findings.front().nonfinite && o.findings.front().of_plan);
+    EXPECT_THAT(table(found, true), HasSubstr("not finite where the truth is, as the plan's own run is"));
+}
+
 TEST(Check, TruncatingTheOutputIsABiasTowardsZeroAndNoMistake) {
     Rule truncating{bf16};
     truncating.rounding = Rounding::toward_zero;
