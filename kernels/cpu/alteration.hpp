@@ -42,7 +42,7 @@ struct Alteration {
     double sign = 1;
     Format format = exact;
     std::uint64_t seed = 0, site_number = 0,
-                  number = 0;  ///< flip: stream (seed, number, site, head, q_tile and k_tile, and the part where it is not 0)
+                  number = 0;  ///< flip: stream (seed, number, site, head, q_tile and k_tile, part unless it is 0)
     std::int64_t step = 0;
     int layer = 0, batch = 0, head = 0;
 };
