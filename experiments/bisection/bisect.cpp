@@ -36,6 +36,17 @@ void check_plan_value(const Capture& capture, const Target& target, const Oracle
         refuse("the plan's own value is infinite, the truth being 0, and nothing is near that: expected error_norm");
 }
 
+/// Whether an error's size is to be below a bound that it is above in these values.
+bool asks_for_less_than(const std::vector<Target>& targets, const std::vector<WideReal>& values) {
+    for (std::size_t t = 0; t < targets.size(); ++t) {
+        const Target& target = targets[t];
+        const bool size = target.metric == Metric::rel_error || target.metric == Metric::error_norm;
+        const bool below = target.relation == Target::Relation::less || target.relation == Target::Relation::less_equal;
+        if (size && below && !target.met(values[t])) return true;
+    }
+    return false;
+}
+
 BisectionAnswer answer(const Capture& capture, const RoundingPlan& plan, const BisectionOptions& options,
                        const std::vector<Target>& targets, BisectionKind kind) {
     const Oracle oracle(capture, plan, options, targets, kind);
@@ -65,6 +76,16 @@ BisectionAnswer answer(const Capture& capture, const RoundingPlan& plan, const B
         }
         return trials;
     };
+    const SiteMask all = found.sites.size() == 64 ? ~SiteMask{0} : (SiteMask{1} << found.sites.size()) - 1;
+    if (kind == BisectionKind::repair) {
+        // Whatever rounds less is no nearer to the truth than what rounds nothing, but for luck among last bits.
+        const std::vector<Trial> ends = attempt({0, all});
+        found.out_of_reach = !ends[0].met && !ends[1].met && asks_for_less_than(found.targets, found.values.at(all));
+        if (found.out_of_reach) {
+            found.search.tried = {{0, ends[0]}, {all, ends[1]}};
+            return found;
+        }
+    }
     found.search = search(static_cast<int>(found.sites.size()), attempt, options.search);
     return found;
 }

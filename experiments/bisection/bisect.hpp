@@ -27,6 +27,8 @@ struct BisectionAnswer {
     std::vector<Site> sites;      ///< those that can touch the targets' outputs; bit i of a mask is sites[i]
     std::vector<Site>
         untouched;  ///< rounding sites that cannot, left as the plan has them (repair) or exact (reproduce)
+    /// Repairs alone: an error is asked to be smaller than it is with every site exact, so that no search was made.
+    bool out_of_reach = false;
     bisection::SearchResult search;
     /// For every set of search.tried: the targets' values.
     std::map<bisection::SiteMask, std::vector<WideReal>> values;

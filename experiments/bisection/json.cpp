@@ -91,6 +91,7 @@ ordered_json answer_json(const BisectionAnswer& a) {
             {"singles", std::move(singles)},
             {"sites", names(a.sites)},
             {"untouched", names(a.untouched)},
+            {"out_of_reach", a.out_of_reach},
             {"tried", {{"sets", a.search.tried.size()}, {"sizes", std::move(sizes)}}}};
 }
 

@@ -99,6 +99,7 @@ std::string found_text(const BisectionAnswer& a) {
     if (s.none_met)
         return flow(" ", a.kind == BisectionKind::repair ? "met as the plan is: nothing to repair"
                                                          : "met with every site exact: no site is needed");
+    if (a.out_of_reach) return flow(" ", "not even every site exact meets it: nothing was searched");
     if (s.found.empty()) return flow(" ", "no set of sites that was tried meets it; " + tried_text(a));
     const int size = std::popcount(s.found.front().set);
     const std::string sets = size == 1 ? (s.found.size() == 1 ? "site" : "single sites")
@@ -171,7 +172,9 @@ bool all_met(const Bisection& bisection) {
 
 std::string unmet(const Bisection& bisection) {
     for (const BisectionAnswer& a : bisection.answers)
-        if (a.search.found.empty())
+        if (a.out_of_reach)
+            return fmt::format("not even every site exact meets it: {}", heading(a));
+        else if (a.search.found.empty())
             return fmt::format("no set of sites that was tried meets it ({} sets): {}", a.search.tried.size(),
                                heading(a));
     return {};

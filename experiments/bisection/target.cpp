@@ -141,6 +141,14 @@ Target parse_target(std::string_view text, const std::vector<std::string>& layer
     if (rest.empty()) refuse(text, "there is no output before the measure");
     target.metric = static_cast<Metric>(position(metric, metric_names, "measure", text));
     target.output = static_cast<Output>(position(last_component(rest), output_names, "output", text));
+    // Sizes and shares: of those with a sign only inside abs().
+    const bool has_sign = (target.metric == Metric::signed_bias || target.metric == Metric::t_statistic ||
+                           target.metric == Metric::gain || target.metric == Metric::mean_key_sign) &&
+                          !target.absolute;
+    const WideReal zero(0.0);
+    if (!has_sign && ((target.relation == Target::Relation::less && target.bound <= zero) ||
+                      (target.relation == Target::Relation::less_equal && target.bound < zero)))
+        refuse(text, fmt::format("{} is never below 0: expected a number above it", metric));
     const bool rows_are_keys = target.output == Output::dk || target.output == Output::dv;
     if (rows_are_keys && (target.metric == Metric::t_statistic || target.metric == Metric::row_coherence))
         refuse(text,

@@ -70,11 +70,12 @@ TEST(Bisect, ATargetBelowWhatTheExactPlanReachesIsMetByNoSet) {
     const Capture capture = small();
     BisectionOptions options;
     options.until = {target(capture, "layer0.dq.rel_error < 1e-30")};
-    options.search = {.budget = 40, .largest_size = 1};
     const Bisection found = bisect(capture, plan("fa2"), options);
     EXPECT_FALSE(all_met(found));
-    EXPECT_THAT(unmet(found), ::testing::HasSubstr("no set of sites that was tried meets it"));
-    EXPECT_THAT(table(found), ::testing::HasSubstr("no set of sites that was tried meets it"));
+    EXPECT_TRUE(found.answers[0].out_of_reach);
+    EXPECT_EQ(found.answers[0].search.tried.size(), 2u);  // no site, all sites
+    EXPECT_THAT(unmet(found), ::testing::HasSubstr("not even every site exact meets it"));
+    EXPECT_THAT(table(found), ::testing::HasSubstr("not even every site exact meets it: nothing was searched"));
 }
 
 TEST(Bisect, ResultsDoNotDependOnThreads) {

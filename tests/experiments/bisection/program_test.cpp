@@ -47,7 +47,7 @@ TEST(BisectProgram, ATargetThatNothingMeetsIsExitOneWithASentence) {
     const Outcome run = run_program({"bisect", small_capture(folder), "--until", "layer0.dq.rel_error < 1e-40",
                                      "--runs", "10", "--size", "1", "--quiet", "--heads", "0"});
     EXPECT_EQ(run.status, 1);
-    EXPECT_THAT(run.err, AllOf(StartsWith("faultline bisect: no set of sites"), HasSubstr("1e-40")));
+    EXPECT_THAT(run.err, AllOf(StartsWith("faultline bisect: not even every site exact meets it"), HasSubstr("1e-40")));
     EXPECT_EQ(lines(run.err).size(), 1u);
 }
 

@@ -50,6 +50,10 @@ TEST(Target, HoldsBoundsThatNoDoubleHolds) {
 
 TEST(Target, TheLayerMayBeLeftOutWhereThereIsOne) {
     EXPECT_EQ(parse_target("dq.rel_error < 1", {"a.b"}, std::nullopt).layer, "a.b");
+    EXPECT_THAT(refusal("layer1.dk.rel_error < -1"), HasSubstr("rel_error is never below 0"));
+    EXPECT_THAT(refusal("layer1.dk.rel_error < 0"), HasSubstr("rel_error is never below 0"));
+    EXPECT_THAT(refusal("abs(layer1.dk.gain) <= -0.1"), HasSubstr("gain is never below 0"));
+    EXPECT_EQ(refusal("layer1.dk.gain < -0.1"), "");
     EXPECT_THAT(refusal("layer1.dk.t_statistic < 1"), HasSubstr("defined for o and dq alone"));
     EXPECT_THAT(refusal("layer1.dv.row_coherence < 1"), HasSubstr("defined for o and dq alone"));
     EXPECT_THAT(refusal("dq.rel_error < 1"), HasSubstr("no layer is named and the capture has 2"));
