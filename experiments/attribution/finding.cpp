@@ -73,21 +73,60 @@ const ObservedOutput* nearest_kernel(const OutputAttribution& output) {
     return best == output.observed.end() ? nullptr : &*best;
 }
 
-/// `plan`: its name. Kernels are often called as the preset that was made for them.
-std::string against_kernels(const OutputAttribution& output, const std::string& plan) {
-    constexpr double most = 0.9, alike = 1.1;
+/// An error as it can be read: relative, or where the truth is 0 its Frobenius norm.
+std::string amount_text(const OutputAttribution& output, const WideReal& norm, const WideReal& relative) {
+    return output.truth_norm == WideReal(0.0) ? norm.to_string(3) : error_text(relative);
+}
+std::string amount_text(const OutputAttribution& output, const ErrorMeasure& error) {
+    return amount_text(output, error.error_norm, error.rel_error);
+}
+
+/// What errors are compared by.
+const WideReal& size_of(const OutputAttribution& output, const ErrorMeasure& error) {
+    return output.truth_norm == WideReal(0.0) ? error.error_norm : error.rel_error;
+}
+
+/// How much larger an error has to be before it is another one.
+constexpr double alike = 1.1;
+
+/// Of a kernel that is further off than the plan: nothing that is said of the plan's roundings explains that. Empty where the
+/// kernel's error is the plan's or smaller.
+std::string unexplained_text(const OutputAttribution& output) {
     const ObservedOutput* kernel = nearest_kernel(output);
     if (kernel == nullptr) return "";
+    const ErrorMeasure& its = kernel->error;
+    const bool larger = its.nonfinite > 0 || size_of(output, its) > WideReal(alike) * size_of(output, output.plan);
+    if (!larger) return "";
+    std::string text = fmt::format(
+        "; the error of {}, nearest to it, is {}, which this plan does not explain ({} of its "
+        "elements are the same",
+        escaped(kernel->kernel), amount_text(output, its), share_text(kernel->bit_equal_to_plan));
+    if (its.nonfinite > 0) text += fmt::format(", {} not finite", its.nonfinite);
+    text += ")";
+    // Most of the error is a factor: e = gain truth has the relative error |gain|.
+    constexpr double most_of_the_norm = 0.7;  // the root of half of the square
+    if (std::abs(its.gain) > most_of_the_norm * its.rel_error.to_double())
+        text += fmt::format(": it is {} too {}", error_text(WideReal(std::abs(its.gain))),
+                            its.gain > 0 ? "large" : "small");
+    return text;
+}
+
+/// `plan`: its name. Kernels are often called as the preset that was made for them.
+std::string against_kernels(const OutputAttribution& output, const std::string& plan) {
+    constexpr double most = 0.9;
+    const ObservedOutput* kernel = nearest_kernel(output);
+    if (kernel == nullptr || !unexplained_text(output).empty()) return "";
     const std::string its_name = (kernel->kernel == plan ? "the kernel " : "") + escaped(kernel->kernel);
     const std::string same = share_text(kernel->bit_equal_to_plan) + " of its elements are the same";
     // Nearly all elements alike, and yet the error is another one: a few elements that are far off, or not finite, make it.
-    const WideReal &own = output.plan.rel_error, &its = kernel->error.rel_error;
+    const WideReal &own = size_of(output, output.plan), &its = size_of(output, kernel->error);
     const bool as_wrong = kernel->error.nonfinite == 0 && its < WideReal(alike) * own && own < WideReal(alike) * its;
     if (kernel->bit_equal_to_plan >= most && (as_wrong || own == its))
         return fmt::format(" as {} is ({})", its_name, same);
     const std::string not_finite =
         kernel->error.nonfinite > 0 ? fmt::format(", {} of them not finite", kernel->error.nonfinite) : "";
-    return fmt::format(" where {}, nearest to it, is {} ({}{})", its_name, error_text(its), same, not_finite);
+    return fmt::format(" where {}, nearest to it, is {} ({}{})", its_name, amount_text(output, kernel->error), same,
+                       not_finite);
 }
 
 /// A site and what it did, with the part of the squared error that decides its place in the sentence.
@@ -104,8 +143,9 @@ std::string moved_text(const OutputAttribution& output, std::size_t s) {
         return fmt::format("its repair leaves {} elements not finite, of {}", e.repaired.nonfinite,
                            output.plan.nonfinite);
     return fmt::format("its repair moves it by {}, to {}",
-                       error_text(WideReal(std::sqrt(e.moved_squared)) * output.plan.rel_error),
-                       error_text(e.repaired.rel_error));
+                       amount_text(output, WideReal(std::sqrt(e.moved_squared)) * output.plan.error_norm,
+                                   WideReal(std::sqrt(e.moved_squared)) * output.plan.rel_error),
+                       amount_text(output, e.repaired));
 }
 
 /// Who did it, the largest part of the squared error first: sites whose repair takes it away, sites that do the same thing, of
@@ -132,10 +172,14 @@ std::vector<Culprit> culprits_of(const LayerAttribution& layer, const OutputAttr
     if (output.sites.empty()) return found;
     const std::size_t first = by_weight(layer, output).front();
     const SiteEffect& e = output.sites[first];
-    if (e.share < worth_naming && std::max(-e.share, e.moved_squared) >= worth_naming)
-        found.insert(found.begin(), {e.moved_squared,
-                                     {layer.sites[first]},
-                                     fmt::format("{} ({})", name(layer.sites[first]), moved_text(output, first))});
+    if (e.share < worth_naming && std::max(-e.share, e.moved_squared) >= worth_naming) {
+        // Behind a site whose repair alone takes all of it away: nothing is hidden then.
+        constexpr double all_of_it = 0.99;
+        const auto at = found.begin() + (!found.empty() && found.front().part >= all_of_it ? 1 : 0);
+        found.insert(at, {e.moved_squared,
+                          {layer.sites[first]},
+                          fmt::format("{} ({})", name(layer.sites[first]), moved_text(output, first))});
+    }
     return found;
 }
 
@@ -165,7 +209,7 @@ std::string culprits(const LayerAttribution& layer, const OutputAttribution& out
         if (output.sites[worst].alone_squared >= worth_naming)
             text = fmt::format("; no site's repair takes {} of its square away, {} does most alone ({})",
                                share_text(worth_naming), name(layer.sites[worst]),
-                               error_text(output.sites[worst].alone.rel_error));
+                               amount_text(output, output.sites[worst].alone));
     }
     return text + planted_text(layer, output, found);
 }
@@ -206,8 +250,9 @@ std::string verdict(const LayerAttribution& layer, const OutputAttribution& outp
     const std::optional<Format> format = stored_format(plan, output.output);
     const bool namesake = std::any_of(output.observed.begin(), output.observed.end(),
                                       [&](const ObservedOutput& seen) { return seen.kernel == plan.name; });
-    std::string text = fmt::format("{}: {}{} is {} wrong", name(output.output), namesake ? "the plan " : "", plan.name,
-                                   error_text(output.plan.rel_error));
+    std::string text = fmt::format("{}: {}{} is {} {}", name(output.output), namesake ? "the plan " : "", plan.name,
+                                   amount_text(output, output.plan),
+                                   output.truth_norm == WideReal(0.0) ? "off a truth of 0" : "wrong");
     text += against_kernels(output, plan.name);
     if (output.plan.nonfinite > 0) text += fmt::format(", {} elements not finite", output.plan.nonfinite);
     const auto best = std::find_if(output.corrections.begin(), output.corrections.end(),
@@ -217,19 +262,19 @@ std::string verdict(const LayerAttribution& layer, const OutputAttribution& outp
         text += fmt::format(
             "; |truth| = {} lies below the smallest number of {}: the best that can be stored is 0, with error 100%",
             output.truth_norm.to_string(3), name(*format));
-        return repaired && best->error.rel_error == WideReal(1.0)
-                   ? fmt::format("{}, as {} does", text, best->correction)
-                   : text;
+        if (repaired && best->error.rel_error == WideReal(1.0)) text += fmt::format(", as {} does", best->correction);
+        return text + unexplained_text(output);
     }
     text += culprits(layer, output);
     if (output.plan.mean_key_share > 0.5)
         text += fmt::format("; {} of the error lies along the mean key, with sign {}",
                             share_text(output.plan.mean_key_share), signed_text(output.plan.mean_key_sign, 2));
-    if (output.corrections.empty()) return text;
-    if (!repaired) return text + "; no correction helps";
-    return text +
-           fmt::format("; {} brings it to {}{}", best->correction, error_text(best->error.rel_error),
-                       format && at_level(best->error, best->level) ? fmt::format(", {} level", name(*format)) : "");
+    if (!output.corrections.empty() && !repaired) text += "; no correction helps";
+    if (!output.corrections.empty() && repaired)
+        text +=
+            fmt::format("; {} brings it to {}{}", best->correction, amount_text(output, best->error),
+                        format && at_level(best->error, best->level) ? fmt::format(", {} level", name(*format)) : "");
+    return text + unexplained_text(output);
 }
 
 }  // namespace faultline::attribution

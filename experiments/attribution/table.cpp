@@ -76,14 +76,20 @@ Color color_of(const ErrorMeasure& error, const std::optional<WideReal>& level) 
     return error.rel_error > WideReal(4.0) * *level ? Color::fair : Color::none;
 }
 
+/// The relative error, or where the truth is 0 and nothing is infinite its Frobenius norm, without a unit.
+std::string amount_text(const ErrorMeasure& error) {
+    const bool truth_is_zero = error.nonfinite == 0 && std::isinf(error.rel_error.mantissa);
+    return truth_is_zero ? error.error_norm.to_string(2) : error_text(error.rel_error);
+}
+
 /// The error, `*` where it is at the format's level, `!` where elements are not finite.
 std::string marked(const ErrorMeasure& error, const std::optional<WideReal>& level) {
-    return error_text(error.rel_error) + (error.nonfinite > 0 ? "!" : at_level(error, level) ? "*" : " ");
+    return amount_text(error) + (error.nonfinite > 0 ? "!" : at_level(error, level) ? "*" : " ");
 }
 
 /// The error of a counterfactual, `!` where elements are not finite.
 std::string counterfactual_text(const ErrorMeasure& error) {
-    return error_text(error.rel_error) + (error.nonfinite > 0 ? "!" : "");
+    return amount_text(error) + (error.nonfinite > 0 ? "!" : "");
 }
 
 /// Items after a label, broken into lines.
@@ -127,7 +133,9 @@ std::string head(const Attribution& a, const Pen& pen) {
                       (a.complete ? "\n" : "   (interrupted: not all layers)\n");
     for (const Fault& fault : a.faults) out += fmt::format("with the fault {}\n", to_string(fault));
     if (!a.plan.description.empty() && a.plan.description.size() < line_width) out += a.plan.description + "\n";
-    out += "\nerror  |value - truth| / |truth|, Frobenius over all heads; truth is certified, element by element\n";
+    out +=
+        "\nerror  |value - truth| / |truth|, Frobenius over all heads, or |value| where the truth is 0; truth is\n"
+        "       certified, element by element\n";
     if (format)
         out += fmt::format(
             "{0:<7}what storing the truth in {0} costs; * marks that level: half of the squared error or more is that\n",
@@ -323,13 +331,16 @@ std::string sites_of(const LayerAttribution& layer, const OutputAttribution& out
     }
     if (shown < order.size()) {
         double largest = 0;
-        WideReal alone;
+        const ErrorMeasure* alone = &output.sites[order[shown]].alone;
         for (std::size_t i = shown; i < order.size(); ++i) {
+            const ErrorMeasure& its = output.sites[order[i]].alone;
             largest = std::max(largest, std::abs(output.sites[order[i]].share));
-            alone = std::max(alone, output.sites[order[i]].alone.rel_error);
+            if (alone->rel_error < its.rel_error ||
+                (alone->rel_error == its.rel_error && alone->error_norm < its.error_norm))
+                alone = &its;
         }
         out += fmt::format("    {} other site{}: share at most {} each, alone at most {}\n", order.size() - shown,
-                           order.size() - shown == 1 ? "" : "s", share_text(largest), error_text(alone));
+                           order.size() - shown == 1 ? "" : "s", share_text(largest), amount_text(*alone));
     }
     return out;
 }
@@ -349,7 +360,7 @@ std::string corrections_of(const OutputAttribution& output, const Pen& pen) {
         std::stable_sort(which.begin(), which.end(), less);
         std::vector<std::pair<std::string, Color>> items;
         for (const CorrectedOutput* c : which)
-            items.emplace_back(fmt::format("{} {}{}", c->correction, error_text(c->error.rel_error),
+            items.emplace_back(fmt::format("{} {}{}", c->correction, amount_text(c->error),
                                            c->error.nonfinite > 0         ? "!"
                                            : at_level(c->error, c->level) ? "*"
                                                                           : ""),

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include <faultline/attribution/finding.hpp>
 #include <faultline/attribution/json.hpp>
 #include <faultline/attribution/level.hpp>
 #include <faultline/attribution/table.hpp>
@@ -141,6 +142,52 @@ std::string flat(const std::string& text) {
         else if (!line.ends_with(' '))
             line += ' ';
     return line;
+}
+
+// A kernel further off than the plan: its error is not said to be the plan's sites', and what a factor explains is said.
+TEST(Table, AKernelFurtherOffThanThePlanIsNotExplained) {
+    Attribution a = made_up();
+    OutputAttribution& dq = a.layers[0].outputs[0];
+    dq.truth_norm = WideReal(1.0);
+    ObservedOutput seen;
+    seen.kernel = "yours";
+    seen.error.rel_error = WideReal(10.0) * dq.plan.rel_error;
+    seen.error.gain = seen.error.rel_error.to_double();
+    seen.bit_equal_to_plan = 0.02;
+    dq.observed = {seen};
+    std::string text = attribution::verdict(a.layers[0], dq, a.plan);
+    EXPECT_THAT(text, HasSubstr("; the error of yours, nearest to it, is "));
+    EXPECT_THAT(text, HasSubstr("which this plan does not explain (2.0% of its elements are the same)"));
+    EXPECT_THAT(text, HasSubstr("too large"));
+    dq.observed[0].error = dq.plan;
+    text = attribution::verdict(a.layers[0], dq, a.plan);
+    EXPECT_THAT(text, ::testing::Not(HasSubstr("does not explain")));
+}
+
+// Of a truth of 0 errors are norms, and a site whose repair takes all of it away comes before one that makes it worse.
+TEST(Table, ErrorsWhereTheTruthIsZeroAreNorms) {
+    Attribution a = made_up();
+    OutputAttribution& dq = a.layers[0].outputs[0];
+    dq.truth_norm = WideReal(0.0);
+    dq.observed.clear();
+    const auto error = [](double norm) {
+        ErrorMeasure e;
+        e.error_norm = WideReal(norm);
+        e.rel_error = norm > 0 ? WideReal(INFINITY) : WideReal(0.0);
+        return e;
+    };
+    dq.plan = error(0.25);
+    dq.corrections.clear();
+    dq.redundant.clear();
+    dq.sites[0].repaired = error(0.5);
+    dq.sites[0].share = -3;
+    dq.sites[0].moved_squared = 5;
+    dq.sites[1].repaired = error(0);
+    dq.sites[1].share = 1;
+    dq.sites[1].moved_squared = 1;
+    const std::string text = attribution::verdict(a.layers[0], dq, a.plan);
+    EXPECT_THAT(text, HasSubstr("mine is 2.50e-01 off a truth of 0, by dq_cast (all), delta (its repair moves it by "));
+    EXPECT_THAT(text, ::testing::Not(HasSubstr("inf")));
 }
 
 TEST(Table, NamesSitesThatDoTheSameTogether) {
