@@ -105,10 +105,18 @@ Status run(const IdentifySettings& own, const Invocation& call) {
     const Identification result = identify(capture, options);
     line.clear();
 
+    const bool near = std::all_of(result.kernels.begin(), result.kernels.end(),
+                                  [](const KernelIdentification& k) { return k.is_near(); });
     const auto write_file = [&] {
-        if (!call.common.output.empty() && result.complete) write_plan(call.common.output, result.kernels.front().plan);
+        if (!call.common.output.empty() && result.complete && near)
+            write_plan(call.common.output, result.kernels.front().plan);
     };
     print_after(write_file, call.common.json ? to_json(result) : table(result, own.full));
+    if (result.complete && !near && !call.common.output.empty()) {
+        remark(fmt::format("faultline identify: no preset is this kernel: {} not written",
+                           escaped(call.common.output, call.common.output.size())));
+        return Status::failed;
+    }
     if (!call.common.output.empty() && result.complete)
         for (const KernelIdentification& k : result.kernels)
             if (k.match.all().share() < enough_to_be_it)
@@ -140,7 +148,7 @@ Command identify_command() {
                 return [own](const Invocation& call) { return run(*own, call); };
             },
             "FILE.toml",
-            "Write the plan that is found"};
+            "Write the plan that is found, of one kernel (--kernel)"};
 }
 
 }  // namespace faultline::cli

@@ -206,6 +206,21 @@ std::vector<std::string> observed_kernels(const Capture& capture) {
     return {names.begin(), names.end()};
 }
 
+std::vector<std::string> KernelIdentification::near_ties() const {
+    std::vector<std::string> names;
+    for (std::size_t i = 1; i < ranking.size(); ++i)
+        if (ranking.front().match.all().share() - ranking[i].match.all().share() <= unmodelled_share)
+            names.push_back(ranking[i].plan);
+    return names;
+}
+
+std::vector<Output> KernelIdentification::unlike() const {
+    std::vector<Output> outputs;
+    for (const Output output : all_outputs)
+        if (match[output].total > 0 && match[output].share() < more_than_chance) outputs.push_back(output);
+    return outputs;
+}
+
 Identification identify(const Capture& capture, const IdentifyOptions& options) {
     check_heads(capture, options.heads);
     const std::vector<std::string> kernels = chosen_kernels(capture, options);
@@ -252,7 +267,7 @@ Identification identify(const Capture& capture, const IdentifyOptions& options) 
             result.plan = settled(candidates[order.front()], cases[i]);
             result.match = best.match;
             result.layer_matches = best.layers;
-            if (options.search) search(cases[i], ranked, options, work, result);
+            if (options.search && result.is_near()) search(cases[i], ranked, options, work, result);
             name_plan(result);
             identification.kernels.push_back(std::move(result));
         }

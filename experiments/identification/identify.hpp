@@ -21,6 +21,15 @@ namespace faultline {
 /// hundred changes are tried a kernel, so that chance passes 4 once in three hundred kernels.
 inline constexpr double believed_z = 4;
 
+/// Of unrelated numbers in bf16 some are equal by chance: a plan that has no more elements, or no more of one output, is not
+/// the kernel.
+inline constexpr double more_than_chance = 0.1;
+
+/// Share of the elements that what no plan models may decide: the order of atomic sums, last bits of library functions
+/// (docs/kernels.md; on healthy layers 0.3% of dq and less, 0.1% of all outputs). Plans nearer to each other than that are not
+/// told apart, and a change that gains no more is not stated, unless it makes every element equal.
+inline constexpr double unmodelled_share = 1e-3;
+
 /// A plan of the ranking.
 struct RankedPlan {
     std::string plan;
@@ -45,7 +54,8 @@ struct SiteEvidence {
         0;  ///< of the elements that still differ, the most that one change at this site makes equal
 };
 
-/// One kernel on the layers of one head size.
+/// One kernel on the layers of one head size. Where the best plan of the ranking is no nearer than chance, nothing is searched:
+/// `plan` is that one, and is_near() says so.
 struct KernelIdentification {
     std::string kernel;
     std::ptrdiff_t head_dim = 0;
@@ -61,6 +71,15 @@ struct KernelIdentification {
     std::vector<OutputMatches> layer_matches;  ///< of `plan`, parallel to layers
     std::vector<Trial> trials;        ///< every change tried on `plan` itself, in the order of the neighbourhood
     std::vector<SiteEvidence> sites;  ///< its rounding sites, schedule order
+
+    /// Whether the best plan of the ranking has more elements than chance gives it.
+    [[nodiscard]] bool is_near() const {
+        return !ranking.empty() && ranking.front().match.all().share() >= more_than_chance;
+    }
+    /// The plans of the ranking behind the best that are within unmodelled_share of it.
+    [[nodiscard]] std::vector<std::string> near_ties() const;
+    /// The outputs of which the plan found has no more than chance gives it.
+    [[nodiscard]] std::vector<Output> unlike() const;
 };
 
 struct Identification {

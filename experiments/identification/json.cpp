@@ -67,6 +67,10 @@ ordered_json kernel_json(const KernelIdentification& k) {
         sites[std::string(name(e.site))] = std::move(entry);
     }
     ordered_json found{{"plan", k.plan.name}, {"nearest", k.nearest}, {"changes", changes_json(k.changes)}};
+    found["near"] = k.is_near();
+    found["near_ties"] = k.near_ties();
+    found["unlike"] = ordered_json::array();
+    for (const Output output : k.unlike()) found["unlike"].push_back(name(output));
     found.update(with_outputs(k.match));
     found["layers"] = layers_json(k.layers, k.layer_matches);
     found["sites"] = std::move(sites);

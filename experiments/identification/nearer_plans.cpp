@@ -68,8 +68,6 @@ std::optional<ChosenPlan> nearest_plan(const Identification& ranked, const std::
             chosen->as_near.push_back(candidate.plan);
         }
     }
-    // Of unrelated numbers in bf16 some are equal by chance: nearest to them is nothing.
-    constexpr double more_than_chance = 0.1;
     if (chosen && chosen->bit_equal < more_than_chance) chosen.reset();
     return chosen;
 }

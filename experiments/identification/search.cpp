@@ -13,7 +13,8 @@ constexpr int most_rounds =
 constexpr std::size_t most_starts = 4;  // each of the others costs some 150 runs of one head; four stay within a minute
 constexpr double nothing_left = 0.999;  // what differs then is the order of atomics and last bits (docs/kernels.md)
 
-/// The best of the changes that are believed, or none.
+/// The best of the changes that are believed, or none: each gains more elements than what is not modelled may decide, or
+/// leaves none that differs.
 const Neighbour* best_of(const std::vector<Neighbour>& neighbours, const std::vector<Evaluated>& results,
                          std::ptrdiff_t& gain) {
     const Neighbour* best = nullptr;
@@ -21,6 +22,9 @@ const Neighbour* best_of(const std::vector<Neighbour>& neighbours, const std::ve
         const Flips& f = results[i].flips;
         const auto won = static_cast<std::ptrdiff_t>(f.won) - static_cast<std::ptrdiff_t>(f.lost);
         if (f.z() < believed_z || won <= gain) continue;
+        const Match all = results[i].match.all();
+        if (static_cast<double>(won) <= unmodelled_share * static_cast<double>(all.total) && all.differing() > 0)
+            continue;
         gain = won;
         best = &neighbours[i];
     }

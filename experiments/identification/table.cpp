@@ -62,11 +62,28 @@ std::vector<std::string> equals_of(const KernelIdentification& k) {
     return equals;
 }
 
-/// What the kernel is, in the heading: a plan that others tie with is not the answer by itself.
+/// Outputs by name: "o, dq".
+std::string output_names(const std::vector<Output>& outputs) {
+    std::vector<std::string_view> names;
+    for (const Output output : outputs) names.push_back(name(output));
+    return fmt::format("{}", fmt::join(names, ", "));
+}
+
+/// What the kernel is, in the heading: a plan that others tie with is not the answer by itself, and one that has no more of an
+/// output than chance is not the kernel.
 std::string answer(const KernelIdentification& k) {
-    const std::size_t others = equals_of(k).size() - 1;
-    if (others == 0 || !k.changes.empty()) return k.nearest + (k.changes.empty() ? "" : ", changed");
-    return fmt::format("{} or {} other{}, not told apart", k.nearest, others, others == 1 ? "" : "s");
+    if (!k.is_near()) return "no preset is this kernel";
+    const std::vector<Output> unlike = k.unlike();
+    if (!unlike.empty())
+        return fmt::format("no preset is this kernel: {} is nearest, but has not its {}", k.nearest,
+                           output_names(unlike));
+    const std::size_t others = k.near_ties().size();
+    std::string text = k.nearest;
+    if (!k.changes.empty())
+        text += ", changed";
+    else if (others > 0)
+        text += fmt::format(" or {} other{}, not told apart", others, others == 1 ? "" : "s");
+    return text;
 }
 
 /// Names after a heading, broken into lines.
@@ -90,12 +107,27 @@ std::string ranking_text(const KernelIdentification& k, bool full) {
     for (std::size_t i = 0; i < shown; ++i) out += row(k.ranking[i].plan, k.ranking[i].match);
     const std::vector<std::string> equals = equals_of(k);
     if (equals.size() > 1) out += name_list("not told apart by these outputs:", equals);
+    const std::vector<std::string> ties = k.near_ties();
+    if (k.is_near() && ties.size() + 1 > equals.size())
+        out += name_list(fmt::format("within {:g}% of {}, which the order of sums that no plan models may decide:",
+                                     100 * unmodelled_share, k.nearest),
+                         ties);
+    if (!k.is_near())
+        out +=
+            fmt::format("  of unrelated numbers some are equal by chance; a plan of this kernel has {:.0f}% and more\n",
+                        100 * more_than_chance);
+    for (const Output output : k.is_near() ? k.unlike() : std::vector<Output>{})
+        out +=
+            fmt::format("  of {} no more than chance ({}): faultline attribute says how far off it is, and its gain\n",
+                        name(output), share_percent(k.match[output]));
     return out;
 }
 
 std::string found_text(const KernelIdentification& k) {
     if (k.changes.empty())
-        return fmt::format("  {}: none of {} changes tried makes it better\n", k.nearest, k.trials.size());
+        return fmt::format(
+            "  {}: none of {} changes tried gains more than the {:g}% that is not modelled, or makes all equal\n",
+            k.nearest, k.trials.size(), 100 * unmodelled_share);
     std::string out = fmt::format("  {} is {} with {} change{}:\n", k.plan.name, k.nearest, k.changes.size(),
                                   k.changes.size() == 1 ? "" : "s");
     for (const Difference& change : k.changes)

@@ -21,6 +21,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 std::string refusal(const Folder& folder, const std::vector<std::string>& options) {
     return refused("identify", options, &folder);
@@ -44,24 +45,44 @@ TEST(IdentifyProgram, NamesFlashOnTheShippedCapture) {
 
 TEST(IdentifyProgram, WritesThePlanThatItFinds) {
     const Folder folder;
-    const std::string file = small_capture(folder), out = folder / "found.toml";
-    const Outcome run =
-        run_program({"identify", file, "--layers", "layer0", "--plans", "fa2,math", "-o", out, "--quiet"});
+    const std::string file = folder / "capture.safetensors", out = folder / "found.toml";
+    ASSERT_EQ(run_program({"generate", "benign", "--plan", "fa2", "--seq", "32", "--heads", "1", "-o", file, "--quiet"})
+                  .status,
+              0);
+    const Outcome run = run_program({"identify", file, "--plans", "fa2,math", "-o", out, "--quiet"});
     ASSERT_EQ(run.status, 0) << run.err;
-    EXPECT_THAT(run.err, AllOf(HasSubstr("has 0.20% of the elements of toy: it is not that kernel"), HasSubstr(out)));
-    EXPECT_EQ(lines(run.err).size(), 1u);
+    EXPECT_EQ(run.err, "");
     EXPECT_THAT(run.out, AllOf(HasSubstr("equal elements"), HasSubstr("fa2"), HasSubstr("math")));
     for (const std::string& line : lines(run.out)) EXPECT_LE(line.size(), 110u) << line;
     const RoundingPlan found = read_plan(out);
-    EXPECT_EQ(found.name, "identified-toy");
+    EXPECT_EQ(found.name, "identified-fa2");
     EXPECT_THAT(found.source, HasSubstr("faultline identify"));
     EXPECT_EQ(problem_with(found), "");
     EXPECT_THAT(folder.files(), ElementsAre("capture.safetensors", "found.toml"));
     // And the file is a plan like any other.
-    const Outcome again =
-        run_program({"identify", file, "--layers", "layer0", "--plans", out, "--rank-only", "--json"});
+    const Outcome again = run_program({"identify", file, "--plans", out, "--rank-only", "--json"});
     EXPECT_EQ(again.status, 0) << again.err;
-    EXPECT_EQ(nlohmann::json::parse(again.out)["kernels"][0]["ranking"][0]["plan"], "identified-toy");
+    EXPECT_EQ(nlohmann::json::parse(again.out)["kernels"][0]["ranking"][0]["plan"], "identified-fa2");
+    // A plan that has some of the elements and not most is written, and a remark says that it is not the kernel.
+    const Outcome other =
+        run_program({"identify", file, "--plans", "math", "--rank-only", "-o", folder / "other.toml", "--quiet"});
+    EXPECT_EQ(other.status, 0);
+    EXPECT_THAT(other.err, AllOf(HasSubstr("of the elements of fa2: it is not that kernel"), HasSubstr("other.toml")));
+    EXPECT_EQ(lines(other.err).size(), 1u);
+}
+
+// The toy kernel of the small capture returns deviates that have nothing to do with attention.
+TEST(IdentifyProgram, NamesNoPresetWhereNoneIsNearerThanChance) {
+    const Folder folder;
+    const std::string file = small_capture(folder);
+    const Outcome run = run_program({"identify", file, "--layers", "layer0", "--plans", "fa2,math", "--quiet"});
+    EXPECT_EQ(run.status, 0);
+    EXPECT_THAT(run.out, AllOf(HasSubstr("toy: no preset is this kernel"), Not(HasSubstr("changed"))));
+    const Outcome saved = run_program(
+        {"identify", file, "--layers", "layer0", "--plans", "fa2,math", "-o", folder / "found.toml", "--quiet"});
+    EXPECT_EQ(saved.status, 1);
+    EXPECT_THAT(saved.err, HasSubstr("no preset is this kernel"));
+    EXPECT_THAT(folder.files(), ElementsAre("capture.safetensors"));
 }
 
 TEST(IdentifyProgram, RefusesInASentence) {
