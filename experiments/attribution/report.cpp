@@ -233,12 +233,19 @@ std::string output_heading(const OutputAttribution& output, const RoundingPlan& 
     return output.best_correction.empty() ? out : out + ", best repaired by " + html(output.best_correction);
 }
 
+/// "; here head 0", where not all heads of the layer were looked at.
+std::string heads_looked_at(const LayerAttribution& layer) {
+    if (std::ssize(layer.head_indices) == layer.heads) return {};
+    return fmt::format("; here head{} {}", layer.head_indices.size() == 1 ? "" : "s",
+                       fmt::join(layer.head_indices, ", "));
+}
+
 std::string layer_section(const LayerAttribution& layer, const RoundingPlan& plan) {
-    std::string out =
-        fmt::format("<h2>{}</h2>\n<p>{}, {}, {} x {}, head size {}, {}</p>\n", html(layer.name),
-                    counted(layer.heads, "query head", "query heads"), counted(layer.kv_heads, "key head", "key heads"),
-                    counted(layer.seq_q, "query", "queries"), counted(layer.seq_k, "key", "keys"), layer.head_dim,
-                    (layer.causal ? "causal" : "not causal") + attribution::modified_text(layer));
+    std::string out = fmt::format(
+        "<h2>{}</h2>\n<p>{}, {}, {} x {}, head size {}, {}{}</p>\n", html(layer.name),
+        counted(layer.heads, "query head", "query heads"), counted(layer.kv_heads, "key head", "key heads"),
+        counted(layer.seq_q, "query", "queries"), counted(layer.seq_k, "key", "keys"), layer.head_dim,
+        (layer.causal ? "causal" : "not causal") + attribution::modified_text(layer), heads_looked_at(layer));
     out += faults_of(layer) + errors_table(layer);
     out += rows_of(layer);
     for (const OutputAttribution& output : layer.outputs) {

@@ -34,7 +34,7 @@ struct Prepared {
         run = command.declare(settings);
         settings.text("output", common.output, std::string(command.output), std::string(command.output_help));
         settings.short_name("output", 'o');
-        settings.flag("force", common.force, "Replace the file of -o if it is there");
+        settings.flag("force", common.force, "Replace files that are there: of -o, and of --report or --junit");
         settings.flag("json", common.json, "Print one JSON object in place of a table");
         settings.flag("quiet", common.quiet, "No progress and no remarks on standard error");
         settings.integer("threads", common.threads, 0, "N",

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <set>
 
 #include <gmock/gmock.h>
@@ -420,6 +422,23 @@ TEST(Attribute, KernelsOfOtherInputsAreRemarked) {
     EXPECT_EQ(wrong.status, 0) << wrong.err;
     EXPECT_THAT(wrong.out, ::testing::HasSubstr("off the truth of these inputs, and the plan's is not"));
     EXPECT_THAT(wrong.out, ::testing::Not(::testing::HasSubstr(" wrong as fa2 is")));
+}
+
+TEST(Attribute, ReportOfSomeHeadsSaysWhich) {
+    const Folder folder;
+    const std::string file = folder / "two.safetensors", page = folder / "report.html";
+    ASSERT_EQ(run_program({"generate", "benign", "--heads", "2", "--seq", "24", "--head-dim", "16", "-o", file}).status,
+              0);
+    for (const bool some : {false, true}) {
+        std::vector<std::string> request{"attribute", file,      "--sites", "o_cast",   "--correction",
+                                         "none",      "--force", "--quiet", "--report", page};
+        if (some) request.insert(request.end(), {"--heads", "1"});
+        ASSERT_EQ(run_program(request).status, 0);
+        std::ifstream in(page);
+        const std::string text{std::istreambuf_iterator<char>(in), {}};
+        EXPECT_THAT(text, ::testing::HasSubstr("2 query heads"));
+        EXPECT_EQ(text.find("; here head 1<") != std::string::npos, some);
+    }
 }
 
 TEST(Attribute, WritesAReportWholeAndNeverOverAFile) {
