@@ -25,31 +25,55 @@ Tensor in_binary64(const std::string& name, std::vector<std::int64_t> shape, con
     return faultline::make_tensor<double>(name, std::move(shape), values);
 }
 
-/// Whether the layer's rows are packed or in pages, where heads are not the third axis from the end.
-bool has_rows_first(const TensorSet& file, const std::string& layer) {
-    for (const char* list : {"cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "block_table"})
-        if (file.find(layer + "." + list) != nullptr) return true;
-    return false;
+/// Where the rows of an input lie if it is not [.., heads, seq, head_dim].
+struct RowsFirst {
+    bool is = false;               ///< heads are the last axis but one
+    const Tensor* ends = nullptr;  ///< cu_seqlens of packed rows; null for the pages of a cache
+};
+RowsFirst rows_first_of(const TensorSet& file, const std::string& layer, std::string_view input) {
+    const bool query_side = input == "q" || input == "do";
+    for (const char* list : {"cu_seqlens", query_side ? "cu_seqlens_q" : "cu_seqlens_k"})
+        if (const Tensor* ends = file.find(layer + "." + list)) return {true, ends};
+    return {!query_side && file.find(layer + ".block_table") != nullptr, nullptr};
 }
 
-/// x times one number for all, or for each head.
-Tensor descaled(const TensorSet& file, const Tensor& x, const Tensor& factor, bool rows_first) {
+/// x times one number for all, or for each head, or for each head of each sequence.
+Tensor descaled(const TensorSet& file, const Tensor& x, const Tensor& factor, const RowsFirst& rows_first) {
     const std::size_t rank = x.shape.size();
-    const std::int64_t heads = rank >= 3 ? x.shape[rank - 3] : 1, batch = rank >= 4 ? x.shape[0] : 1;
+    // Packed rows are [total, heads, head_dim], a cache is [pages, page size, heads, head_dim].
+    const bool shaped = rows_first.is ? rank == (rows_first.ends != nullptr ? 3U : 4U) : rank >= 2 && rank <= 4;
+    const std::int64_t heads = rows_first.is ? (shaped ? x.shape[rank - 2] : 1) : rank >= 3 ? x.shape[rank - 3] : 1;
+    const std::int64_t batch = !rows_first.is               ? (rank >= 4 ? x.shape[0] : 1)
+                               : rows_first.ends != nullptr ? static_cast<std::int64_t>(rows_first.ends->size()) - 1
+                                                            : 0;
     using Shape = std::vector<std::int64_t>;
-    const bool fits = factor.size() == 1 || factor.shape == Shape{heads} || factor.shape == Shape{batch, heads};
-    if (rows_first && factor.size() != 1)
+    const bool by_sequence = batch > 0 && factor.shape == Shape{batch, heads};
+    if (!is_float(factor.dtype) || !shaped || !(factor.size() == 1 || factor.shape == Shape{heads} || by_sequence))
         refuse(file, factor.name,
-               fmt::format("shape {}: expected one number, beside packed or paged rows",
-                           faultline::shape_text(factor.shape)));
-    if (!is_float(factor.dtype) || rank < 2 || rank > 4 || !fits)
-        refuse(file, factor.name,
-               fmt::format("dtype {}, shape {}: expected one floating-point number, [{}] or [{}, {}] (batch, heads)",
-                           print_name(factor.dtype), faultline::shape_text(factor.shape), heads, batch, heads));
+               fmt::format("dtype {}, shape {}: expected one floating-point number, [{}]{}", print_name(factor.dtype),
+                           faultline::shape_text(factor.shape), heads,
+                           batch > 0       ? fmt::format(" or [{}, {}] ({}, heads)", batch, heads,
+                                                   rows_first.is ? "sequences" : "batch")
+                           : rows_first.is ? " (heads; a page may be of several sequences)"
+                                           : ""));
     std::vector<double> values = x.to_double();
     const std::vector<double> by = factor.to_double();
-    const std::size_t per_head = values.size() / static_cast<std::size_t>(batch * heads);
-    for (std::size_t i = 0; i < values.size(); ++i) values[i] *= by[i / per_head % by.size()];
+    if (by.size() == 1) {
+        for (double& value : values) value *= by[0];
+    } else if (!rows_first.is) {
+        const std::size_t per_head = values.size() / static_cast<std::size_t>(batch * heads);
+        for (std::size_t i = 0; i < values.size(); ++i) values[i] *= by[i / per_head % by.size()];
+    } else {
+        const auto columns = static_cast<std::size_t>(x.shape.back()), count = static_cast<std::size_t>(heads);
+        const std::vector<double> ends = by_sequence ? rows_first.ends->to_double() : std::vector<double>();
+        std::size_t sequence = 0;  // whether the list is one of sequences is looked at when they are cut
+        for (std::size_t i = 0; i < values.size(); ++i) {
+            const std::size_t head = i / columns % count, row = i / columns / count;
+            while (by_sequence && sequence + 2 < ends.size() && static_cast<double>(row) >= ends[sequence + 1])
+                ++sequence;
+            values[i] *= by[sequence * count + head];
+        }
+    }
     return in_binary64(x.name, x.shape, values);
 }
 
@@ -136,9 +160,9 @@ std::optional<TensorSet> inputs_unscaled(const TensorSet& file) {
                 refuse(file, name, fmt::format("stands beside {}_scale: expected one of them", x_name));
             if (!out) out = file;
             const Tensor* global = file.find(x_name + "_global_scale");
-            const bool rows_first = has_rows_first(file, layer);
+            const RowsFirst rows_first = rows_first_of(file, layer, input);
             out->tensors[x_name] = is_descale ? descaled(file, *x, tensor, rows_first)
-                                              : block_scaled(file, *x, tensor, global, rows_first);
+                                              : block_scaled(file, *x, tensor, global, rows_first.is);
             out->tensors.erase(name);
             if (global != nullptr) out->tensors.erase(global->name);
         }

@@ -43,7 +43,10 @@ std::optional<Dtype> find(std::string_view name, std::string_view Row::*column) 
 std::size_t width(Dtype dtype) { return row(dtype).width; }
 std::string_view print_name(Dtype dtype) { return row(dtype).print; }
 std::string_view safetensors_name(Dtype dtype) { return row(dtype).safetensors; }
-std::optional<Dtype> dtype_from_safetensors(std::string_view name) { return find(name, &Row::safetensors); }
+std::optional<Dtype> dtype_from_safetensors(std::string_view name) {
+    if (name == "F8_E8M0") return Dtype::u8;
+    return find(name, &Row::safetensors);
+}
 std::optional<Dtype> dtype_from_print_name(std::string_view name) { return find(name, &Row::print); }
 
 std::string known_safetensors_names() {

@@ -23,7 +23,8 @@ inline constexpr int dtype_count = 15;
 [[nodiscard]] std::string_view print_name(Dtype);
 /// "F32", "BF16", "F8_E4M3", "BOOL".
 [[nodiscard]] std::string_view safetensors_name(Dtype);
-/// The dtype of that safetensors name; nothing for a name that is not ours (F4, F6_E2M3, …).
+/// The dtype of that safetensors name; nothing for a name that is not ours (F4, F6_E2M3, …). F8_E8M0, a scale's exponent in a
+/// byte (OCP MX 1.0), is u8: its codes.
 [[nodiscard]] std::optional<Dtype> dtype_from_safetensors(std::string_view name);
 /// The dtype of that print name.
 [[nodiscard]] std::optional<Dtype> dtype_from_print_name(std::string_view name);

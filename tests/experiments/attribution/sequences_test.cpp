@@ -200,6 +200,28 @@ TEST(Sequences, WithoutRowsAreLeftOut) {
     EXPECT_EQ(capture.layers[2].sink, (std::vector<double>{1, 2, 3, 4}));
 }
 
+TEST(Sequences, DescaleIsOfTheHeadOrOfTheSequenceAndHead) {
+    const std::vector<float> by_sequence{1, 2, 4, 8, 0.5, 0.25, 16, 3}, by_head{5, 7};
+    TensorSet of_sequences = packed(), of_heads = packed(), cache = paged();
+    add(of_sequences, "k_descale", {4, kv_heads}, by_sequence);
+    add(of_heads, "k_descale", {kv_heads}, by_head);
+    add(cache, "k_descale", {kv_heads}, by_head);
+    for (const TensorSet* set : {&of_sequences, &of_heads, &cache}) {
+        const Capture capture = capture_of(*set);
+        ASSERT_EQ(capture.layers.size(), 4u);
+        for (std::size_t s = 0; s < 4; ++s)
+            for (std::int64_t h = 0; h < kv_heads; ++h) {
+                const auto at = static_cast<std::size_t>(h);
+                const float factor = set == &of_sequences ? by_sequence[s * kv_heads + at] : by_head[at];
+                const auto k = capture.layers[s].k(0, h);
+                ASSERT_EQ(k.rows, lengths.keys[s]);
+                for (std::int64_t i = 0; i < k.rows; ++i)
+                    for (std::int64_t c = 0; c < size; ++c)
+                        ASSERT_EQ(k(i, c), static_cast<double>(element("k", s, h, i, c) * factor)) << s << " " << h;
+            }
+    }
+}
+
 TEST(Sequences, WhatDoesNotFitIsNamed) {
     const auto refused = [](TensorSet set, const char* name, std::vector<std::int64_t> shape,
                             std::vector<std::int32_t> values, const char* what) {
@@ -245,8 +267,11 @@ TEST(Sequences, WhatDoesNotFitIsNamed) {
     refused(paged(), "cu_seqlens_k", {5}, {0, 9, 21, 54, 124}, "stands beside \"l.block_table\"");
     // Heads are not the third axis from the end there.
     TensorSet scaled = packed();
-    add(scaled, "k_descale", {2}, {1, 2});
-    refused(std::move(scaled), "none", {}, {}, "expected one number, beside packed or paged rows");
+    add(scaled, "k_descale", {3}, {1, 2, 3});
+    refused(std::move(scaled), "none", {}, {}, "or [4, 2] (sequences, heads)");
+    TensorSet cached = paged();
+    add(cached, "k_descale", {4, 2}, std::vector<float>(8, 1));
+    refused(std::move(cached), "none", {}, {}, "a page may be of several sequences");
     TensorSet floats = packed();
     floats.tensors.erase("l.cu_seqlens_q");
     add(floats, "cu_seqlens_q", {5}, {0, 5, 17, 18, 88});

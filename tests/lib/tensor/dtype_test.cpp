@@ -35,6 +35,8 @@ TEST(Dtype, UnknownNamesAreNothing) {
     EXPECT_FALSE(dtype_from_print_name(""));
 }
 
+TEST(Dtype, ScalesOfOneExponentAreTheirCodes) { EXPECT_EQ(dtype_from_safetensors("F8_E8M0"), Dtype::u8); }
+
 TEST(Dtype, OfCxxTypes) {
     EXPECT_EQ(dtype_of<double>(), Dtype::f64);
     EXPECT_EQ(dtype_of<const float>(), Dtype::f32);
