@@ -16,20 +16,12 @@
 
 #include "../../kernels/tensor_kernel/on_hopper.hpp"
 #include "../../lib/tensor/support.hpp"
+#include "small_runs.hpp"
 
 namespace faultline::gpt {
 namespace {
 
 using testing::HasSubstr;
-
-const TokenData& text() {
-    static const TokenData data = [] {
-        std::string all;
-        for (int i = 0; i < 3000; ++i) all += "line " + std::to_string(i * i) + " of a text that repeats itself.\n";
-        return tokens_of_text(all);
-    }();
-    return data;
-}
 
 TrainConfig small(bool bf16) {
     TrainConfig c;
@@ -69,15 +61,6 @@ struct Seen {
     FaultHooks::Step injected;
 };
 
-std::vector<float> spread(const TrainConfig& c) {
-    const ParameterLayout layout(c.model);
-    std::vector<float> w(static_cast<std::size_t>(layout.size()));
-    layout.initialize(3, std::span(w));
-    for (std::size_t i = 0; i < w.size(); ++i)
-        w[i] += static_cast<float>(0.05 * std::sin(1.0 + 1.7 * static_cast<double>(i)));
-    return w;
-}
-
 template <class T>
 Seen on_cpu(const TrainConfig& c, const std::vector<std::string>& words) {
     Faults faults(c, words);
@@ -111,17 +94,6 @@ Seen on_device(const TrainConfig& c, const std::vector<std::string>& words) {
     EXPECT_FALSE(trainer.failure());
     const std::vector<float> g = trainer.gradient();
     return {{g.begin(), g.end()}, trainer.report().loss, faults.hooks.take_step()};
-}
-
-double distance(const Parameter& p, const std::vector<double>& a, const std::vector<double>& b) {
-    double squares = 0, norm = 0;
-    const MatrixView<const double> x = p.of(std::span<const double>(a)), y = p.of(std::span<const double>(b));
-    for (std::ptrdiff_t i = 0; i < x.rows; ++i)
-        for (std::ptrdiff_t j = 0; j < x.cols; ++j) {
-            squares += (x(i, j) - y(i, j)) * (x(i, j) - y(i, j));
-            norm += y(i, j) * y(i, j);
-        }
-    return std::sqrt(squares / norm);
 }
 
 /// Faults at every site that the device has, with every law between them; sizes that a training run has.
