@@ -13,21 +13,13 @@
 
 #include "../../kernels/tensor_kernel/on_hopper.hpp"
 #include "../../lib/ranks/on_ranks.hpp"
+#include "small_runs.hpp"
 
 namespace faultline::gpt {
 namespace {
 
 using test::on_good_ranks;
 using testing::HasSubstr;
-
-const TokenData& text() {
-    static const TokenData data = [] {
-        std::string all;
-        for (int i = 0; i < 3000; ++i) all += "line " + std::to_string(i * i) + " of a text that repeats itself.\n";
-        return tokens_of_text(all);
-    }();
-    return data;
-}
 
 TrainConfig small(bool bf16, int accumulate) {
     TrainConfig c;
