@@ -24,6 +24,12 @@ namespace {
 
 constexpr std::uintmax_t largest_file = 1 << 20;  // a plan has some 5 KB; what is larger is another kind of file
 
+/// The files being read: the one asked for, its base, that one's base.
+using FileChain = std::vector<std::filesystem::path>;
+constexpr std::size_t longest_chain = 64;  // of bases of bases: a cycle through links that no path shows ends here
+
+RoundingPlan read_plan(const std::filesystem::path& file, FileChain chain);
+
 std::string joined(std::string_view path, std::string_view key) {
     return path.empty() ? std::string(key) : std::string(path) + "." + std::string(key);
 }
@@ -160,7 +166,10 @@ class Reader {
     [[nodiscard]] static toml::source_region place_of(const toml::table& root, std::string_view field);
     void read_tiles(const toml::node& node, RoundingPlan& plan) const;
     static void release_tiles(const toml::table& schedule, RoundingPlan& plan);
-    [[nodiscard]] RoundingPlan read_root(const toml::table& root, std::span<const RoundingPlan> bases) const;
+    [[nodiscard]] RoundingPlan read_root(const toml::table& root, std::span<const RoundingPlan> bases,
+                                         const FileChain* files) const;
+    [[nodiscard]] RoundingPlan read_base(const toml::node& node, std::span<const RoundingPlan> bases,
+                                         const FileChain* files) const;
 
   private:
     void read_unit(const toml::table& table, std::string_view field, MatrixUnit& unit) const;
@@ -357,15 +366,38 @@ bool is_plain_name(std::string_view name) {
     return !name.empty() && name.size() <= longest_name && std::none_of(name.begin(), name.end(), unfit);
 }
 
-RoundingPlan Reader::read_root(const toml::table& root, std::span<const RoundingPlan> bases) const {
+/// A preset by its name; in a file also another file, by its path from there.
+RoundingPlan Reader::read_base(const toml::node& node, std::span<const RoundingPlan> bases,
+                               const FileChain* files) const {
+    std::vector<std::string_view> names;
+    for (const RoundingPlan& base : bases) names.push_back(base.name);
+    const auto* text = node.as_string();
+    if (files == nullptr || text == nullptr || !text->get().ends_with(".toml"))
+        return bases[choice(node, "base", names)];
+    const std::filesystem::path file = files->back().parent_path() / text->get();
+    const std::string shown = in_quotes(text->get());
+    std::error_code problem;
+    if (!std::filesystem::exists(file, problem))
+        fail(node.source(), "base",
+             "no such file " + shown + ": expected a preset or a plan's file, by its path from this one");
+    if (files->size() >= longest_chain)
+        fail(node.source(), "base",
+             "is the " + std::to_string(files->size()) + "th file in a row: expected a base that ends in a preset");
+    for (const std::filesystem::path& open : *files)
+        if (std::filesystem::equivalent(open, file, problem))
+            fail(node.source(), "base",
+                 shown + " has this plan as its base in turn: expected a base that does not come back to it");
+    return read_plan(file, *files);
+}
+
+RoundingPlan Reader::read_root(const toml::table& root, std::span<const RoundingPlan> bases,
+                               const FileChain* files) const {
     constexpr std::array<std::string_view, 7> keys{"name",     "base",  "description", "source",
                                                    "schedule", "tiles", "sites"};
     check_keys(root, "", keys);
     RoundingPlan plan;
     if (const toml::node* node = root.get("base")) {
-        std::vector<std::string_view> names;
-        for (const RoundingPlan& base : bases) names.push_back(base.name);
-        plan = bases[choice(*node, "base", names)];
+        plan = read_base(*node, bases, files);
         plan.description.clear();  // they speak of the base alone
         plan.source.clear();
     }
@@ -390,9 +422,8 @@ RoundingPlan Reader::read_root(const toml::table& root, std::span<const Rounding
     return plan;
 }
 
-}  // namespace
-
-RoundingPlan parse_plan(std::string_view toml, std::string_view source_name, std::span<const RoundingPlan> bases) {
+RoundingPlan parsed(std::string_view toml, std::string_view source_name, std::span<const RoundingPlan> bases,
+                    const FileChain* files) {
     const Reader reader(source_name);
     toml::table root;
     try {
@@ -400,14 +431,10 @@ RoundingPlan parse_plan(std::string_view toml, std::string_view source_name, std
     } catch (const toml::parse_error& error) {
         reader.fail(error.source(), "", "not TOML: " + escaped(error.description()) + ": expected a plan in TOML 1.0");
     }
-    return reader.read_root(root, bases);
+    return reader.read_root(root, bases, files);
 }
 
-RoundingPlan parse_plan(std::string_view toml, std::string_view source_name) {
-    return parse_plan(toml, source_name, presets());
-}
-
-RoundingPlan read_plan(const std::filesystem::path& file) {
+RoundingPlan read_plan(const std::filesystem::path& file, FileChain chain) {
     const std::string shown = escaped(file.string());
     std::error_code problem;
     if (!std::filesystem::is_regular_file(file, problem))
@@ -420,7 +447,20 @@ RoundingPlan read_plan(const std::filesystem::path& file) {
     std::ostringstream text;
     text << in.rdbuf();
     if (!in) throw RequestError(shown + ": cannot be read: expected a plan in TOML");
-    return parse_plan(text.str(), file.string());
+    chain.push_back(file);
+    return parsed(text.str(), file.string(), presets(), &chain);
 }
+
+}  // namespace
+
+RoundingPlan parse_plan(std::string_view toml, std::string_view source_name, std::span<const RoundingPlan> bases) {
+    return parsed(toml, source_name, bases, nullptr);
+}
+
+RoundingPlan parse_plan(std::string_view toml, std::string_view source_name) {
+    return parsed(toml, source_name, presets(), nullptr);
+}
+
+RoundingPlan read_plan(const std::filesystem::path& file) { return read_plan(file, {}); }
 
 }  // namespace faultline

@@ -2,7 +2,8 @@
 // Plans as TOML 1.0 files: a new kernel's numerics without compiling anything.
 //
 //   name = "mine"
-//   base = "fa2"                  # optional: start from this preset, then change
+//   base = "fa2"                  # optional: start from this preset, then change; in a file also another plan's file
+//                                 #   ("identified.toml"), its path from the folder of this one
 //   description = "one line"
 //   source = "file and lines of the kernel"
 //   [schedule]                    # fields of Schedule, enumerators by their names; what is left out keeps its default
@@ -32,10 +33,11 @@
 
 namespace faultline {
 
-/// Reads a plan file. Throws RequestError: one sentence with the file, line and column, the field and what was expected.
+/// Reads a plan file, and the files that it names as its base. Throws RequestError: one sentence with the file, line and column,
+/// the field and what was expected; also where a base is not there, or comes back to the file that names it.
 [[nodiscard]] RoundingPlan read_plan(const std::filesystem::path& file);
 
-/// The same from text. `source_name` stands for the file in errors, and gives the plan its name where the text has none
+/// The same from text, whose base is a preset: no file is read. `source_name` stands for the file in errors, and gives the plan its name where the text has none
 /// (last path component, without .toml).
 [[nodiscard]] RoundingPlan parse_plan(std::string_view toml, std::string_view source_name);
 

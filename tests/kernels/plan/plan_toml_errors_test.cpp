@@ -214,5 +214,52 @@ TEST_F(PlanFiles, ThatCannotBeRead) {
     EXPECT_EQ(error_of_file(large), large.string() + ": has more than 1 MiB: expected a plan in TOML");
 }
 
+TEST_F(PlanFiles, ABaseIsFoundFromTheFileThatNamesIt) {
+    std::filesystem::create_directory(std::filesystem::path(testing::TempDir()) / "bases");
+    RoundingPlan found = plan("fa3");
+    found.name = "identified-mine";
+    found.description = "of the base alone";
+    found.schedule.ds_scale = DsScale::before;
+    (void)write("bases/first.toml", to_toml(found));
+    (void)write("bases/second.toml", "base = \"first.toml\"\n[schedule]\nblock_q = 32");
+    const RoundingPlan read =
+        read_plan(write("third.toml", "base = \"bases/second.toml\"\nsites.p_cast.format = \"fp16\""));
+    RoundingPlan expected = found;
+    expected.schedule.block_q = 32;
+    for (TileCase& tile : expected.tiles) tile.block_q.reset();
+    Rule rule = expected[Site::p_cast];
+    rule.format = fp16;
+    expected.set(Site::p_cast, rule);
+    EXPECT_TRUE(read.same_numerics(expected));
+    EXPECT_EQ(read.name, "third");
+    EXPECT_EQ(read.description, "");
+}
+
+TEST_F(PlanFiles, BasesThatAreNotThereOrComeBack) {
+    const auto missing = write("missing.toml", "name = \"x\"\nbase = \"gone.toml\"");
+    EXPECT_EQ(
+        error_of_file(missing),
+        missing.string() +
+            ":2:8: base: no such file \"gone.toml\": expected a preset or a plan's file, by its path from this one");
+    const std::string comes_back = " has this plan as its base in turn: expected a base that does not come back to it";
+    const auto itself = write(
+        "itself.toml", "base = \"../" + std::filesystem::path(testing::TempDir()).parent_path().filename().string() +
+                           "/itself.toml\"");
+    EXPECT_EQ(error_of_file(itself).substr(itself.string().size(), 12), ":1:8: base: ");
+    EXPECT_TRUE(error_of_file(itself).ends_with(comes_back)) << error_of_file(itself);
+    const auto one = write("one.toml", "base = \"two.toml\""), two = write("two.toml", "base = \"one.toml\"");
+    EXPECT_EQ(error_of_file(one), two.string() + ":1:8: base: \"one.toml\"" + comes_back);
+    const auto wrong = write("wrong-base.toml", "[schedule]\nblock_q = -1");
+    EXPECT_EQ(error_of_file(write("on-wrong.toml", "base = \"wrong-base.toml\"")), error_of_file(wrong));
+    EXPECT_TRUE(error_of("base = \"fa2.toml\"").starts_with("f.toml:1:8: base: no such value \"fa2.toml\": "));
+    // A chain that no path shows to be one ends as well.
+    (void)write("b0.toml", "base = \"fa2\"");
+    for (int i = 1; i < 70; ++i)
+        (void)write("b" + std::to_string(i) + ".toml", "base = \"b" + std::to_string(i - 1) + ".toml\"");
+    EXPECT_NE(error_of_file(std::filesystem::path(testing::TempDir()) / "b69.toml")
+                  .find("expected a base that ends in a preset"),
+              std::string::npos);
+}
+
 }  // namespace
 }  // namespace faultline
