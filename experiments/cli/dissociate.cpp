@@ -9,6 +9,7 @@
 
 #include <faultline/base/error.hpp>
 #include <faultline/cli/command.hpp>
+#include <faultline/cli/device_trainers.hpp>
 #include <faultline/cli/terminal.hpp>
 #include <faultline/cli/train_settings.hpp>
 #include <faultline/dissociation/intervention.hpp>
@@ -75,25 +76,6 @@ MatrixConfig matrix_config(const DissociateSettings& own, const Settings& settin
     return config;
 }
 
-/// The device makes the runs, several beside each other on one card.
-class DeviceTrainers final : public TrainerSource {
-  public:
-    void check(const gpt::TrainConfig& config, const std::vector<Fault>& faults,
-               const Intervention& intervention) const override {
-        gpt::check_for_device(config, faults);
-        if (intervention.kind == Intervention::Kind::guard && intervention.action == GuardAction::fp32_ffn)
-            throw RequestError(
-                "device cuda: the feed-forward is not switched to fp32 in a run: expected another action");
-    }
-    [[nodiscard]] std::unique_ptr<gpt::Training> make(const gpt::TrainConfig& config, const gpt::TokenData& data,
-                                                      const gpt::WindowOrder& windows, gpt::PlantedFaults& faults,
-                                                      const gpt::Hooks& hooks) const override {
-        gpt::DeviceOptions options;
-        options.faults = &faults;
-        return std::make_unique<gpt::DeviceTrainer>(config, data, windows, options, hooks);
-    }
-};
-
 /// How many runs stand beside each other on a card. More than four gain nothing: their launches wait for each other. The tensor
 /// cores' kernels draw their tiles from counters that all launches share, so their runs go one after another.
 int runs_on_a_card(const MatrixConfig& config, std::int64_t threads) {
@@ -115,6 +97,8 @@ Status run(const DissociateSettings& own, const Invocation& call) {
     MatrixConfig config = matrix_config(own, call.settings, data);
     const DeviceTrainers on_device;
     const bool device = call.common.device == "cuda";
+    if (device && !gpt::device_trainer_is_built())
+        throw WorkError("device cuda: this build has no device back end: expected one configured with the preset cuda");
     if (device) config.trainers = &on_device;
     const int at_once = device ? runs_on_a_card(config, call.common.threads) : static_cast<int>(call.common.threads);
     const std::string& output = call.common.output;

@@ -155,7 +155,8 @@ void say_what_is_left(const sweep::Status& status, const std::string& folder) {
 
 Status run_locally(const SweepSettings& own, const Request& request, const SweepFile& file,
                    const std::vector<sweep::Cell>& cells, const Invocation& call) {
-    const bool any_device = std::ranges::any_of(file.recipes, [](const SweepRecipe& r) { return r.on_device; });
+    const bool any_device =
+        std::ranges::any_of(file.recipes, [](const SweepRecipe& r) { return r.config.trainers != nullptr; });
     if (any_device && !gpt::device_trainer_is_built())
         throw WorkError("device cuda: this build has no device code: expected the preset cuda, or device = \"cpu\"");
     sweep::Local local;
@@ -269,11 +270,6 @@ Status run_one(const std::string& path, const Invocation& call) {
             said = Clock::now();
             lock->say(steps);
         };
-        if (read.recipe.on_device)
-            run.device = [](const gpt::TrainConfig& config, const gpt::TokenData& data,
-                            const gpt::WindowOrder& windows) {
-                return std::unique_ptr<gpt::Training>(std::make_unique<gpt::DeviceTrainer>(config, data, windows));
-            };
         const SingleOutcome outcome = make_single_run(read.recipe.config, *read.recipe.data, run);
         lock->say(outcome.steps);
         if (outcome.first_step > 0) say(fmt::format("taken up at step {}", outcome.first_step));

@@ -10,11 +10,11 @@
 #include <fmt/format.h>
 
 #include <faultline/base/error.hpp>
+#include <faultline/cli/device_trainers.hpp>
 #include <faultline/cli/setting.hpp>
 #include <faultline/cli/train_settings.hpp>
 #include <faultline/dissociation/intervention.hpp>
 #include <faultline/dissociation/source.hpp>
-#include <faultline/gpt_device/device_trainer.hpp>
 #include <faultline/plan/nearest_name.hpp>
 #include <faultline/plan/tomlplusplus.hpp>
 #include <faultline/tensor/input.hpp>
@@ -204,7 +204,8 @@ SweepRecipe recipe_of(const Variant& variant, const toml::table& train, const st
     read.tokens.vocabulary = data->vocabulary;  // all that a configuration needs of it
     SweepRecipe recipe;
     recipe.name = variant.name;
-    recipe.on_device = device == "cuda";
+    static const DeviceTrainers on_a_card;
+    if (device == "cuda") recipe.config.trainers = &on_a_card;
     recipe.config.train = train_config(own, settings, read, 1);
     recipe.data = data;
     recipe.settings = settings.print();
@@ -269,11 +270,6 @@ SweepFile read_sweep(const std::string& path) {
     return out;
 }
 
-DeviceRefusal refusal_of(const SweepRecipe& recipe) {
-    if (!recipe.on_device) return {};
-    return [](const gpt::TrainConfig& config) { return gpt::refusal(config); };
-}
-
 std::vector<sweep::Cell> cells_of(const SweepFile& file, const std::string& path) {
     std::vector<sweep::Cell> cells;
     std::map<std::string, std::string> recipes;  // by key
@@ -284,7 +280,7 @@ std::vector<sweep::Cell> cells_of(const SweepFile& file, const std::string& path
         for (const RunPlan& plan : runs_of(recipe.config)) {
             sweep::Cell cell{recipe.name, plan.source, plan.intervention, plan.seed, recipe.config.train.steps, "", ""};
             try {
-                cell.key = sweep::key_of(identity_of(recipe.config, plan, *recipe.data, refusal_of(recipe)));
+                cell.key = sweep::key_of(identity_of(recipe.config, plan, *recipe.data));
             } catch (const RequestError& error) {
                 throw RequestError(fmt::format("{}: {}", where, error.what()));
             }

@@ -17,8 +17,7 @@ namespace faultline::cli {
 struct SweepRecipe {
     std::string name;      ///< empty: the only one
     std::string settings;  ///< [train] with all settings in force
-    bool on_device = false;
-    MatrixConfig config;
+    MatrixConfig config;   ///< with trainers where device = "cuda"
     std::shared_ptr<const gpt::TokenData> data;
 };
 
@@ -41,8 +40,5 @@ struct SweepCell {
     std::int64_t checkpoint_every = 100;
 };
 [[nodiscard]] SweepCell read_cell(const std::string& path);
-
-/// What a device's trainer refuses; nothing for a recipe of the CPU.
-[[nodiscard]] DeviceRefusal refusal_of(const SweepRecipe& recipe);
 
 }  // namespace faultline::cli

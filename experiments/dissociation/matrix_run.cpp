@@ -107,13 +107,17 @@ gpt::Training& MatrixRun::trainer() {
     return *trainer_;
 }
 
+std::unique_ptr<gpt::Training> MatrixRun::trainer_without_hooks() {
+    return trainers_->make(config_, data_, windows_, *faults_, {});
+}
+
 std::string MatrixRun::identity() const {
     std::string text;
     for (const auto& [key, value] : gpt::fingerprint(config_)) text += fmt::format("{} = {}\n", key, value);
     text += fmt::format("steps = {}\nsource = {}\nintervention = {}\n", config_.steps, source_.text,
                         to_string(intervention_));
-    if (trainers_ != nullptr) text += "device = cuda\n";
     for (const InputHash& input : data_.inputs) text += fmt::format("data = {}\n", input.hash);
+    if (trainers_ != nullptr) text += "device = cuda\n";
     return text;
 }
 

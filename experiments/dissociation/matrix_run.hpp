@@ -28,8 +28,9 @@ class MatrixRun {
     /// Of the trainer, before it is first asked for; one where nothing is said. No bit depends on it.
     void use_threads(int threads) { config_.threads = threads; }
     [[nodiscard]] gpt::Training& trainer();
+    /// Of config.trainers, where there is nothing to hook; the caller's.
+    [[nodiscard]] std::unique_ptr<gpt::Training> trainer_without_hooks();
     [[nodiscard]] const gpt::TrainConfig& config() const { return config_; }
-    [[nodiscard]] const gpt::WindowOrder& windows() const { return windows_; }
     /// Whether its source or its intervention needs hooks in the trainer.
     [[nodiscard]] bool hooked() const { return !source_.faults.empty() || channel_acts(); }
     [[nodiscard]] Channel& channel() { return *channel_; }

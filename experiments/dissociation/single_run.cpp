@@ -5,26 +5,22 @@
 
 #include <fmt/format.h>
 
-#include <faultline/base/error.hpp>
 #include <faultline/dissociation/collect.hpp>
 #include <faultline/dissociation/matrix_run.hpp>
 #include <faultline/gpt/run.hpp>
-#include <faultline/tensor/text.hpp>
 
 namespace faultline {
 namespace {
 
 namespace fs = std::filesystem;
 
-std::string identity_of(const MatrixRun& run, bool on_device) {
-    return run.identity() + (on_device ? "device = cuda\n" : "");
-}
-
 std::string where(const gpt::NonFinite& failure) { return fmt::format("step {}, {}", failure.step, failure.site); }
 
-SingleOutcome on_device(const MatrixRun& run, const gpt::TokenData& data, const SingleRun& how, Found found,
-                        const std::string& identity) {
-    const std::unique_ptr<gpt::Training> trainer = how.device(run.config(), data, run.windows());
+/// As faultline train makes a run on a device: the record is written and the spectra are worked out beside the steps, for
+/// which nothing waits.
+SingleOutcome without_hooks(MatrixRun& run, const gpt::TokenData& data, const SingleRun& how, Found found,
+                            const std::string& identity) {
+    const std::unique_ptr<gpt::Training> trainer = run.trainer_without_hooks();
     gpt::RunFiles files;
     files.output = how.record;
     files.resume = found == Found::part;
@@ -40,30 +36,21 @@ SingleOutcome on_device(const MatrixRun& run, const gpt::TokenData& data, const 
 
 }  // namespace
 
-std::string identity_of(const MatrixConfig& config, const RunPlan& plan, const gpt::TokenData& data,
-                        const DeviceRefusal& refusal) {
+std::string identity_of(const MatrixConfig& config, const RunPlan& plan, const gpt::TokenData& data) {
     const MatrixRun run(config, plan, data);
     gpt::check(run.config());
     gpt::check_tokens(data, run.config().model.vocabulary, run.config().model.context);
-    if (refusal && run.hooked())
-        throw RequestError(fmt::format(
-            "source {}, intervention {}: a sweep has no faults and no hooks on the device: expected device = \"cpu\", "
-            "or plans of the attention kernel with none or qk_norm",
-            in_quotes(plan.source), in_quotes(plan.intervention)));
-    if (const std::string refused = refusal ? refusal(run.config()) : ""; !refused.empty())
-        throw RequestError(fmt::format("source {}, intervention {}: {}", in_quotes(plan.source),
-                                       in_quotes(plan.intervention), refused));
-    return identity_of(run, refusal != nullptr);
+    return run.identity();
 }
 
 SingleOutcome make_single_run(const MatrixConfig& config, const gpt::TokenData& data, const SingleRun& how) {
     MatrixRun run(config, how.plan, data);
     run.use_threads(how.threads);
-    const std::string identity = identity_of(run, how.device != nullptr);
+    const std::string identity = run.identity();
     std::vector<StepSample> samples;
     const Found found = find_record(how.record, identity, {}, run.config().steps, samples);
     if (found == Found::whole) return {true, "", run.config().steps, run.config().steps};
-    if (how.device) return on_device(run, data, how, found, identity);
+    if (config.trainers != nullptr && !run.hooked()) return without_hooks(run, data, how, found, identity);
 
     Making making;
     making.path = how.record;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One run of a matrix by itself, for a process of its own: on the CPU with the hooks of its source and intervention, or by a
-// trainer of a device.
+// One run of a matrix by itself, for a process of its own: on the CPU, or by config.trainers, with the hooks of its source and
+// intervention.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +18,6 @@ struct SingleRun {
     std::string command_line;
     std::int64_t checkpoint_every = 100;  ///< steps
     int threads = 1;
-    /// The trainer of a device; nothing: the run is made on the CPU.
-    using Device = std::function<std::unique_ptr<gpt::Training>(const gpt::TrainConfig&, const gpt::TokenData&,
-                                                                const gpt::WindowOrder&)>;
-    Device device;
     std::function<void(std::int64_t)> stepped;  ///< told of how many steps are done: first where it takes up
     std::function<bool()> cancelled;            ///< asked after every step; the state is saved then
 };
@@ -33,13 +29,9 @@ struct SingleOutcome {
     std::int64_t steps = 0;        ///< done
 };
 
-/// Why a device's trainer does not run a configuration, one sentence; empty: it does.
-using DeviceRefusal = std::function<std::string(const gpt::TrainConfig&)>;
-
-/// What the run is made of, as text: all settings, source, intervention, the hash of the data, the device (where there is a
-/// `refusal` to ask; else the CPU). RequestError, one sentence, where there is no such run.
-[[nodiscard]] std::string identity_of(const MatrixConfig& config, const RunPlan& plan, const gpt::TokenData& data,
-                                      const DeviceRefusal& refusal = {});
+/// What the run is made of, as text: all settings, source, intervention, the hash of the data, and the device where
+/// config.trainers is one. RequestError, one sentence, where there is no such run.
+[[nodiscard]] std::string identity_of(const MatrixConfig& config, const RunPlan& plan, const gpt::TokenData& data);
 
 /// Makes the run, or what is missing of it: from its checkpoint where there is one, nothing where the record is whole.
 /// RequestError where the record is of another configuration, WorkError where disk or device refuse.

@@ -28,17 +28,6 @@ std::string slurp(const std::string& path) {
     return {std::istreambuf_iterator<char>(in), {}};
 }
 
-/// All series of all records by file and name.
-std::map<std::string, std::vector<std::byte>> series_of(const std::string& folder) {
-    std::map<std::string, std::vector<std::byte>> all;
-    for (const std::string& path : run_files(folder, ".h5")) {
-        const RecordReader reader(path);
-        for (const std::string& name : reader.datasets())
-            all[fs::path(path).filename().string() + "/" + name] = reader.read(name).bytes;
-    }
-    return all;
-}
-
 /// Until it holds, a minute at most.
 bool wait_for(const std::function<bool()>& what) {
     for (int i = 0; i < 6000; ++i) {

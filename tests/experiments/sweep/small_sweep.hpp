@@ -3,12 +3,15 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
+
+#include <faultline/record/record_reader.hpp>
 
 #include "support.hpp"
 
@@ -42,6 +45,17 @@ inline std::vector<std::string> run_files(const std::string& folder, const std::
         if (entry.path().string().ends_with(extension)) found.push_back(entry.path().string());
     std::sort(found.begin(), found.end());
     return found;
+}
+
+/// All series of all records by file and name.
+inline std::map<std::string, std::vector<std::byte>> series_of(const std::string& folder) {
+    std::map<std::string, std::vector<std::byte>> all;
+    for (const std::string& path : run_files(folder, ".h5")) {
+        const RecordReader reader(path);
+        for (const std::string& name : reader.datasets())
+            all[std::filesystem::path(path).filename().string() + "/" + name] = reader.read(name).bytes;
+    }
+    return all;
 }
 
 }  // namespace faultline::test
