@@ -4,19 +4,23 @@
 plans of experiments/configs/plans/streaming64, some at a time on each card, and sums the runs up.
 
     experiments/streaming_state.py --faultline build/cuda/experiments/cli/faultline --out FOLDER [--devices 0,1] [--mps]
+    experiments/streaming_state.py … --recipe 'slow=--lr 0.0015' --recipe 'small=--layers 6' --runs none:0 all:0
 
-From the repository's root. FOLDER gets PLAN-seedN.h5 of every run, summary.json, summary.md and losses.svg. Called again it
-goes on: finished runs are left alone, those that were stopped are resumed, --collect runs nothing. Needs h5py.
+From the repository's root. FOLDER gets PLAN-seedN.h5 of every run, summary.json, summary.md and losses.svg; with --recipe, each
+recipe has a folder of its name in it. Called again it goes on: finished runs are left alone, those that were stopped are
+resumed, --collect runs nothing. Needs h5py.
 
 A run has separated where its loss, a mean over 50 steps, stays more than 0.3 nat above that of the control (plan none) of its
 seed; the separation step is the first from which that holds to the end of both, first gap the first at which it holds at all. A
 run whose gradient is no longer finite ends there.
 """
 import argparse
+import collections
 import json
 import math
 import os
 import re
+import shlex
 import signal
 import statistics
 import subprocess
@@ -33,6 +37,9 @@ REST = ["s", "s-both", "s-backward", "row-max", "row-sum", "o", "all-but-s", "al
         "all-but-o", "o-row-sum-lse"]
 WINDOW, GAP = 50, 0.3
 MARKS = [1000, 2000, 3000, 4000, 6000, 8000]
+LOGIT_MARKS = [500, 750, 1000, 1250]
+
+Job = collections.namedtuple("Job", "recipe plan seed steps")
 
 
 def arguments():
@@ -41,6 +48,8 @@ def arguments():
     p.add_argument("--out", required=True)
     p.add_argument("--runs", nargs="+", metavar="PLAN:SEEDS", help="plans of " + PLANS + " with their seeds, as none:0-4 "
                    "lse:0,7; in this order (default: %s with seeds 0-4, the rest with 0-1)" % ", ".join(KEY))
+    p.add_argument("--recipe", action="append", default=[], metavar="NAME=OPTIONS", help="the same runs with these options of "
+                   "faultline train, again for more; recipe by recipe, in this order")
     p.add_argument("--devices", default="0", help="CUDA devices, comma-separated")
     p.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: the plans emulated, some hours a run")
     p.add_argument("--at-once", type=int, default=4, help="runs at a time on each device")
@@ -52,7 +61,15 @@ def arguments():
     p.add_argument("--keep-checkpoints", action="store_true", help="of finished runs, 255 MB each")
     p.add_argument("--collect", action="store_true", help="sum up what is there, run nothing")
     p.add_argument("extra", nargs="*", help="after --: more options of faultline train, of every run")
-    return p.parse_args()
+    a = p.parse_args()
+    a.recipes = {"": []}
+    if a.recipe:
+        pairs = [text.partition("=") for text in a.recipe]
+        for text, (name, _, options) in zip(a.recipe, pairs):
+            if not re.fullmatch(r"[A-Za-z0-9.-]*[A-Za-z0-9]", name):
+                sys.exit(f"streaming_state: --recipe {text}: expected NAME=OPTIONS, NAME of letters, digits, . and -")
+        a.recipes = {name: shlex.split(options) for name, _, options in pairs}
+    return a
 
 
 def jobs(a):
@@ -65,7 +82,8 @@ def jobs(a):
         for group in parts[2].split(","):
             first, _, last = group.partition("-")
             wanted += [(parts[1], seed) for seed in range(int(first), int(last or first) + 1)]
-    return [(plan, seed, a.control_steps if plan == CONTROL else a.steps) for plan, seed in wanted]
+    return [Job(recipe, plan, seed, a.control_steps if plan == CONTROL else a.steps)
+            for recipe in a.recipes for plan, seed in wanted]
 
 
 def steps_done(path):
@@ -102,23 +120,22 @@ class Runs:
         self.a, self.running, self.failed, self.environments = a, {}, set(), environments
         self.slots = [device for _ in range(a.at_once) for device in a.devices.split(",")]
 
-    def path(self, plan, seed):
-        return os.path.join(self.a.out, f"{plan}-seed{seed}.h5")
+    def path(self, job):
+        return os.path.join(self.a.out, job.recipe, f"{job.plan}-seed{job.seed}.h5")
 
-    def checkpoint(self, plan, seed):
-        return self.path(plan, seed)[:-3] + ".checkpoint.safetensors"
+    def checkpoint(self, job):
+        return self.path(job)[:-3] + ".checkpoint.safetensors"
 
     def finished(self, job):
-        plan, seed, steps = job
-        return job in self.failed or steps_done(self.path(plan, seed)) >= steps
+        return job in self.failed or steps_done(self.path(job)) >= job.steps
 
     def start(self, job, device):
-        plan, seed, steps = job
-        path = self.path(plan, seed)
+        path = self.path(job)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
         command = [self.a.faultline, "train", "--device", self.a.device, "--config", CONFIG, "--quiet",
-                   "--attention", f"{PLANS}/{plan}.toml", "--seed", str(seed), "--steps", str(steps),
-                   "--threads", str(self.a.threads), *self.a.extra]
-        resumes = os.path.exists(path) and os.path.exists(self.checkpoint(plan, seed))
+                   "--attention", f"{PLANS}/{job.plan}.toml", "--seed", str(job.seed), "--steps", str(job.steps),
+                   "--threads", str(self.a.threads), *self.a.extra, *self.a.recipes[job.recipe]]
+        resumes = os.path.exists(path) and os.path.exists(self.checkpoint(job))
         command += ["--resume", path] if resumes else ["-o", path, "--force"]
         log = open(path[:-3] + ".log", "a")
         process = subprocess.Popen(command, stdout=log, stderr=log, env=dict(os.environ, **self.environments[device]))
@@ -128,14 +145,14 @@ class Runs:
         for process in [p for p in self.running if p.poll() is not None]:
             job, device, since = self.running.pop(process)
             self.slots.append(device)
-            plan, seed, steps = job
-            done = steps_done(self.path(plan, seed))
-            print(f"{plan} seed {seed}: exit {process.returncode}, {done} steps, {time.time() - since:.1f} s", flush=True)
-            if done >= steps and not self.a.keep_checkpoints and os.path.exists(self.checkpoint(plan, seed)):
-                os.remove(self.checkpoint(plan, seed))
+            done = steps_done(self.path(job))
+            print(f"{job.recipe} {job.plan} seed {job.seed}: exit {process.returncode}, {done} steps, "
+                  f"{time.time() - since:.1f} s".lstrip(), flush=True)
+            if done >= job.steps and not self.a.keep_checkpoints and os.path.exists(self.checkpoint(job)):
+                os.remove(self.checkpoint(job))
             if process.returncode != 0:
                 self.failed.add(job)  # a loss that is not finite is an end too
-                with open(self.path(plan, seed)[:-3] + ".log") as log:
+                with open(self.path(job)[:-3] + ".log") as log:
                     print("   ", (log.read().splitlines() or [""])[-1], flush=True)
 
     def stop(self):
@@ -160,7 +177,7 @@ def run(a, wanted):
 def run_with(a, wanted, environments):
     runs, begin = Runs(a, environments), time.time()
     left = [job for job in wanted if not runs.finished(job)]
-    before = sum(steps_done(runs.path(p, s)) for p, s, _ in wanted)
+    before = sum(steps_done(runs.path(job)) for job in wanted)
     print(f"{len(wanted)} runs, {len(left)} to do", flush=True)
     over = lambda: a.time_limit is not None and time.time() - begin > a.time_limit
     while (left or runs.running) and not over():
@@ -170,7 +187,7 @@ def run_with(a, wanted, environments):
         runs.reap()
     runs.stop()
     seconds = time.time() - begin
-    steps = sum(steps_done(runs.path(p, s)) for p, s, _ in wanted) - before
+    steps = sum(steps_done(runs.path(job)) for job in wanted) - before
     print(f"{steps} steps in {seconds:.1f} s: {steps / seconds:.0f} steps/s in all")
     return seconds, steps
 
@@ -198,6 +215,11 @@ def read(path):
     def at_step(values, step):  # over layers and heads; NaN where not recorded
         finite = [float(x) for x in values[step].reshape(-1) if math.isfinite(x)]
         return finite or None
+
+    # A largest logit for each layer, of which the median: how far logits have grown where the model as a whole has them.
+    logits = series["max_logit"] if "max_logit" in series else []
+    layers = lambda step: sorted(max(float(x) for x in layer.reshape(-1)) for layer in logits[step - 1])
+    out["median_logit"] = {str(m): statistics.median(layers(m)) for m in LOGIT_MARKS if m <= len(logits)}
 
     for name, key in (("sigma_q", "sigma_q"), ("max_logit", "max_logit")):
         finite = [at_step(series[name], i) for i in range(len(loss) - 1, -1, -1)[:1000]] if name in series else []
@@ -227,7 +249,7 @@ def collect(folder):
     for (plan, seed), of in sorted(found.items(), key=lambda x: ((KEY + REST).index(x[0][0]), x[0][1])):
         row = {"plan": plan, "seed": seed, "steps": of["steps"],
                "loss": {str(m): of["mean_loss"][m - 1] for m in MARKS if m <= of["steps"]}}
-        row |= {key: of[key] for key in ("validation_loss", "grad_norm", "sigma_q", "max_logit")}
+        row |= {key: of[key] for key in ("validation_loss", "grad_norm", "sigma_q", "max_logit", "median_logit")}
         control = found.get((CONTROL, seed))
         if plan != CONTROL and control is not None:
             common = min(of["steps"], control["steps"])
@@ -254,6 +276,12 @@ def markdown(rows):
         said = "" if "gap" not in r else "no" if step is None else str(step)
         out.append(f"| {r['plan']} | {r['seed']} | {r['steps']} | {losses} | {number(r.get('gap'), 3)} | {first} | {said} | "
                    f"{number(r['grad_norm'], 2)} | {number(r['sigma_q'], 1)} | {number(r['max_logit'], 0)} |")
+    logits = [r for r in rows if r["median_logit"]]
+    if logits:
+        out += ["", "Median over the layers of the largest logit:", "",
+                "| state in bf16 | seed | " + " | ".join(map(str, LOGIT_MARKS)) + " |", "|" + "---|" * (len(LOGIT_MARKS) + 2)]
+        out += [f"| {r['plan']} | {r['seed']} | " + " | ".join(number(r["median_logit"].get(str(m)), 0) for m in LOGIT_MARKS) +
+                " |" for r in logits]
     out += ["", "| state in bf16 | seeds | separated | median gap at the end | median separation step |", "|---|---|---|---|---|"]
     for plan in KEY + REST:
         of = [r for r in rows if r["plan"] == plan and "gap" in r]
@@ -293,21 +321,29 @@ def figure(found, path):
         file.write("\n".join(out) + "\n</svg>\n")
 
 
+def summary(folder, took):
+    rows, found = collect(folder) if os.path.isdir(folder) else ([], {})
+    if not rows:
+        return None
+    with open(os.path.join(folder, "summary.json"), "w") as file:
+        json.dump({"runs": rows, "seconds": took[0] if took else None, "steps": took[1] if took else None}, file, indent=1)
+    text = markdown(rows)
+    with open(os.path.join(folder, "summary.md"), "w") as file:
+        file.write(text)
+    figure(found, os.path.join(folder, "losses.svg"))
+    return text
+
+
 def main():
     a = arguments()
     wanted = jobs(a)
     os.makedirs(a.out, exist_ok=True)
     took = None if a.collect else run(a, wanted)
-    rows, found = collect(a.out)
-    if not rows:
+    texts = {recipe: summary(os.path.join(a.out, recipe), took) for recipe in a.recipes}
+    if not any(texts.values()):
         sys.exit(f"streaming_state: {a.out}: no run there: expected --out with runs, or no --collect")
-    with open(os.path.join(a.out, "summary.json"), "w") as file:
-        json.dump({"runs": rows, "seconds": took[0] if took else None, "steps": took[1] if took else None}, file, indent=1)
-    text = markdown(rows)
-    with open(os.path.join(a.out, "summary.md"), "w") as file:
-        file.write(text)
-    figure(found, os.path.join(a.out, "losses.svg"))
-    print(text)
+    for recipe, text in texts.items():
+        print(f"{recipe}\n\n{text}" if recipe and text else text or f"{recipe}: no run yet\n")
 
 
 if __name__ == "__main__":

@@ -44,6 +44,19 @@ class Separation(unittest.TestCase):
         self.assertAlmostEqual(script.running_mean(values)[2], 1.0)
 
 
+class Logits(unittest.TestCase):
+    def test_the_median_is_over_layers_of_the_largest_of_their_heads(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "none-seed0.h5")
+            with h5py.File(path, "w") as file:
+                steps = 600
+                logits = [[[step, 1.0], [2.0, 3.0 * step], [5.0, 4.0]] for step in range(1, steps + 1)]  # [step, layer, head]
+                file["steps/max_logit"] = logits
+                for name in ("loss", "validation_loss", "grad_norm"):
+                    file["steps/" + name] = [1.0] * steps
+            self.assertEqual(script.read(path)["median_logit"], {"500": 500.0})
+
+
 class Runs(unittest.TestCase):
     """One layer of one head on the CPU; the control of 120 steps, the other of 60."""
 
@@ -57,6 +70,24 @@ class Runs(unittest.TestCase):
         if not may_fail:  # nothing to sum up where no run has got far
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         return done.stdout
+
+    def test_recipes_have_folders_and_their_own_options(self):
+        with tempfile.TemporaryDirectory() as folder:
+            text = self.call(folder, "--recipe", "slow=--lr 0.0001", "--recipe", "2e-2=--lr 0.02 --clip 2")
+            self.assertIn("4 runs, 4 to do", text)
+            rates = {}
+            for name in ("slow", "2e-2"):
+                self.assertTrue(os.path.exists(os.path.join(folder, name, "summary.json")))
+                with h5py.File(os.path.join(folder, name, "lse-seed0.h5"), "r") as file:
+                    rates[name] = float(file["steps/learning_rate"][-1])
+            self.assertEqual(rates, {"slow": 0.0001, "2e-2": 0.02})
+
+    def test_a_recipe_without_a_name_is_refused(self):
+        with tempfile.TemporaryDirectory() as folder:
+            done = subprocess.run([sys.executable, SCRIPT, "--faultline", "x", "--out", folder, "--recipe", "=--lr 1"],
+                                  capture_output=True, text=True)
+            self.assertNotEqual(done.returncode, 0)
+            self.assertIn("expected NAME=OPTIONS", done.stderr)
 
     def losses(self, folder, plan):
         with h5py.File(os.path.join(folder, plan + "-seed0.h5"), "r") as file:
