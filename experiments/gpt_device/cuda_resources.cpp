@@ -81,6 +81,9 @@ void Graph::launch(Stream stream) const { check(cudaGraphLaunch(executable_, str
 void upload(void* to, const void* from, std::size_t bytes, Stream stream) {
     check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream), "copying to the device");
 }
+void copy(void* to, const void* from, std::size_t bytes, Stream stream) {
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream), "copying on the device");
+}
 void clear(void* to, std::size_t bytes, Stream stream) {
     check(cudaMemsetAsync(to, 0, bytes, stream), "clearing memory");
 }

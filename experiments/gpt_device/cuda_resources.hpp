@@ -97,6 +97,8 @@ class Graph {
 };
 
 void upload(void* to, const void* from, std::size_t bytes, Stream stream);
+/// From one place on the device to another.
+void copy(void* to, const void* from, std::size_t bytes, Stream stream);
 void clear(void* to, std::size_t bytes, Stream stream);
 /// Waits for everything on the stream and for the copy.
 void download(void* to, const void* from, std::size_t bytes, Stream stream);

@@ -133,8 +133,6 @@ struct DeviceTrainer::State {
         }
         switches.qk_clip = config.qk_clip;
         check_tokens(data, config.model.vocabulary, config.model.context);
-        if (exchange.active() && config.qk_clip > 0)
-            throw RequestError("device cuda: qk-clip: several ranks have none: expected 0, or one rank");
         // A card without room is one rank's trouble, of which the others hear before they wait for its sums.
         together(options.ranks, [&] { base.emplace(memory.plan.bytes(), memory.plan.text()); });
         pass = make_pass(config, layout, memory, attention, faults, base->data(), stream, options.deterministic);
@@ -241,7 +239,8 @@ struct DeviceTrainer::State {
         pass->forward_backward(watch);
         pass->layer_done = nullptr;
         for (const GradientRange& of : ranges_beside_layers(layout)) accumulate(of);
-        exchange.finish(pass->at<float>(memory.gradient), pass->loss_sum(), stream);
+        exchange.finish(pass->at<float>(memory.gradient), pass->loss_sum(),
+                        monitors ? pass->at<on_device::HeadTotals>(memory.totals) : nullptr, stream);
     }
     void run_update() {
         auto* left = pass->at<StepResult>(memory.result);
@@ -436,7 +435,7 @@ struct DeviceTrainer::State {
         pass->keep_operands(&layers);
         run_micro_batch(rows_are_due() ? Pass::Watch::rows : watched(), round + 1 == exchange.rounds());
         pass->keep_operands(nullptr);
-        capture_take(next, exchange.micro_batch(round), layers);
+        exchange.hand_over(round, layers, [&](int micro_step) { capture_take(next, micro_step, layers); });
     }
 
     void fill_report(const StepResult& of) {
@@ -472,29 +471,10 @@ struct DeviceTrainer::State {
         return config.model.layers > 1 ? layout.layer(1).w_in - layout.layer(0).w_in : 0;
     }
 
-    /// What the heads of the step saw, on all ranks.
-    [[nodiscard]] std::vector<on_device::HeadTotals> totals_of_ranks() const {
-        std::vector<on_device::HeadTotals> seen(heads());
-        std::memcpy(seen.data(), totals.data(), seen.size() * sizeof seen[0]);
-        if (!exchange.active()) return seen;
-        std::vector<double> own, largest, sums(6 * heads(), 0.0),
-            most(heads(), -std::numeric_limits<double>::infinity());
-        for (const on_device::HeadTotals& head : seen) {
-            own.insert(own.end(),
-                       {head.q_rms, head.k_rms, head.zero_sum, head.zero_sum_abs, head.saturated, head.entropy});
-            largest.push_back(head.largest);
-        }
-        add_in_rank_order(exchange.ranks(), std::span(sums), std::span<const double>(own));
-        const std::span<const double> part(largest);
-        largest_in_rank_order(exchange.ranks(), std::span(most), std::span(&part, 1));
-        for (std::size_t i = 0; i < heads(); ++i)
-            seen[i] = {most[i],         sums[6 * i],     sums[6 * i + 1], sums[6 * i + 2],
-                       sums[6 * i + 3], sums[6 * i + 4], sums[6 * i + 5]};
-        return seen;
-    }
     /// As Trainer::fill_report.
     void fill_monitors() {
-        const std::vector<on_device::HeadTotals> seen = totals_of_ranks();
+        std::vector<on_device::HeadTotals> seen(heads());
+        std::memcpy(seen.data(), totals.data(), seen.size() * sizeof seen[0]);
         const double tokens = config.tokens_of_step(), rows = tokens - config.batch * config.accumulate;
         const bool due = rows_are_due() && rows > 0;
         report.zero_sum_total.resize(heads(), 0.0);

@@ -39,10 +39,15 @@ std::vector<GradientRange> ranges_beside_layers(const ParameterLayout& layout) {
 
 Exchange::Exchange(Ranks* ranks, const TrainConfig& config, const ParameterLayout& layout,
                    const ExchangeOptions& options)
-    : ranks_(ranks), layout_(layout), rounds_(rounds_of(ranks, config)), options_(options) {
+    : ranks_(ranks),
+      layout_(layout),
+      rounds_(rounds_of(ranks, config)),
+      options_(options),
+      heads_(static_cast<std::size_t>(config.model.layers * config.model.heads)) {
     if (!active()) return;
     nccl_.emplace(*ranks);
     if (options_.overlapped) side_.emplace();
+    together(ranks, [&] { seen_.emplace(heads_ * sizeof(on_device::HeadTotals), "what the heads saw"); });
     if (options_.bf16)
         together(ranks, [&] {
             const std::size_t bytes = static_cast<std::size_t>(layout.size()) * sizeof(on_device::Bf16);
@@ -75,16 +80,42 @@ void Exchange::layer_done(int layer, float* gradient, on_device::Stream main) {
     add(gradient, range_of_layer(layout_, layer), side_->stream());
 }
 
-void Exchange::finish(float* gradient, double* loss, on_device::Stream main) {
+/// Sums of all fields, and the largest of the first.
+void Exchange::add(on_device::HeadTotals* totals, on_device::Stream stream) {
+    constexpr std::size_t fields = sizeof(on_device::HeadTotals) / sizeof(double);
+    auto* const seen = reinterpret_cast<on_device::HeadTotals*>(seen_->data());
+    on_device::copy(seen, totals, heads_ * sizeof(on_device::HeadTotals), stream);
+    nccl_->largest(reinterpret_cast<double*>(seen), fields * heads_, stream);
+    nccl_->add(reinterpret_cast<double*>(totals), fields * heads_, stream);
+    on_device::take_largest(seen, heads_, totals, stream);
+}
+
+void Exchange::finish(float* gradient, double* loss, on_device::HeadTotals* totals, on_device::Stream main) {
     if (!active()) return;
+    const on_device::Stream stream = options_.overlapped ? side_->stream() : main;
     if (options_.overlapped) {
         side_->follow(main);
-        for (const GradientRange& of : ranges_beside_layers(layout_)) add(gradient, of, side_->stream());
-        nccl_->add(loss, 1, side_->stream());
-        side_->join(main);
+        for (const GradientRange& of : ranges_beside_layers(layout_)) add(gradient, of, stream);
     } else {
-        add(gradient, {0, static_cast<std::size_t>(layout_.size())}, main);
-        nccl_->add(loss, 1, main);
+        add(gradient, {0, static_cast<std::size_t>(layout_.size())}, stream);
+    }
+    nccl_->add(loss, 1, stream);
+    if (totals != nullptr) add(totals, stream);
+    if (options_.overlapped) side_->join(main);
+}
+
+void Exchange::hand_over(int round, Training::Captured& layers, const std::function<void(int)>& take) const {
+    if (!active()) return take(micro_batch(round));
+    const auto each = [&](auto&& move) {
+        for (auto& layer : layers)
+            for (std::vector<float>* values : {&layer.q, &layer.k, &layer.v, &layer.dout, &layer.x})
+                move(std::span(*values));
+    };
+    if (!ranks_->first()) return each([&](std::span<float> part) { ranks_->send(0, std::as_bytes(part)); });
+    take(micro_batch(round));
+    for (int from = 1; from < ranks_->size(); ++from) {
+        each([&](std::span<float> part) { ranks_->receive(from, std::as_writable_bytes(part)); });
+        take(round * ranks_->size() + from);
     }
 }
 

@@ -8,6 +8,7 @@
 // so the bits are the same.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,6 +17,7 @@
 #include <faultline/gpt/training.hpp>
 #include <faultline/gpt_device/cuda_resources.hpp>
 #include <faultline/gpt_device/device_trainer.hpp>
+#include <faultline/gpt_device/monitors.hpp>
 #include <faultline/gpt_device/nccl.hpp>
 
 namespace faultline::gpt {
@@ -46,8 +48,12 @@ class Exchange {
 
     /// Called while the last micro-batch's launches are recorded. A layer's gradient is whole: it is added up beside `main`.
     void layer_done(int layer, float* gradient, on_device::Stream main);
-    /// All is whole: the rest, and the sum of the losses; what follows on `main` has the sums.
-    void finish(float* gradient, double* loss, on_device::Stream main);
+    /// All is whole: the rest, the sum of the losses, and, where `totals` is not null, what the heads saw; what follows on `main` has
+    /// the sums.
+    void finish(float* gradient, double* loss, on_device::HeadTotals* totals, on_device::Stream main);
+    /// What this rank kept of its micro-batch of the round goes to the first, where `take` is called for those of all ranks, one
+    /// after the other with their numbers, with each in `layers`.
+    void hand_over(int round, Training::Captured& layers, const std::function<void(int micro_step)>& take) const;
     /// The value that is not finite which the rank with the earliest micro-batch came upon; of equals the first rank's.
     void first_of_ranks(int micro_batch, NonFinite& found) const;
     /// As on_device::wait, and heeds the other ranks.
@@ -55,12 +61,15 @@ class Exchange {
 
   private:
     void add(float* gradient, const GradientRange& of, on_device::Stream stream);
+    void add(on_device::HeadTotals* totals, on_device::Stream stream);
     Ranks* ranks_;
     const ParameterLayout& layout_;
     int rounds_;
     ExchangeOptions options_;
     std::optional<on_device::Communicator> nccl_;
     std::optional<on_device::SideStream> side_;
+    std::size_t heads_;                         // of all layers
+    std::optional<on_device::Memory> seen_;     // totals of the heads, of which the largest is asked for
     std::optional<on_device::Memory> rounded_;  // a gradient in bf16, where that is what is added up
 };
 

@@ -25,7 +25,7 @@ struct UniqueId {
 };
 using Comm = void*;
 constexpr Result success = 0, in_progress = 7;
-constexpr int float32 = 7, float64 = 8, bfloat16 = 9, sum = 0;
+constexpr int float32 = 7, float64 = 8, bfloat16 = 9, sum = 0, max = 2;
 
 struct Functions {
     Result (*version)(int*);
@@ -137,6 +137,10 @@ void Communicator::add(float* values, std::size_t count, Stream stream) {
 }
 void Communicator::add(double* values, std::size_t count, Stream stream) {
     state_->check(state_->nccl.all_reduce(values, values, count, float64, sum, state_->comm, stream), "adding losses");
+}
+void Communicator::largest(double* values, std::size_t count, Stream stream) {
+    state_->check(state_->nccl.all_reduce(values, values, count, float64, max, state_->comm, stream),
+                  "finding the largest");
 }
 void Communicator::add(Bf16* values, std::size_t count, Stream stream) {
     state_->check(state_->nccl.all_reduce(values, values, count, bfloat16, sum, state_->comm, stream),

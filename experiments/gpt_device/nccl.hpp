@@ -27,10 +27,11 @@ class Communicator {
     /// "NCCL 2.28.9".
     [[nodiscard]] std::string text() const;
 
-    /// The sum over ranks, in place, on the stream; may be recorded in a graph. The order in which an element's terms are added is
+    /// The sum over ranks (or the largest), in place, on the stream; may be recorded in a graph. The order in which an element's terms are added is
     /// NCCL's; of two ranks there is one addition, and so one result.
     void add(float* values, std::size_t count, Stream stream);
     void add(double* values, std::size_t count, Stream stream);
+    void largest(double* values, std::size_t count, Stream stream);
     void add(Bf16* values, std::size_t count, Stream stream);  ///< each addition rounds to bf16
 
     /// Waits for the stream; where meanwhile NCCL fails or another rank is gone, ends what is on its way and throws.
