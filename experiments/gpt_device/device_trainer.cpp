@@ -575,12 +575,7 @@ class DeviceTrainer::State::Control final : public StepControl {
                 "device cuda: fp32-ffn: the device's trainer has none: expected another intervention, or "
                 "--device cpu");
     }
-    void set_qk_clip(double tau) override {
-        // Each rank knows the largest logits of its own part alone: their weights would drift apart.
-        if (tau != 0 && s_.exchange.active())
-            throw RequestError("device cuda: qk-clip: several ranks have none: expected 0, or one rank");
-        s_.switches.qk_clip = tau;
-    }
+    void set_qk_clip(double tau) override { s_.switches.qk_clip = tau; }
     [[nodiscard]] MatrixView<const float> weight(std::string_view name) const override {
         if (weights_.empty()) weights_ = s_.host(s_.memory.weights);
         return s_.layout.at(name).of(std::span<const float>(weights_));
