@@ -37,8 +37,12 @@ bool at_level(const ErrorMeasure& error, const std::optional<WideReal>& level) {
     return level && error.nonfinite == 0 && error.rel_error <= WideReal(level_allowance) * *level;
 }
 
+bool truth_is_resolved(const WideReal& bound, const WideReal& truth_norm) {
+    return bound == WideReal(0) || bound <= WideReal(0x1p-20) * truth_norm;
+}
+
 bool truth_is_resolved(const OutputAttribution& output) {
-    return output.truth_bound == WideReal(0) || output.truth_bound <= WideReal(0x1p-20) * output.truth_norm;
+    return truth_is_resolved(output.truth_bound, output.truth_norm);
 }
 
 }  // namespace faultline

@@ -36,6 +36,7 @@ inline constexpr double level_allowance = 1.41421356237309504880;
 
 /// Whether the truth's bound is far enough below the truth for an error of it to be told from 0: 2^-20 of its norm, which
 /// leaves three digits of the level of bf16 (2^-9).
+[[nodiscard]] bool truth_is_resolved(const WideReal& bound, const WideReal& truth_norm);
 [[nodiscard]] bool truth_is_resolved(const OutputAttribution& output);
 
 }  // namespace faultline

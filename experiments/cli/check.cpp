@@ -30,7 +30,7 @@ struct CheckSettings {
 
 /// Fewer runs than this make thresholds that no fault reaches: t with 8 degrees of freedom at p = 1e-7 is 18.
 constexpr std::int64_t least_runs = 8;
-/// Every run of a group is held in memory, and more than this tell no more.
+/// More than this tell no more.
 constexpr std::int64_t most_runs = 10000;
 /// Student's t of the fewest runs reaches p = 1e-12 over some thousand tests only beyond 500.
 constexpr double least_alpha = 1e-12;

@@ -44,11 +44,20 @@ struct Cell {
 /// are not finite count as 0.
 [[nodiscard]] double scaled_error(double value, double truth, double sigma);
 
-/// The sums in that order, of value - truth over sigma. `direction`: unit vector [cols] along the mean key, or empty.
-/// A row of sigma 0 has no error by right: any is as large as one can be. Values that are not finite count as 0, and must be
+/// The sums in that order, of value - truth over sigma. `bound`: of the truth, certified; where it is as large as the truth
+/// the sign is not known, and the element is in no growth. `direction`: unit vector [cols] along the mean key, or empty. A row
+/// of sigma 0 has no error by right: any is as large as one can be. Values that are not finite count as 0, and must be
 /// counted elsewhere.
 [[nodiscard]] std::vector<double> cell_sums(MatrixView<const double> value, MatrixView<const double> truth,
-                                            const std::vector<double>& sigma, std::ptrdiff_t block,
-                                            const std::vector<double>& direction);
+                                            MatrixView<const double> bound, const std::vector<double>& sigma,
+                                            std::ptrdiff_t block, const std::vector<double>& direction);
+
+/// How far each sum may lie from what the exact truth would give, which `truth` is within `bound` of: of signed sums the most
+/// that they move by, of a size or scatter the most that its root does, of an element the most that it does. In a row of
+/// sigma 0 an error larger than the bound is one whatever the truth is; below it even a value that is the truth's middle is
+/// in doubt, as far as can be.
+[[nodiscard]] std::vector<double> cell_doubts(MatrixView<const double> value, MatrixView<const double> truth,
+                                              MatrixView<const double> bound, const std::vector<double>& sigma,
+                                              std::ptrdiff_t block, const std::vector<double>& direction);
 
 }  // namespace faultline::verdict

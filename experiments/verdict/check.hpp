@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A verdict on what a kernel returned: are its errors those that its plan's rounding explains? Three answers:
+// A verdict on what a kernel returned: are its errors those that its plan's rounding explains? Four answers:
 //   within_rounding  as large as the plan's rounding makes them, and without a sign beyond what rounding of random sign has
+//   unresolved       the truth is not known well enough to say: a test's outcome depends on where in its bound it lies
 //   biased           a signed error that independent rounding does not explain, or one that agreeing signs make larger, as
 //                    they do in the plan's own run; in training it adds up
 //   wrong            larger than the plan's rounding explains and than the plan's own run has it, or not finite
@@ -18,7 +19,8 @@
 
 namespace faultline {
 
-enum class Verdict : unsigned char { within_rounding, biased, wrong };
+/// From what is told where nothing else is, to what is told whatever else is.
+enum class Verdict : unsigned char { within_rounding, unresolved, biased, wrong };
 [[nodiscard]] const char* name(Verdict verdict);
 
 /// One test that failed.
@@ -52,7 +54,9 @@ struct OutputCheck {
     double size_ratio = 0, plan_ratio = 0, least_ratio = 0, largest_ratio = 0;
     double bit_equal_to_plan = 0;  ///< share of elements
     std::size_t tests = 0;
-    bool in_log2 = false;  ///< an lse that is the truth's times log2(e)
+    std::size_t undecided = 0;         ///< of them those that may fail or not, by where in its bound the truth is
+    WideReal truth_norm, truth_bound;  ///< Frobenius, over all heads, as in OutputAttribution
+    bool in_log2 = false;              ///< an lse that is the truth's times log2(e)
     /// First the most significant finding of every kind of test and verdict, what is wrong before what is biased, by
     /// significance; then the others likewise: a thousand cells may tell of one fault, and the first lines are what is read.
     std::vector<Finding> findings;
@@ -60,6 +64,10 @@ struct OutputCheck {
     std::vector<verdict::Cell> cells;
     std::vector<std::vector<double>> t;
 };
+
+/// Whether the truth's bound is far enough below the truth, or the kernel's error, for the errors to be told (level.hpp);
+/// the verdict looks at every test's own instead, in units of what rounding makes there.
+[[nodiscard]] bool truth_is_resolved(const OutputCheck& output);
 
 /// "o", "dq", "dk", "dv" or "lse".
 [[nodiscard]] std::string_view name(const OutputCheck& output);
@@ -90,7 +98,10 @@ struct CheckOptions {
     int runs = 32;           ///< of the null model
     std::vector<int> heads;  ///< empty: all query heads (a kv head's group is computed whole)
     int threads = 0;         ///< 0: one per hardware thread; results do not depend on it
-    std::uint64_t seed = 0;  ///< of the null model, and of stochastic rounding
+    /// What of the null model's runs of one key head's group is held in memory, in bytes; those beyond are run twice. Results
+    /// do not depend on it.
+    std::size_t held_bytes = std::size_t{1} << 28;
+    std::uint64_t seed = 0;                            ///< of the null model, and of stochastic rounding
     const AttentionBackend* backend = &cpu_backend();  ///< where plans run; results do not depend on it
     std::function<void(std::size_t done, std::size_t total, const std::string& what)> progress;
     std::function<bool()> cancelled;  ///< polled between runs

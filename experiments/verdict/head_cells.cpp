@@ -7,41 +7,6 @@
 namespace faultline::verdict {
 namespace {
 
-/// rms error of each row over the runs, with the floor.
-std::vector<double> row_sizes(const HeadValues& values, const std::vector<double>& floor,
-                              std::vector<WideReal>& squared) {
-    const Matrix& truth = *values.truth;
-    const auto count = static_cast<double>(values.runs.size());
-    std::vector<Norm> of_run(values.runs.size());
-    std::vector<double> sigma;
-    for (std::ptrdiff_t r = 0; r < truth.rows; ++r) {
-        Norm errors;
-        for (std::size_t run = 0; run < values.runs.size(); ++run)
-            for (std::ptrdiff_t c = 0; c < truth.cols; ++c) {
-                const double error = (*values.runs[run])(r, c) - truth(r, c);
-                errors.add(error);
-                of_run[run].add(error);
-            }
-        sigma.push_back(
-            std::hypot(errors.rms(count * static_cast<double>(truth.cols)), floor[static_cast<std::size_t>(r)]));
-    }
-    for (const Norm& norm : of_run) squared.push_back(norm.squared());
-    return sigma;
-}
-
-/// Variance that errors of the floor's size give a cell's signed sum: independent, or all with one sign.
-double floor_variance(const Cell& cell, const std::vector<double>& sigma, const HeadLayout& layout) {
-    double variance = 0, sum = 0;
-    for (std::ptrdiff_t i = cell.extent == Extent::rows ? cell.index : 0, end = i + cell.rows; i < end; ++i) {
-        const double size = sigma[static_cast<std::size_t>(i)];
-        const double share = size > 0 ? layout.floor[static_cast<std::size_t>(i)] / size : 0;
-        variance += share * share;
-        sum += share;
-    }
-    const double per_row = cell.elements / static_cast<double>(cell.rows);
-    return layout.common_floor ? sum * sum * per_row * per_row : variance * per_row;
-}
-
 bool is_kept(const Cell& cell, const HeadLayout& layout) {
     if (!layout.sizes_and_shift) return true;
     return cell.extent != Extent::feature && cell.direction != Direction::growth &&
@@ -51,7 +16,7 @@ bool is_kept(const Cell& cell, const HeadLayout& layout) {
 Worst worst_of(const Cell& cell, const HeadValues& values, const std::vector<double>& sigma, double rms) {
     Worst worst;
     if (cell.direction != Direction::size && cell.direction != Direction::element) return worst;
-    const Matrix &observed = *values.observed, &truth = *values.truth;
+    const Matrix &observed = values.observed, &truth = values.truth;
     double largest = 0, sum = 0;
     for (std::ptrdiff_t i = cell.extent == Extent::rows ? cell.index : 0, end = i + cell.rows; i < end; ++i) {
         double row = 0;
@@ -97,42 +62,88 @@ double Norm::rms(double count) const { return scale_ * std::sqrt(sum_ / count); 
 
 WideReal Norm::squared() const { return WideReal(scale_) * WideReal(scale_) * WideReal(sum_); }
 
-HeadCells head_cells(const HeadValues& values, const HeadLayout& layout) {
-    HeadCells head;
-    const Matrix &truth = *values.truth, &observed = *values.observed;
-    const std::vector<double> sigma = row_sizes(values, layout.floor, head.run_squared);
+HeadTest::HeadTest(HeadValues values, HeadLayout layout)
+    : values_(std::move(values)),
+      layout_(std::move(layout)),
+      row_errors_(static_cast<std::size_t>(values_.truth.rows)),
+      cells_(cells_of(values_.truth.rows, values_.truth.cols, layout_.block, !layout_.direction.empty())) {
+    for (const Cell& cell : cells_) of_runs_.emplace_back(cell.direction);
+}
+
+void HeadTest::add_size(const Matrix& run) {
+    const Matrix& truth = values_.truth;
+    Norm of_run;
+    for (std::ptrdiff_t r = 0; r < truth.rows; ++r)
+        for (std::ptrdiff_t c = 0; c < truth.cols; ++c) {
+            const double error = run(r, c) - truth(r, c);
+            row_errors_[static_cast<std::size_t>(r)].add(error);
+            of_run.add(error);
+        }
+    head_.run_squared.push_back(of_run.squared());
+    ++runs_;
+}
+
+void HeadTest::sizes_are_whole() {
+    const double elements = runs_ * static_cast<double>(values_.truth.cols);
+    for (std::size_t r = 0; r < row_errors_.size(); ++r)
+        sigma_.push_back(std::hypot(row_errors_[r].rms(elements), layout_.floor[r]));
+}
+
+std::vector<double> HeadTest::sums_of(const Matrix& values) const {
+    return cell_sums(values.view(), values_.truth.view(), values_.bound.view(), sigma_, layout_.block,
+                     layout_.direction);
+}
+
+void HeadTest::add_sums(const Matrix& run) {
+    const std::vector<double> sums = sums_of(run);
+    for (std::size_t c = 0; c < sums.size(); ++c) {
+        of_runs_[c].add(sums[c]);
+        if (cells_[c].direction == Direction::size && cells_[c].extent == Extent::head)
+            head_.run_sizes.push_back(sums[c]);
+    }
+}
+
+/// Variance that errors of the floor's size give a cell's signed sum: independent, or all with one sign.
+double HeadTest::floor_variance(const Cell& cell) const {
+    double variance = 0, sum = 0;
+    for (std::ptrdiff_t i = cell.extent == Extent::rows ? cell.index : 0, end = i + cell.rows; i < end; ++i) {
+        const double size = sigma_[static_cast<std::size_t>(i)];
+        const double share = size > 0 ? layout_.floor[static_cast<std::size_t>(i)] / size : 0;
+        variance += share * share;
+        sum += share;
+    }
+    const double per_row = cell.elements / static_cast<double>(cell.rows);
+    return layout_.common_floor ? sum * sum * per_row * per_row : variance * per_row;
+}
+
+HeadCells HeadTest::result() && {
+    const Matrix &truth = values_.truth, &observed = values_.observed;
     Norm of_truth;
     for (const double x : truth.values) of_truth.add(x);
     const double rms = of_truth.rms(static_cast<double>(truth.values.size()));
-    const auto sums_of = [&](const Matrix& m) {
-        return cell_sums(m.view(), truth.view(), sigma, layout.block, layout.direction);
-    };
-    std::vector<std::vector<double>> runs;
-    for (const Matrix* run : values.runs) runs.push_back(sums_of(*run));
-    const std::vector<double> kernel = sums_of(observed), plan = sums_of(*values.plan);
-    const std::vector<Cell> cells = cells_of(truth.rows, truth.cols, layout.block, !layout.direction.empty());
-    for (std::size_t c = 0; c < cells.size(); ++c) {
-        const Cell& cell = cells[c];
-        if (!is_kept(cell, layout)) continue;
-        std::vector<double> of_cell;
-        for (const std::vector<double>& s : runs) of_cell.push_back(s[c]);
-        const CellNull null = null_of(cell, of_cell, floor_variance(cell, sigma, layout), layout.slack);
-        head.cells.push_back(cell);
-        head.null.push_back(null);
-        head.observed_sums.push_back(kernel[c]);
-        head.plan_sums.push_back(plan[c]);
-        head.observed.push_back(null.t(kernel[c]));
-        head.plan.push_back(null.t(plan[c]));
-        head.worst.push_back(worst_of(cell, values, sigma, rms));
-        if (cell.direction == Direction::size && cell.extent == Extent::head) head.run_sizes = of_cell;
+    const std::vector<double> kernel = sums_of(observed), plan = sums_of(values_.plan);
+    const std::vector<double> doubt =
+        cell_doubts(observed.view(), truth.view(), values_.bound.view(), sigma_, layout_.block, layout_.direction);
+    for (std::size_t c = 0; c < cells_.size(); ++c) {
+        const Cell& cell = cells_[c];
+        if (!is_kept(cell, layout_)) continue;
+        const CellNull null = of_runs_[c].null(floor_variance(cell), layout_.slack);
+        head_.cells.push_back(cell);
+        head_.null.push_back(null);
+        head_.observed_sums.push_back(kernel[c]);
+        head_.plan_sums.push_back(plan[c]);
+        head_.observed.push_back(null.t(kernel[c]));
+        head_.plan.push_back(null.t(plan[c]));
+        head_.doubt.push_back(doubt[c]);
+        head_.worst.push_back(worst_of(cell, values_, sigma_, rms));
     }
     for (std::size_t a = 0; a < observed.values.size(); ++a)
         if (!std::isfinite(observed.values[a]) && std::isfinite(truth.values[a])) {
-            const double own = values.plan->values[a];
-            ++head.nonfinite;
-            head.nonfinite_of_plan += own == observed.values[a] || (std::isnan(own) && std::isnan(observed.values[a]));
+            const double own = values_.plan.values[a];
+            ++head_.nonfinite;
+            head_.nonfinite_of_plan += own == observed.values[a] || (std::isnan(own) && std::isnan(observed.values[a]));
         }
-    return head;
+    return std::move(head_);
 }
 
 }  // namespace faultline::verdict

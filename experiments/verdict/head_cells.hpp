@@ -30,11 +30,12 @@ struct Worst {
     double truth = 0;                       ///< rms of the row's truth over that of the head's
 };
 
+/// What is compared, all [rows, cols].
 struct HeadValues {
-    const Matrix* truth = nullptr;
-    const Matrix* plan = nullptr;
-    const Matrix* observed = nullptr;
-    std::vector<const Matrix*> runs;  ///< of the null model
+    Matrix truth;     ///< the double nearest to it
+    Matrix bound;     ///< certified: |truth - what it stands for| is at most this, up to an ulp of the double
+    Matrix plan;      ///< the plan's own run
+    Matrix observed;  ///< the kernel
 };
 
 struct HeadLayout {
@@ -51,6 +52,8 @@ struct HeadCells {
     std::vector<CellNull> null;
     std::vector<double> observed, plan;  ///< statistics
     std::vector<double> observed_sums, plan_sums;
+    /// By cell: how far the truth's bound may move a signed sum, a size's or scatter's root, an element. 0: not at all.
+    std::vector<double> doubt;
     std::vector<Worst> worst;           ///< of the observed values, by cell
     std::vector<double> run_sizes;      ///< by run: the size over the whole head
     std::vector<WideReal> run_squared;  ///< by run: the squared error norm
@@ -59,6 +62,28 @@ struct HeadCells {
     std::size_t finite = 0;             ///< lse: rows without a key that have a finite one
 };
 
-[[nodiscard]] HeadCells head_cells(const HeadValues& values, const HeadLayout& layout);
+/// The runs of the null model go by twice, in their order, and none is kept: first for the size of the rows' errors, then
+/// for the cells' sums in units of it.
+class HeadTest {
+  public:
+    HeadTest(HeadValues values, HeadLayout layout);
+    void add_size(const Matrix& run);
+    void sizes_are_whole();
+    void add_sums(const Matrix& run);
+    [[nodiscard]] HeadCells result() &&;
+
+  private:
+    [[nodiscard]] std::vector<double> sums_of(const Matrix& values) const;
+    [[nodiscard]] double floor_variance(const Cell& cell) const;
+
+    HeadValues values_;
+    HeadLayout layout_;
+    double runs_ = 0;
+    std::vector<Norm> row_errors_;
+    std::vector<double> sigma_;      // [rows] rms error of the row over the runs, with the floor
+    std::vector<Cell> cells_;        // all; what an lse has none of is left out at the end
+    std::vector<NullSums> of_runs_;  // by cell
+    HeadCells head_;
+};
 
 }  // namespace faultline::verdict

@@ -26,7 +26,17 @@ ordered_json number(const WideReal& x) {
 }
 
 const char* key_of(Verdict verdict) {
-    return verdict == Verdict::within_rounding ? "within_rounding" : verdict == Verdict::biased ? "biased" : "wrong";
+    switch (verdict) {
+        case Verdict::within_rounding:
+            return "within_rounding";
+        case Verdict::unresolved:
+            return "unresolved";
+        case Verdict::biased:
+            return "biased";
+        case Verdict::wrong:
+            return "wrong";
+    }
+    return "";
 }
 
 ordered_json finding_json(const Finding& f) {
@@ -97,7 +107,11 @@ std::string to_json(const Check& c) {
                                              {"least_size_ratio", number(o.least_ratio)},
                                              {"largest_size_ratio", number(o.largest_ratio)},
                                              {"bit_equal_to_plan", o.bit_equal_to_plan},
+                                             {"truth_norm", number(o.truth_norm)},
+                                             {"truth_bound", number(o.truth_bound)},
+                                             {"truth_resolved", truth_is_resolved(o)},
                                              {"tests", o.tests},
+                                             {"undecided", o.undecided},
                                              {"findings", std::move(findings)}};
             if (o.lse) outputs["lse"]["in_log2"] = o.in_log2;
         }
@@ -116,30 +130,46 @@ std::string to_json(const Check& c) {
     return out.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
 }
 
+namespace {
+
+/// Test cases, those that failed, and those that could not be decided: "errors" in JUnit's words.
+std::string junit_counts(const std::vector<OutputCheck>& outputs) {
+    std::size_t failures = 0, errors = 0;
+    for (const OutputCheck& o : outputs) {
+        failures += o.verdict == Verdict::biased || o.verdict == Verdict::wrong;
+        errors += o.verdict == Verdict::unresolved;
+    }
+    return fmt::format("tests=\"{}\" failures=\"{}\" errors=\"{}\"", outputs.size(), failures, errors);
+}
+
+std::string junit_case(const OutputCheck& o) {
+    const std::string truth = truth_text(o);
+    if (o.verdict == Verdict::within_rounding && truth.empty()) return "/>\n";
+    if (o.verdict == Verdict::within_rounding)
+        return fmt::format(">\n      <system-out>{}</system-out>\n    </testcase>\n", xml(truth));
+    if (o.verdict == Verdict::unresolved)
+        return fmt::format(">\n      <error type=\"unresolved\" message=\"{}\"/>\n    </testcase>\n",
+                           xml(fmt::format("{}: {}", name(o.verdict), truth)));
+    std::string out = fmt::format(">\n      <failure type=\"{}\" message=\"{}\">", key_of(o.verdict),
+                                  xml(fmt::format("{}: {}", name(o.verdict), text(o.findings.front()))));
+    for (const Finding& f : o.findings) out += xml(text(f)) + "\n";
+    if (!truth.empty()) out += xml(truth) + "\n";
+    return out + "</failure>\n    </testcase>\n";
+}
+
+}  // namespace
+
 std::string to_junit(const Check& c) {
-    std::size_t cases = 0, failed = 0;
-    for (const LayerCheck& layer : c.layers)
-        for (const OutputCheck& o : layer.outputs) ++cases, failed += o.verdict != Verdict::within_rounding;
+    std::vector<OutputCheck> all;
+    for (const LayerCheck& layer : c.layers) all.insert(all.end(), layer.outputs.begin(), layer.outputs.end());
     std::string out = fmt::format(
-        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites name=\"faultline check\" tests=\"{}\" failures=\"{}\">\n",
-        cases, failed);
+        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites name=\"faultline check\" {}>\n", junit_counts(all));
     for (const LayerCheck& layer : c.layers) {
-        std::size_t bad = 0;
-        for (const OutputCheck& o : layer.outputs) bad += o.verdict != Verdict::within_rounding;
-        out += fmt::format("  <testsuite name=\"{}\" tests=\"{}\" failures=\"{}\">\n", xml(layer.name),
-                           layer.outputs.size(), bad);
-        for (const OutputCheck& o : layer.outputs) {
+        out += fmt::format("  <testsuite name=\"{}\" {}>\n", xml(layer.name), junit_counts(layer.outputs));
+        for (const OutputCheck& o : layer.outputs)
             out += fmt::format("    <testcase classname=\"{}.{}\" name=\"{} against {}\"", xml(layer.name),
-                               xml(c.kernel), name(o), xml(c.plan.name));
-            if (o.verdict == Verdict::within_rounding) {
-                out += "/>\n";
-                continue;
-            }
-            out += fmt::format(">\n      <failure type=\"{}\" message=\"{}\">", key_of(o.verdict),
-                               xml(fmt::format("{}: {}", name(o.verdict), text(o.findings.front()))));
-            for (const Finding& f : o.findings) out += xml(text(f)) + "\n";
-            out += "</failure>\n    </testcase>\n";
-        }
+                               xml(c.kernel), name(o), xml(c.plan.name)) +
+                   junit_case(o);
         out += "  </testsuite>\n";
     }
     return out + "</testsuites>\n";

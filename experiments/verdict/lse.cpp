@@ -47,14 +47,14 @@ std::vector<double> lse_floor(const attribution::Group& group, std::size_t head,
     return floor;
 }
 
-std::size_t settle_rows_without_keys(Matrix& truth, Matrix& observed, const std::vector<Matrix*>& others) {
+std::size_t settle_rows_without_keys(Matrix& truth, Matrix& observed, Matrix& plan) {
     std::size_t finite = 0;
     for (std::ptrdiff_t i = 0; i < truth.rows; ++i) {
         if (std::isfinite(truth(i, 0))) continue;
         finite += !std::isinf(observed(i, 0));
         truth(i, 0) = 0;
         observed(i, 0) = 0;
-        for (Matrix* other : others) (*other)(i, 0) = 0;
+        plan(i, 0) = 0;
     }
     return finite;
 }

@@ -19,10 +19,10 @@ namespace faultline::verdict {
 [[nodiscard]] std::vector<double> lse_floor(const attribution::Group& group, std::size_t head,
                                             const CertifiedMatrix& truth, bool plan_rounds, Dtype stored);
 
-/// The lse of a head, of truth, plan, runs and kernel, made comparable: where the truth is -inf the kernel's may be that or
+/// The lse of a head, of truth, plan and kernel, made comparable: where the truth is -inf the kernel's may be that or
 /// +inf (FlashAttention-2, so that exp(s - lse) is 0 in the backward), and all become 0. Returns how many such rows have a
 /// finite lse, or NaN, in the kernel.
-std::size_t settle_rows_without_keys(Matrix& truth, Matrix& observed, const std::vector<Matrix*>& others);
+std::size_t settle_rows_without_keys(Matrix& truth, Matrix& observed, Matrix& plan);
 
 /// Whether the values are lse log2(e): far from the truth, and near it once multiplied by ln 2.
 [[nodiscard]] bool reads_as_log2(const Matrix& observed, const Matrix& truth);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A verdict as a person reads it, as one JSON object (schema "faultline.check/1"), as JUnit XML (one test suite per layer,
-// one test case per output: what CI systems show), and as HDF5 (kind "check"): per layer and output t over (head, cell).
+// one test case per output, an error where the truth decides nothing: what CI systems show), and as HDF5 (kind "check"): per layer and output t over (head, cell).
 #pragma once
 
 #include <string>
@@ -19,5 +19,7 @@ void write(const Check& check, RecordFile& file);
 
 /// A finding in a clause: "head 0, feature 29: shifted by +0.086 of its rounding, t +8.8 (p 4e-10)".
 [[nodiscard]] std::string text(const Finding& finding);
+/// Where the truth is not known well enough for the errors, or for a test: what that is, in a clause; else "".
+[[nodiscard]] std::string truth_text(const OutputCheck& output);
 
 }  // namespace faultline

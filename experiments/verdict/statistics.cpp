@@ -15,29 +15,36 @@ namespace {
 constexpr double least_log_spread = 0.01;
 constexpr double smallest = std::numeric_limits<double>::min();
 
+/// Squares for size and scatter, magnitudes for element.
+double power_of(Direction direction) { return direction == Direction::element ? 1 : 2; }
+
 }  // namespace
 
-CellNull null_of(const Cell& cell, const std::vector<double>& sums, double floor_variance, double slack) {
+void NullSums::add(double sum) {
+    ++runs_;
+    if (is_signed(direction_)) {
+        squares_ += sum * sum;
+        return;
+    }
+    all_zero_ = all_zero_ && sum == 0;
+    const double logarithm = std::log(std::max(sum, smallest)), away = logarithm - mean_;
+    mean_ += away / runs_;
+    squares_ += away * (logarithm - mean_);
+}
+
+CellNull NullSums::null(double floor_variance, double slack) const {
     CellNull null;
-    null.direction = cell.direction;
-    null.runs = static_cast<double>(sums.size());
-    if (is_signed(cell.direction)) {
-        double squares = 0;
-        for (const double s : sums) squares += s * s;
-        null.spread = std::sqrt(squares / null.runs + floor_variance);
+    null.direction = direction_;
+    null.runs = runs_;
+    if (is_signed(direction_)) {
+        null.spread = std::sqrt(squares_ / runs_ + floor_variance);
         return null;
     }
-    // Squares for size and scatter, magnitudes for element.
-    const double power = cell.direction == Direction::element ? 1 : 2;
-    null.slack = cell.direction == Direction::scatter ? 0 : power * std::log(slack);
-    double squares = 0;
-    null.exact = std::all_of(sums.begin(), sums.end(), [](double s) { return s == 0; });
-    for (const double s : sums) null.center += std::log(std::max(s, smallest)) / null.runs;
-    for (const double s : sums) {
-        const double apart = std::log(std::max(s, smallest)) - null.center;
-        squares += apart * apart;
-    }
-    null.spread = std::max(std::sqrt(squares / (null.runs - 1)), power * least_log_spread);
+    const double power = power_of(direction_);
+    null.slack = direction_ == Direction::scatter ? 0 : power * std::log(slack);
+    null.exact = all_zero_;
+    null.center = mean_;
+    null.spread = std::max(std::sqrt(squares_ / (runs_ - 1)), power * least_log_spread);
     return null;
 }
 
@@ -46,6 +53,29 @@ double CellNull::t(double observed) const {
     if (exact && observed > 0) return std::numeric_limits<double>::infinity();
     if (observed <= smallest) return -std::numeric_limits<double>::infinity();
     return (std::log(observed) - center - slack) / (spread * std::sqrt(1 + 1 / runs));
+}
+
+CellNull::Range CellNull::t_range(double observed, double doubt) const {
+    constexpr double infinity = std::numeric_limits<double>::infinity();
+    const double as_is = t(observed);
+    if (doubt == 0) return {as_is, as_is};
+    if (is_signed(direction)) {
+        // A truth that moves the observed sum moves those of the runs by as much: the root mean square of theirs is within
+        // doubt of what it was.
+        const double size = std::abs(observed), narrow = spread - doubt;
+        return {std::max(size - doubt, 0.0) / (spread + doubt), narrow > 0 ? (size + doubt) / narrow : infinity};
+    }
+    const double power = power_of(direction), root = std::pow(observed, 1 / power);
+    // A kernel that has what every run has, where the truth is known to within the rounding's size, has no error to speak of.
+    if (exact) return {root > doubt ? infinity : -infinity, root > 0 || doubt >= 1 ? infinity : -infinity};
+    // The spread of the runs' logarithms is taken as it is, their middle as it may be.
+    const double middle = std::exp(center / power);
+    const auto against = [&](double of_kernel, double of_runs) {
+        CellNull moved = *this;
+        moved.center = power * std::log(std::max(of_runs, smallest));
+        return moved.t(std::pow(std::max(of_kernel, 0.0), power));
+    };
+    return {against(root - doubt, middle + doubt), against(root + doubt, middle - doubt)};
 }
 
 double CellNull::log10_p(double t) const {

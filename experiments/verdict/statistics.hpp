@@ -24,9 +24,28 @@ struct CellNull {
     [[nodiscard]] double degrees() const { return is_signed(direction) ? runs : runs - 1; }
     /// log10 of the chance of a statistic as far out: two-sided for signed sums, above for sizes.
     [[nodiscard]] double log10_p(double t) const;
+
+    /// Statistics that t(observed) lies between in size whatever the exact truth is, where that may move the sum, its root or
+    /// the element by `doubt` (cell_doubts), of the observed value and of every run alike. Both t(observed) where doubt is 0.
+    struct Range {
+        double least = 0, most = 0;
+    };
+    [[nodiscard]] Range t_range(double observed, double doubt) const;
 };
 
-/// `sums`: one of each run. `floor_variance`: of a signed sum, from what the null model leaves out. `slack`: as in CheckOptions.
-[[nodiscard]] CellNull null_of(const Cell& cell, const std::vector<double>& sums, double floor_variance, double slack);
+/// The runs' sums of one cell as they go by.
+class NullSums {
+  public:
+    explicit NullSums(Direction direction) : direction_(direction) {}
+    void add(double sum);
+    /// `floor_variance`: of a signed sum, from what the null model leaves out. `slack`: as in CheckOptions.
+    [[nodiscard]] CellNull null(double floor_variance, double slack) const;
+
+  private:
+    Direction direction_;
+    double runs_ = 0, squares_ = 0;  // squares: of signed sums, or of the logarithms' distances from their mean
+    double mean_ = 0;                // of the logarithms: Welford 1962
+    bool all_zero_ = true;
+};
 
 }  // namespace faultline::verdict

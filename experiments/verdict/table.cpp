@@ -100,6 +100,17 @@ std::string text(const Finding& f) {
                        f.of_plan ? ", as the plan's own run is" : "");
 }
 
+std::string truth_text(const OutputCheck& o) {
+    const bool resolved = truth_is_resolved(o);
+    if (resolved && o.undecided == 0) return "";
+    std::string out = fmt::format("its truth is only known to be within {} of {}", o.truth_bound.to_string(2),
+                                  o.truth_norm.to_string(2));
+    if (!resolved) out += ": the errors are not resolved";
+    if (o.undecided > 0)
+        out += fmt::format("{} {} of {} tests may fail or not", resolved ? ":" : ", and", o.undecided, o.tests);
+    return out;
+}
+
 std::string table(const Check& c, bool full) {
     std::string out =
         fmt::format("{}   kernel {}   plan {}\n", escaped(c.input, c.input.size()), escaped(c.kernel), c.plan.name);
@@ -114,6 +125,7 @@ std::string table(const Check& c, bool full) {
                                size_text(o.size_ratio, 3), share_text(o.bit_equal_to_plan), name(o.verdict));
             if (o.in_log2 && o.verdict != Verdict::within_rounding)
                 out += "      it is the truth's in log2 units: expected natural ones, the logarithm to base e\n";
+            if (const std::string truth = truth_text(o); !truth.empty()) out += fmt::format("      {}\n", truth);
             out += spread_text(o, c.slack);
             const std::size_t shown = full ? o.findings.size() : std::min(o.findings.size(), findings_shown);
             for (std::size_t i = 0; i < shown; ++i) out += fmt::format("      {}\n", text(o.findings[i]));

@@ -305,6 +305,51 @@ TEST(Check, DoesNotDependOnThreads) {
     EXPECT_EQ(one, to_json(check(capture, plan("fa2"), options)));
 }
 
+// Runs that memory does not hold are run a second time, to the same bits.
+TEST(Check, DoesNotDependOnWhatIsHeldInMemory) {
+    Capture capture = made_capture({{"mine", plan("fa3")}}, shape);
+    add_lse(capture.layers[0], plan("fa3"));
+    CheckOptions options = quick();
+    const std::string whole = to_json(check(capture, plan("fa2"), options));
+    const std::size_t of_run = 8 * 96 * (2 * (32 + 32 + 1) + 2 * 32);  // two query heads' o, dq, lse; dk, dv
+    for (const std::size_t runs : {0, 5}) {
+        std::size_t done = 0, total = 0;
+        options.held_bytes = runs * of_run + 1;
+        options.progress = [&](std::size_t d, std::size_t t, const std::string&) { done = d, total = t; };
+        EXPECT_EQ(whole, to_json(check(capture, plan("fa2"), options))) << runs;
+        EXPECT_EQ(done, total);
+        EXPECT_EQ(total, 2 + 2 * 16 - runs);
+    }
+}
+
+// A cap of 1e-6 beside a sink: dQ is far below the bound of its truth (docs/numerics-truth.md). Neither zeros nor numbers of
+// the bound's size are right or wrong; a kernel that is far beyond it is wrong, whatever the truth is.
+TEST(Check, WhatTheTruthDoesNotResolveIsNeitherRightNorWrong) {
+    const testing::MadeShape capped{.n = 24, .d = 8, .extras = [](LayerCapture& layer) {
+                                        layer.softcap = 1e-6;
+                                        layer.sink = {0.5};
+                                    }};
+    Capture capture = made_capture({{"mine", plan("fa2")}}, capped);
+    const auto checked = [&] { return check(capture, plan("fa2"), quick()); };
+    Check found = checked();
+    const OutputCheck& dq = output_of(found, Output::dq);
+    ASSERT_FALSE(truth_is_resolved(dq)) << dq.truth_bound.to_string() << " of " << dq.truth_norm.to_string();
+    EXPECT_EQ(dq.verdict, Verdict::unresolved) << table(found, true);
+    EXPECT_GT(dq.undecided, 0u);
+    EXPECT_EQ(output_of(found, Output::dv).verdict, Verdict::within_rounding) << table(found, true);
+    EXPECT_TRUE(truth_is_resolved(output_of(found, Output::dv)));
+    EXPECT_EQ(found.verdict(), Verdict::unresolved);
+    EXPECT_THAT(table(found),
+                ::testing::AllOf(HasSubstr("verdict: not resolved"), HasSubstr("only known to be within")));
+    EXPECT_THAT(to_json(found),
+                ::testing::AllOf(HasSubstr("\"verdict\": \"unresolved\""), HasSubstr("\"truth_resolved\": false")));
+    EXPECT_THAT(to_junit(found),
+                ::testing::AllOf(HasSubstr("failures=\"0\" errors=\"1\""), HasSubstr("<error type=\"unresolved\"")));
+    std::fill(output_of(capture, Output::dq).values.begin(), output_of(capture, Output::dq).values.end(), 1.0);
+    found = checked();
+    EXPECT_EQ(output_of(found, Output::dq).verdict, Verdict::wrong) << table(found, true);
+}
+
 TEST(Check, NamesTheKernelsThatThereAre) {
     const Capture two = made_capture({{"mine", plan("fa2")}, {"yours", plan("fa2")}}, {.n = 8, .d = 8});
     for (const char* kernel : {"", "mein"}) {

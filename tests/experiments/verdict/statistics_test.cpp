@@ -21,7 +21,8 @@ TEST(Cells, OneBlockIsTheHead) {
         for (const Cell& cell : cells) EXPECT_NE(cell.extent, Extent::rows) << cell.where();
         Matrix values(12, 3);
         const std::vector<double> sigma(12, 1.0);
-        EXPECT_EQ(cell_sums(values.view(), values.view(), sigma, block, {0.6, 0, 0.8}).size(), cells.size());
+        EXPECT_EQ(cell_sums(values.view(), values.view(), values.view(), sigma, block, {0.6, 0, 0.8}).size(),
+                  cells.size());
     }
     EXPECT_EQ(cells_of(12, 3, 6, true).size(), cells_of(12, 3, 12, true).size() + 2 * 4);
 }
@@ -76,7 +77,7 @@ TEST(StudentT, Ends) {
 
 TEST(Cells, SumsAreThosePlainLoopsGive) {
     const std::ptrdiff_t rows = 10, cols = 3, block = 4;
-    Matrix value(rows, cols), truth(rows, cols);
+    Matrix value(rows, cols), truth(rows, cols), bound(rows, cols);
     std::vector<double> sigma;
     const RandomStream stream(5);
     for (std::size_t a = 0; a < value.values.size(); ++a) {
@@ -86,7 +87,7 @@ TEST(Cells, SumsAreThosePlainLoopsGive) {
     for (std::ptrdiff_t i = 0; i < rows; ++i) sigma.push_back(1.0 + 0.25 * static_cast<double>(i));
     const std::vector<double> key{0.6, 0, 0.8};
     const std::vector<Cell> cells = cells_of(rows, cols, block, true);
-    const std::vector<double> sums = cell_sums(value.view(), truth.view(), sigma, block, key);
+    const std::vector<double> sums = cell_sums(value.view(), truth.view(), bound.view(), sigma, block, key);
     ASSERT_EQ(cells.size(), sums.size());
     for (std::size_t c = 0; c < cells.size(); ++c) {
         const Cell& cell = cells[c];
@@ -113,6 +114,106 @@ TEST(Cells, SumsAreThosePlainLoopsGive) {
     }
 }
 
+CellNull null_of(Direction direction, const std::vector<double>& sums) {
+    NullSums of_runs(direction);
+    for (const double sum : sums) of_runs.add(sum);
+    return of_runs.null(0, 1);
+}
+
+// The textbook's two passes against what is taken up one by one.
+TEST(CellNull, IsWhatTwoPassesOverTheSumsGive) {
+    const RandomStream stream(3);
+    std::vector<double> sums;
+    for (std::uint64_t r = 0; r < 100; ++r) sums.push_back(std::exp(3 * stream.normal(r) - 20));
+    double mean = 0, squares = 0, plain = 0;
+    for (const double x : sums) mean += std::log(x) / 100;
+    for (const double x : sums) squares += (std::log(x) - mean) * (std::log(x) - mean), plain += x * x;
+    const double rounding = 1e-13;  // of sums of a hundred doubles, relative
+    const CellNull size = null_of(Direction::size, sums);
+    EXPECT_NEAR(size.center, mean, rounding * std::abs(mean));
+    EXPECT_NEAR(size.spread, std::sqrt(squares / 99), rounding * size.spread);
+    EXPECT_NEAR(null_of(Direction::shift, sums).spread, std::sqrt(plain / 100), rounding * std::sqrt(plain / 100));
+    EXPECT_TRUE(null_of(Direction::size, {0, 0, 0}).exact);
+    EXPECT_FALSE(null_of(Direction::size, {0, 0, 1}).exact);
+}
+
+// Errors of the kernel and of the runs from a truth, and the same from every point that the bound lets it be at: the
+// statistic is in the range.
+TEST(CellNull, TheRangeHoldsTheStatisticOfEveryTruthWithinTheBound) {
+    constexpr std::ptrdiff_t rows = 6, cols = 2, block = 3;
+    constexpr std::size_t runs = 12;
+    const std::vector<double> sigma{1, 2, 0.5, 1, 1, 3}, key{0.6, 0.8};
+    const std::vector<Cell> cells = cells_of(rows, cols, block, true);
+    const RandomStream stream(11);
+    std::uint64_t at = 0;
+    const auto drawn = [&](double size) {
+        Matrix m(rows, cols);
+        for (double& x : m.values) x = size * stream.normal(at++);
+        return m;
+    };
+    const Matrix kernel = drawn(2);
+    std::vector<Matrix> of_runs;
+    for (std::size_t r = 0; r < runs; ++r) of_runs.push_back(drawn(1));
+    Matrix middle(rows, cols), bound(rows, cols);
+    for (std::size_t a = 0; a < bound.values.size(); ++a) {
+        middle.values[a] = 1 + 0.5 * static_cast<double>(a);
+        bound.values[a] = 0.05 * static_cast<double>(a % 3);  // some are known exactly
+    }
+    // Errors are drawn; what is compared is the same errors seen from two truths.
+    const auto statistics = [&](const Matrix& truth, std::vector<CellNull>& nulls, std::vector<double>& observed) {
+        std::vector<NullSums> sums;
+        for (const Cell& cell : cells) sums.emplace_back(cell.direction);
+        const auto of = [&](const Matrix& error) {
+            Matrix value = middle;
+            for (std::size_t a = 0; a < value.values.size(); ++a) value.values[a] += error.values[a];
+            return cell_sums(value.view(), truth.view(), bound.view(), sigma, block, key);
+        };
+        for (const Matrix& run : of_runs) {
+            const std::vector<double> s = of(run);
+            for (std::size_t c = 0; c < s.size(); ++c) sums[c].add(s[c]);
+        }
+        observed = of(kernel);
+        nulls.clear();
+        for (const NullSums& s : sums) nulls.push_back(s.null(0, 1));
+    };
+    std::vector<CellNull> nulls, others;
+    std::vector<double> observed, seen;
+    statistics(middle, nulls, observed);
+    Matrix value = middle;
+    for (std::size_t a = 0; a < value.values.size(); ++a) value.values[a] += kernel.values[a];
+    const std::vector<double> doubts = cell_doubts(value.view(), middle.view(), bound.view(), sigma, block, key);
+    for (int trial = 0; trial < 200; ++trial) {
+        Matrix truth = middle;
+        for (std::size_t a = 0; a < truth.values.size(); ++a)
+            truth.values[a] += (stream.bits(at++) & 1) != 0 ? bound.values[a] : -bound.values[a];
+        statistics(truth, others, seen);
+        for (std::size_t c = 0; c < cells.size(); ++c) {
+            if (cells[c].direction == Direction::element && cells[c].extent != Extent::head) continue;
+            others[c].spread = is_signed(cells[c].direction) ? others[c].spread : nulls[c].spread;  // as documented
+            const CellNull::Range range = nulls[c].t_range(observed[c], doubts[c]);
+            const double t = is_signed(cells[c].direction) ? std::abs(others[c].t(seen[c])) : others[c].t(seen[c]);
+            const double slack = 1e-12 * std::abs(t);
+            EXPECT_GE(t, range.least - slack) << name(cells[c].direction) << ' ' << cells[c].where();
+            EXPECT_LE(t, range.most + slack) << name(cells[c].direction) << ' ' << cells[c].where();
+        }
+    }
+    const CellNull::Range sure = nulls[0].t_range(observed[0], 0);
+    EXPECT_EQ(sure.least, nulls[0].t(observed[0]));
+    EXPECT_EQ(sure.most, nulls[0].t(observed[0]));
+}
+
+TEST(Cells, WhereNothingIsRoundedTheBoundDecidesWhatIsAnError) {
+    Matrix truth(1, 4), bound(1, 4), value(1, 4);
+    bound.values = {1e-9, 1e-9, 0, 1e-9};
+    value.values = {1e-10, 1e-8, 0, 0};
+    const std::vector<double> doubts = cell_doubts(value.view(), truth.view(), bound.view(), {0}, 1, {});
+    const std::vector<Cell> cells = cells_of(1, 4, 1, false);
+    for (std::size_t c = 0; c < cells.size(); ++c)
+        if (cells[c].extent == Extent::feature) {
+            EXPECT_EQ(doubts[c] > 0, cells[c].index == 0 || cells[c].index == 3) << cells[c].where();
+        }
+}
+
 TEST(CellNull, AGaussianSumGivesStudentsT) {
     // Sums that are normal with mean 0: the statistic passes its own 1% threshold in 1% of 4000 draws, within 4 standard
     // deviations of that count (6.3).
@@ -126,11 +227,9 @@ TEST(CellNull, AGaussianSumGivesStudentsT) {
             sums.push_back(stream.normal(at++));
             sizes.push_back(std::exp(0.1 * stream.normal(at++)));
         }
-        const CellNull null = null_of({}, sums, 0, 1);
+        const CellNull null = null_of(Direction::shift, sums);
         beyond += null.log10_p(null.t(stream.normal(at++))) < -2;
-        Cell size;
-        size.direction = Direction::size;
-        const CellNull size_null = null_of(size, sizes, 0, 1);
+        const CellNull size_null = null_of(Direction::size, sizes);
         sizes_beyond += size_null.log10_p(size_null.t(std::exp(0.1 * stream.normal(at++)))) < -2;
     }
     EXPECT_NEAR(beyond, 40, 26);
