@@ -49,7 +49,7 @@ def cards_here():
 
 class Bench:
     def __init__(self, a, folder):
-        self.a, self.folder, self.lines = a, os.path.join(folder, "tokens"), []
+        self.a, self.folder = a, os.path.join(folder, "tokens")
         self.results = folder
         os.mkdir(self.folder)
         write_tokens(self.folder)
@@ -59,7 +59,9 @@ class Bench:
 
     def say(self, line=""):
         print(line, flush=True)
-        self.lines.append(line)
+        if self.a.output:  # line by line: what was measured is kept where the rest is cut off
+            with open(self.a.output, "a", encoding="utf-8") as file:
+                file.write(line + "\n")
 
     def command(self, steps, accumulate, ranks, more):
         return [self.a.program, "train", "--config", self.a.config, "--device", "cuda", "--data", self.folder, "--data-format",
@@ -268,6 +270,8 @@ def main():
     names = cards_here()
     cards = a.cards or len(names)
     begin = time.perf_counter()
+    if a.output:
+        Path(a.output).write_text("", encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(a, folder)
         bench.say(f"# {cards} card{'s' if cards > 1 else ''} against one: {', '.join(names[:cards])}, "
@@ -283,8 +287,6 @@ def main():
                 bench.say()
             print(f"[{part}: {time.perf_counter() - started:.0f} s]", flush=True)
         bench.say(f"{time.perf_counter() - begin:.0f} s in all.")
-    if a.output:
-        Path(a.output).write_text("\n".join(bench.lines) + "\n")
     return 0
 
 
