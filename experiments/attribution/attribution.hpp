@@ -11,6 +11,7 @@
 
 #include <faultline/attribution/capture.hpp>
 #include <faultline/attribution/error_sums.hpp>
+#include <faultline/attribution/plan_origin.hpp>
 #include <faultline/attribution/sink_gradient.hpp>
 #include <faultline/corrections/correction.hpp>
 #include <faultline/cpu/backend.hpp>
@@ -132,30 +133,13 @@ struct LayerAttribution {
     std::optional<TruthVerification> verified;
 };
 
-/// A preset that reproduces a kernel better than the plan that was attributed (identification/nearer_plans.hpp).
-struct NearerPlan {
-    std::string kernel, plan;
-    double bit_equal = 0;           ///< share of the kernel's elements that this plan has, all outputs
-    double bit_equal_to_asked = 0;  ///< … that the plan asked for has
-    std::vector<int> heads;  ///< query heads that they were compared on, with those that share their keys; empty: all
-    std::vector<std::string> layers;  ///< … and in which layers
-};
-
-/// The preset that a capture is attributed by because nobody named one (identification/nearer_plans.hpp).
-struct ChosenPlan {
-    std::string kernel, plan;
-    double bit_equal = 0;  ///< share of the kernel's elements that it has, all outputs, heads and layers asked for
-    std::vector<std::string> as_near;  ///< presets that have as many and are listed behind it
-};
-
 struct Attribution {
     std::string input;
     RoundingPlan plan;
     std::vector<LayerAttribution> layers;
-    std::vector<NearerPlan> nearer;    ///< filled by who asks for it; empty: none known
-    std::optional<ChosenPlan> chosen;  ///< filled by who chose the plan; nothing: it was named, or there is no kernel
-    std::vector<Fault> faults;         ///< that stood in the plan's kernel
-    bool complete = true;              ///< false: interrupted; the layers present are whole
+    PlanOrigin origin;          ///< filled by who chose or compared the plan
+    std::vector<Fault> faults;  ///< that stood in the plan's kernel
+    bool complete = true;       ///< false: interrupted; the layers present are whole
 };
 
 struct AttributionOptions {

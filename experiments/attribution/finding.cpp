@@ -214,37 +214,7 @@ std::string culprits(const LayerAttribution& layer, const OutputAttribution& out
     return text + planted_text(layer, output, found);
 }
 
-/// The elements that plans were compared on.
-std::string compared_on(const NearerPlan& n) {
-    constexpr std::size_t most = 3;
-    const std::string heads = n.heads.empty()       ? "all heads"
-                              : n.heads.size() == 1 ? fmt::format("head {}", n.heads.front())
-                                                    : fmt::format("heads {}", fmt::join(n.heads, ", "));
-    if (n.layers.size() > most) return fmt::format("{} of {} layers", heads, n.layers.size());
-    std::vector<std::string> layers;
-    for (const std::string& layer : n.layers) layers.push_back(escaped(layer));
-    return fmt::format("{} of {}", heads, fmt::join(layers, ", "));
-}
-
 }  // namespace
-
-std::vector<std::string> plan_remarks(const Attribution& a) {
-    std::vector<std::string> remarks;
-    if (const auto& chosen = a.chosen) {
-        std::string text = fmt::format("{} is the preset nearest to {}: it has {} of its elements", chosen->plan,
-                                       escaped(chosen->kernel), share_text(chosen->bit_equal));
-        if (!chosen->as_near.empty())
-            text += fmt::format("; {} {} as many", fmt::join(chosen->as_near, ", "),
-                                chosen->as_near.size() == 1 ? "has" : "have");
-        remarks.push_back(std::move(text));
-    }
-    for (const NearerPlan& n : a.nearer)
-        remarks.push_back(
-            fmt::format("{} is nearer to --plan {}, which has {} of its elements, than to plan {}, which has {} ({})",
-                        escaped(n.kernel), n.plan, share_text(n.bit_equal), a.plan.name,
-                        share_text(n.bit_equal_to_asked), compared_on(n)));
-    return remarks;
-}
 
 std::string verdict(const LayerAttribution& layer, const OutputAttribution& output, const RoundingPlan& plan) {
     const std::optional<Format> format = stored_format(plan, output.output);

@@ -28,10 +28,6 @@ inline constexpr double worth_a_line = 0.005;
 /// Whether the site is worth a line, by its weight or alone.
 [[nodiscard]] bool is_worth_a_line(const LayerAttribution& layer, const OutputAttribution& output, std::size_t site);
 
-/// What is to be known of the plan before its roundings are read as a kernel's, a sentence each: which kernel it was chosen
-/// for, and which preset is nearer to a kernel, compared on what.
-[[nodiscard]] std::vector<std::string> plan_remarks(const Attribution& attribution);
-
 [[nodiscard]] std::string verdict(const LayerAttribution& layer, const OutputAttribution& output,
                                   const RoundingPlan& plan);
 

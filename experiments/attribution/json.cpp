@@ -184,22 +184,12 @@ ordered_json layer_json(const LayerAttribution& layer, const RoundingPlan& plan)
 std::string to_json(const Attribution& attribution) {
     ordered_json layers = ordered_json::array();
     for (const LayerAttribution& layer : attribution.layers) layers.push_back(layer_json(layer, attribution.plan));
-    ordered_json nearer = ordered_json::array();
-    for (const NearerPlan& n : attribution.nearer)
-        nearer.push_back({{"kernel", n.kernel},
-                          {"plan", n.plan},
-                          {"bit_equal", number(n.bit_equal)},
-                          {"bit_equal_to_asked", number(n.bit_equal_to_asked)},
-                          {"heads", n.heads.empty() ? ordered_json(nullptr) : ordered_json(n.heads)},
-                          {"layers", n.layers}});
-    ordered_json object{{"schema", "faultline.attribution/1"}, {"input", attribution.input},
-                        {"plan", attribution.plan.name},       {"complete", attribution.complete},
-                        {"nearer_plans", std::move(nearer)},   {"layers", std::move(layers)}};
-    if (const auto& chosen = attribution.chosen)
-        object["chosen_plan"] = {{"kernel", chosen->kernel},
-                                 {"plan", chosen->plan},
-                                 {"bit_equal", number(chosen->bit_equal)},
-                                 {"as_near", chosen->as_near}};
+    ordered_json object{{"schema", "faultline.attribution/1"},
+                        {"input", attribution.input},
+                        {"plan", attribution.plan.name},
+                        {"complete", attribution.complete}};
+    object.update(ordered_json::parse(to_json(attribution.origin)));
+    object["layers"] = std::move(layers);
     for (const Fault& fault : attribution.faults) object["faults"].push_back(to_string(fault));
     // Names come out of files and need not be UTF-8.
     return object.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n";

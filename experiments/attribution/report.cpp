@@ -280,7 +280,8 @@ std::string html_report(const Attribution& a, const ReportContext& context) {
         html(title), style, html(title));
     out += fmt::format("<p><b>{}</b>: {}<br><span class=\"note\">{}</span></p>\n", html(a.plan.name),
                        html(a.plan.description), html(a.plan.source));
-    for (const std::string& remark : attribution::plan_remarks(a)) out += fmt::format("<p>{}</p>\n", html(remark));
+    for (const std::string& remark : plan_remarks(a.origin, a.plan.name))
+        out += fmt::format("<p>{}</p>\n", html(remark));
     if (!context.command_line.empty()) out += fmt::format("<pre>{}</pre>\n", html(context.command_line));
     if (!a.complete) out += "<p class=\"bad\">Interrupted: the layers below are whole, others are missing.</p>\n";
     out +=

@@ -18,7 +18,6 @@ namespace {
 using attribution::by_weight;
 using attribution::is_worth_a_line;
 using attribution::modified_text;
-using attribution::plan_remarks;
 using attribution::share_text;
 using attribution::signed_text;
 using attribution::verdict;
@@ -154,7 +153,7 @@ std::string head(const Attribution& a, const Pen& pen) {
 /// Which preset was taken, and what to ask for where a kernel is not the plan.
 std::string nearer(const Attribution& a, const Pen& pen) {
     std::string out;
-    for (const std::string& text : plan_remarks(a)) out += sentence(text, pen);
+    for (const std::string& text : plan_remarks(a.origin, a.plan.name)) out += sentence(text, pen);
     return out.empty() ? out : "\n" + out;
 }
 

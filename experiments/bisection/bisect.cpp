@@ -141,7 +141,7 @@ bool can_touch(const RoundingPlan& plan, Site site, Output output) {
 }
 
 Bisection bisect(const Capture& capture, const RoundingPlan& plan, const BisectionOptions& options) {
-    Bisection result{capture.path, plan, {}, true};
+    Bisection result{capture.path, plan, {}, {}, true};
     try {
         if (!options.until.empty())
             result.answers.push_back(answer(capture, plan, options, options.until, BisectionKind::repair));

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include <faultline/attribution/plan_origin.hpp>
 #include <faultline/bisection/search.hpp>
 #include <faultline/bisection/target.hpp>
 #include <faultline/cpu/backend.hpp>
@@ -39,6 +40,7 @@ struct BisectionAnswer {
 struct Bisection {
     std::string input;
     RoundingPlan plan;
+    PlanOrigin origin;                     ///< filled by who chose the plan
     std::vector<BisectionAnswer> answers;  ///< until, then reproduce
     bool complete = true;                  ///< false: interrupted; the answers present are whole
 };

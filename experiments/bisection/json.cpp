@@ -100,11 +100,12 @@ ordered_json answer_json(const BisectionAnswer& a) {
 std::string to_json(const Bisection& bisection) {
     ordered_json answers = ordered_json::array();
     for (const BisectionAnswer& a : bisection.answers) answers.push_back(answer_json(a));
-    const ordered_json out{{"schema", "faultline.bisection/1"},
-                           {"input", bisection.input},
-                           {"plan", bisection.plan.name},
-                           {"complete", bisection.complete},
-                           {"answers", std::move(answers)}};
+    ordered_json out{{"schema", "faultline.bisection/1"},
+                     {"input", bisection.input},
+                     {"plan", bisection.plan.name},
+                     {"complete", bisection.complete}};
+    out.update(ordered_json::parse(to_json(bisection.origin)));
+    out["answers"] = std::move(answers);
     return out.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
 }
 

@@ -154,6 +154,7 @@ std::string singles_text(const BisectionAnswer& a) {
 std::string table(const Bisection& bisection) {
     std::string out =
         fmt::format("{}   plan {}\n", escaped(bisection.input, bisection.input.size()), bisection.plan.name);
+    for (const std::string& remark : plan_remarks(bisection.origin, bisection.plan.name)) out += flow("", remark);
     for (const BisectionAnswer& a : bisection.answers) {
         out += '\n';
         out += flow("", heading(a)) + found_text(a) + singles_text(a);

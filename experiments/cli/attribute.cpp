@@ -19,10 +19,10 @@
 #include <faultline/base/error.hpp>
 #include <faultline/cli/capture_request.hpp>
 #include <faultline/cli/command.hpp>
+#include <faultline/cli/plan_choice.hpp>
 #include <faultline/cli/terminal.hpp>
 #include <faultline/cli/written_file.hpp>
 #include <faultline/corrections/correction.hpp>
-#include <faultline/identification/nearer_plans.hpp>
 #include <faultline/injectors/attention_injector.hpp>
 #include <faultline/plan/nearest_name.hpp>
 #include <faultline/plan/presets.hpp>
@@ -33,7 +33,7 @@ namespace {
 
 struct AttributeSettings {
     CaptureRequest request;
-    std::string plan = "auto", report;
+    std::string plan{automatic_plan}, report;
     std::vector<std::string> outputs, sites;
     std::vector<std::string> corrections{"all"};
     std::vector<std::string> injections;
@@ -193,9 +193,10 @@ bool is_some_kernels(const Attribution& result) {
 Status print_own_plan(const Attribution& result, const Identification& ranked, const Capture& capture,
                       AttributionOptions options, const AttributeSettings& own, const Invocation& call) {
     const std::string kernel = first_kernel(ranked);
-    const auto best = std::find_if(result.nearer.begin(), result.nearer.end(),
-                                   [&](const NearerPlan& n) { return n.kernel == kernel; });
-    if (best == result.nearer.end() || !own.injections.empty()) return Status::done;
+    const std::vector<NearerPlan>& nearer = result.origin.nearer;
+    const auto best =
+        std::find_if(nearer.begin(), nearer.end(), [&](const NearerPlan& n) { return n.kernel == kernel; });
+    if (best == nearer.end() || !own.injections.empty()) return Status::done;
     if (is_nearest_to_some(ranked, result.plan.name) || is_some_kernels(result)) return Status::done;
     const RoundingPlan nearest = plan(best->plan);
     options.verify_truth = 0;
@@ -236,33 +237,18 @@ Status run(const AttributeSettings& own, const Invocation& call) {
     options.seed = static_cast<std::uint64_t>(own.seed);
     options.cancelled = interrupted;
     options.backend = &backend_of(call);
-    const bool automatic = own.plan == "auto";
     // What can be refused before the capture is read, is.
-    RoundingPlan plan = automatic ? faultline::plan("fa2") : plan_named(own.plan, call.settings, "plan");
-    options.corrections = chosen_corrections(own, plan, call.settings);
-    options.faults = chosen_faults(own, plan, call.settings);
+    PlanChoice choice(own.plan, call.settings);
+    options.corrections = chosen_corrections(own, choice.plan, call.settings);
+    options.faults = chosen_faults(own, choice.plan, call.settings);
     const Capture capture = own.request.read(call);
     expect_gradients(capture, options);
     expect_layers(capture, options.corrections, call.settings);
-    Identification ranked;
-    std::optional<ChosenPlan> chosen;
-    const auto rank = [&] {
-        Progress line(call.talks());
-        AttributionOptions ranking = options;
-        ranking.progress = [&](std::size_t done, std::size_t total, const std::string& what) {
-            line.update(done, total, what);
-        };
-        ranked = rank_presets(capture, plan, ranking);
-        line.clear();
-    };
-    if (automatic) {
-        rank();
-        chosen = nearest_plan(ranked, first_kernel(ranked));
-        if (chosen) {
-            plan = faultline::plan(chosen->plan);
-            options.corrections = chosen_corrections(own, plan, call.settings);
-            options.faults = chosen_faults(own, plan, call.settings);
-        }
+    choice.choose(capture, kernel_asked_about(capture), options, call);
+    const RoundingPlan& plan = choice.plan;
+    if (choice.origin.chosen) {
+        options.corrections = chosen_corrections(own, plan, call.settings);
+        options.faults = chosen_faults(own, plan, call.settings);
     }
 
     // Made before the work, so that a disk that refuses is known now. Without commit() nothing is left.
@@ -278,9 +264,8 @@ Status run(const AttributeSettings& own, const Invocation& call) {
     options.progress = LayerProgress(line, capture.layers.size());
     Attribution result = attribute(capture, plan, options);
     line.clear();
-    if (!automatic && result.complete) rank();
-    result.nearer = nearer_plans(ranked, plan.name, own.request.heads);
-    result.chosen = std::move(chosen);
+    if (!choice.origin.automatic && result.complete) choice.compare(capture, "", options, call);
+    result.origin = choice.origin;
 
     // A file that is there may be a whole one (--force): part of the layers does not replace it.
     const auto part = [&](const std::string& path) {
@@ -307,8 +292,9 @@ Status run(const AttributeSettings& own, const Invocation& call) {
     };
     print_after(write_file, call.common.json ? to_json(result) : table(result, {.full = own.full, .color = colors()}));
     if (result.complete)
-        return automatic || call.common.json ? Status::done
-                                             : print_own_plan(result, ranked, capture, options, own, call);
+        return choice.origin.automatic || call.common.json
+                   ? Status::done
+                   : print_own_plan(result, choice.ranked, capture, options, own, call);
     const auto written = [&](const std::string& path, bool partly) {
         return escaped(path) + (partly ? fmt::format(".partial ({} is as it was)", escaped(path)) : "");
     };
@@ -331,9 +317,7 @@ Command attribute_command() {
         [](Settings& settings) -> Run {
             const auto own = std::make_shared<AttributeSettings>();
             own->request.declare(settings);
-            settings.text(
-                "plan", own->plan, "NAME|FILE.toml",
-                "The kernel's numerics: a preset (faultline plans), a file, or auto (the default): the preset that reproduces the capture's kernel best");
+            declare_plan(settings, own->plan, "The kernel's numerics");
             settings.list("outputs", own->outputs, "o,dq,dk,dv", "Only these outputs");
             settings.list("sites", own->sites, "A,B", "Counterfactuals for these sites alone (faultline sites)");
             settings.items("correction", own->corrections, "NAME",

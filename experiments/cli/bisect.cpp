@@ -11,6 +11,7 @@
 #include <faultline/bisection/report.hpp>
 #include <faultline/cli/capture_request.hpp>
 #include <faultline/cli/command.hpp>
+#include <faultline/cli/plan_choice.hpp>
 #include <faultline/cli/terminal.hpp>
 
 namespace faultline::cli {
@@ -18,7 +19,7 @@ namespace {
 
 struct BisectSettings {
     CaptureRequest request;
-    std::string plan = "fa2";
+    std::string plan{automatic_plan};
     std::vector<std::string> until, reproduce;
     std::optional<double> within;
     std::int64_t runs = 1000, size = 3, seed = 0;
@@ -48,7 +49,7 @@ Status run(const BisectSettings& own, const Invocation& call) {
     if (own.within && !(*own.within >= 0))
         throw RequestError(fmt::format("{}: {}: expected 0 or more, as 0.1 for within 10% of the plan's value",
                                        call.settings.where("within"), *own.within));
-    const RoundingPlan plan = plan_named(own.plan, call.settings, "plan");
+    PlanChoice choice(own.plan, call.settings);
     const Capture capture = own.request.read(call);
     BisectionOptions options;
     options.until = targets(own.until, capture, call.settings, "until", std::nullopt);
@@ -66,12 +67,21 @@ Status run(const BisectSettings& own, const Invocation& call) {
         manifest.inputs = hash_inputs(own.request.capture);
         file = RecordFile::create(call.common.output, manifest);
     }
+    AttributionOptions ranking;
+    ranking.heads = options.heads;
+    ranking.threads = options.threads;
+    ranking.seed = options.seed;
+    ranking.backend = options.backend;
+    ranking.cancelled = interrupted;
+    choice.choose(capture, kernel_asked_about(capture), ranking, call);
     Progress line(call.talks());
     options.progress = [&](std::size_t done, std::size_t total, const std::string& what) {
         line.update(done, total, what);
     };
     options.cancelled = interrupted;
-    const Bisection result = bisect(capture, plan, options);
+    Bisection result = bisect(capture, choice.plan, options);
+    result.origin = choice.origin;
+    result.origin.nearer.clear();  // of kernels that the question is not about
     line.clear();
     if (!result.complete) {
         if (!result.answers.empty()) print(call.common.json ? to_json(result) : table(result));
@@ -100,8 +110,7 @@ Command bisect_command() {
             [](Settings& settings) -> Run {
                 const auto own = std::make_shared<BisectSettings>();
                 own->request.declare(settings);
-                settings.text("plan", own->plan, "NAME|FILE.toml",
-                              "The kernel's numerics: a preset (faultline plans) or a file; default fa2");
+                declare_plan(settings, own->plan, "The kernel's numerics");
                 settings.items("until", own->until, "TARGET",
                                "LAYER.OUTPUT.MEASURE < NUMBER, to be met by repairs; again for more, all to be met");
                 settings.items("reproduce", own->reproduce, "TARGET",

@@ -9,6 +9,7 @@
 #include <faultline/base/error.hpp>
 #include <faultline/cli/capture_request.hpp>
 #include <faultline/cli/command.hpp>
+#include <faultline/cli/plan_choice.hpp>
 #include <faultline/cli/terminal.hpp>
 #include <faultline/cli/written_file.hpp>
 #include <faultline/plan/nearest_name.hpp>
@@ -21,7 +22,7 @@ namespace {
 
 struct CheckSettings {
     CaptureRequest request;
-    std::string plan = "fa2", kernel, junit;
+    std::string plan{automatic_plan}, kernel, junit;
     std::vector<std::string> outputs;
     std::optional<double> alpha, slack;
     std::int64_t runs = 32, seed = 0;
@@ -73,10 +74,36 @@ CheckOptions options_of(const CheckSettings& own, const Invocation& call) {
     return options;
 }
 
+AttributionOptions ranking_of(const CheckOptions& options) {
+    AttributionOptions ranking;
+    ranking.heads = options.heads;
+    ranking.threads = options.threads;
+    ranking.backend = options.backend;
+    ranking.seed = options.seed;
+    ranking.cancelled = interrupted;
+    return ranking;
+}
+
+/// The one named, else the only one there is; empty where check() has a sentence for what there is, and where the kernel left
+/// an lse alone, by which no preset is told from another.
+std::string kernel_to_judge(const Capture& capture, const CheckOptions& options) {
+    const std::vector<std::string> known = observed_kernels(capture);
+    const std::string kernel = options.kernel.empty() && known.size() == 1 ? known.front() : options.kernel;
+    return std::find(known.begin(), known.end(), kernel) == known.end() ? "" : kernel;
+}
+
+/// Whether so many elements of every output are the plan's that no preset can be clearly nearer to the kernel.
+bool is_its_plan(const Check& result) {
+    for (const LayerCheck& layer : result.layers)
+        for (const OutputCheck& output : layer.outputs)
+            if (!output.lse && 1 - output.bit_equal_to_plan > unmodelled_share) return false;
+    return true;
+}
+
 Status run(const CheckSettings& own, const Invocation& call) {
     watch_for_interrupts();
     CheckOptions options = options_of(own, call);
-    const RoundingPlan plan = plan_named(own.plan, call.settings, "plan");
+    PlanChoice choice(own.plan, call.settings);
     const Capture capture = own.request.read(call);
 
     std::optional<RecordFile> file;
@@ -87,18 +114,27 @@ Status run(const CheckSettings& own, const Invocation& call) {
     }
     WrittenText junit(call, "junit", own.junit);
 
+    const AttributionOptions ranking = ranking_of(options);
+    const std::string kernel = kernel_to_judge(capture, options);
+    choice.choose(capture, kernel, ranking, call);
     Progress line(call.talks());
     options.progress = [&](std::size_t done, std::size_t total, const std::string& what) {
         line.update(done, total, what);
     };
     options.cancelled = interrupted;
-    const Check result = check(capture, plan, options);
+    Check result = check(capture, choice.plan, options);
     line.clear();
     if (!result.complete) {
         remark(fmt::format("faultline check: interrupted after {} of {} layers: no verdict, nothing written",
                            result.layers.size(), capture.layers.size()));
         return Status::failed;
     }
+    if (!choice.origin.automatic && !kernel.empty() && !is_its_plan(result))
+        choice.compare(capture, kernel, ranking, call);
+    result.origin = choice.origin;
+    std::erase_if(result.origin.nearer, [&](const NearerPlan& n) {
+        return n.kernel != kernel || n.bit_equal - n.bit_equal_to_asked <= unmodelled_share;
+    });
     const auto write_files = [&] {
         junit.commit(to_junit(result));
         if (!file) return;
@@ -118,8 +154,7 @@ Command check_command() {
             [](Settings& settings) -> Run {
                 const auto own = std::make_shared<CheckSettings>();
                 own->request.declare(settings);
-                settings.text("plan", own->plan, "NAME|FILE.toml",
-                              "What the kernel is to compute: a preset (faultline plans) or a file; default fa2");
+                declare_plan(settings, own->plan, "What the kernel is to compute");
                 settings.text("kernel", own->kernel, "NAME", "The kernel to judge; default: the only one there is");
                 settings.list("outputs", own->outputs, "o,dq,dk,dv,lse", "Only these outputs");
                 settings.number("alpha", own->alpha, "P",

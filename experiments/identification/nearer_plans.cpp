@@ -19,12 +19,14 @@ bool rounds(const RankedPlan& candidate) {
 
 }  // namespace
 
-Identification rank_presets(const Capture& capture, const RoundingPlan& plan, const AttributionOptions& options) {
+Identification rank_presets(const Capture& capture, const RoundingPlan& plan, const AttributionOptions& options,
+                            const std::string& kernel) {
     if (observed_kernels(capture).empty()) return {};
     IdentifyOptions ranking;
     ranking.candidates = {plan};  // first: of equals it is the one
     for (const RoundingPlan& preset : presets())
         if (!preset.same_numerics(plan)) ranking.candidates.push_back(preset);
+    if (!kernel.empty()) ranking.kernels = {kernel};
     ranking.heads = options.heads;
     ranking.search = false;
     ranking.threads = options.threads;

@@ -16,10 +16,11 @@ namespace faultline {
 
 /// `plan` and every preset, ranked on the heads asked for (AttributionOptions::heads; all without) of every layer: the same
 /// ranking as identify()'s, so that the two never name different plans. `plan` comes first among equals. Of the options,
-/// heads, threads, seed, backend, progress and cancelled are read. No kernels where the capture has no output of one, and when
-/// `cancelled` says so. RequestError where a layer has no such head.
+/// heads, threads, seed, backend, progress and cancelled are read. `kernel`: on it alone; empty: on all. No kernels where the
+/// capture has no output of one, and when `cancelled` says so. RequestError where a layer has no such head, and where the
+/// capture has no such kernel.
 [[nodiscard]] Identification rank_presets(const Capture& capture, const RoundingPlan& plan,
-                                          const AttributionOptions& options = {});
+                                          const AttributionOptions& options = {}, const std::string& kernel = {});
 
 /// The kernel that a capture is attributed by where none is named: flash, or the first by name.
 [[nodiscard]] std::string first_kernel(const Identification& ranked);

@@ -81,6 +81,7 @@ struct LayerCheck {
 struct Check {
     std::string input, kernel;
     RoundingPlan plan;
+    PlanOrigin origin;  ///< filled by who chose the plan
     double alpha = 0, slack = 0;
     std::size_t tests = 0;       ///< all layers together
     double log10_threshold = 0;  ///< a test fails below this: log10(alpha / tests)

@@ -117,16 +117,17 @@ std::string to_json(const Check& c) {
         }
         layers.push_back({{"name", layer.name}, {"verdict", key_of(layer.verdict)}, {"outputs", std::move(outputs)}});
     }
-    const ordered_json out{{"schema", "faultline.check/1"},
-                           {"input", c.input},
-                           {"kernel", c.kernel},
-                           {"plan", c.plan.name},
-                           {"verdict", key_of(c.verdict())},
-                           {"complete", c.complete},
-                           {"alpha", c.alpha},
-                           {"tests", c.tests},
-                           {"log10_threshold", number(c.log10_threshold)},
-                           {"layers", std::move(layers)}};
+    ordered_json out{{"schema", "faultline.check/1"},
+                     {"input", c.input},
+                     {"kernel", c.kernel},
+                     {"plan", c.plan.name},
+                     {"verdict", key_of(c.verdict())},
+                     {"complete", c.complete},
+                     {"alpha", c.alpha},
+                     {"tests", c.tests},
+                     {"log10_threshold", number(c.log10_threshold)}};
+    out.update(ordered_json::parse(to_json(c.origin)));
+    out["layers"] = std::move(layers);
     return out.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
 }
 

@@ -114,6 +114,7 @@ std::string truth_text(const OutputCheck& o) {
 std::string table(const Check& c, bool full) {
     std::string out =
         fmt::format("{}   kernel {}   plan {}\n", escaped(c.input, c.input.size()), escaped(c.kernel), c.plan.name);
+    for (const std::string& remark : plan_remarks(c.origin, c.plan.name)) out += remark + "\n";
     out += fmt::format("verdict: {}   ({} tests, each at p < {}: {:.2g} for all together)\n", name(c.verdict()),
                        c.tests, p_text(c.log10_threshold), c.alpha);
     for (const LayerCheck& layer : c.layers) {

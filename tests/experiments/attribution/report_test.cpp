@@ -83,7 +83,7 @@ TEST(Report, SaysWhatIsToBeKnownFirst) {
     planted.faults = {parse_fault("lse:fixed:0.03")};
     planted.layers[0].faults.resize(1);
     planted.layers[0].fault_sites = {Site::lse};
-    planted.nearer = {{"flash", "fa3", 0.9, 0.5, {}, {"layer1"}}};
+    planted.origin.nearer = {{"flash", "fa3", 0.9, 0.5, {}, {"layer1"}}};
     OutputAttribution& o = planted.layers[0].outputs[0];
     o.best_correction = "zero_sum_weighted";
     o.plan.rel_error = *o.level;

@@ -115,6 +115,53 @@ TEST(NearestPlan, SaysWhoIsAsNear) {
     EXPECT_THAT(chosen->as_near, ::testing::Contains("fa3"));
 }
 
+// Without --plan every command on a capture works under the same preset, and says which.
+TEST(NearestPlan, IsWhatEveryCommandTakes) {
+    using namespace ::faultline::test;
+    const std::string file = shipped_capture(), chosen = "fa2-unfused-splitkv";
+    const auto object_of = [](std::vector<std::string> words) {
+        words.insert(words.end(), {"--quiet", "--json"});
+        const Outcome run = run_program(words);
+        EXPECT_LE(run.status, 1) << run.err;
+        return nlohmann::json::parse(run.out);
+    };
+    const std::vector<nlohmann::json> objects{
+        object_of({"attribute", file, "--outputs", "o", "--sites", "o_cast", "--correction", "none"}),
+        object_of({"bisect", file, "--until", "o.rel_error < 1"}),
+        object_of({"check", file, "--kernel", "flash", "--outputs", "o", "--runs", "8"})};
+    for (const auto& object : objects) {
+        EXPECT_EQ(object["plan"], chosen) << object["schema"];
+        EXPECT_EQ(object["chosen_plan"]["plan"], chosen) << object["schema"];
+        EXPECT_EQ(object["chosen_plan"]["kernel"], "flash") << object["schema"];
+        EXPECT_GT(object["chosen_plan"]["bit_equal"], 0.999) << object["schema"];
+    }
+    // check's is the kernel that it judges.
+    const auto math = object_of({"check", file, "--kernel", "math", "--outputs", "o", "--runs", "8"});
+    EXPECT_EQ(math["plan"], "math");
+    EXPECT_EQ(math["chosen_plan"]["kernel"], "math");
+}
+
+// A hint, and no more: verdict and exit status are by the plan that was named.
+TEST(NearerPlans, AreAHintOfCheck) {
+    using namespace ::faultline::test;
+    const std::vector<std::string> words{"check", shipped_capture(), "--kernel", "flash", "--quiet", "--outputs",
+                                         "dq",    "--runs",          "8",        "--plan"};
+    const auto under = [&](const std::string& plan) {
+        std::vector<std::string> all = words;
+        all.push_back(plan);
+        return run_program(all);
+    };
+    const Outcome own = under("fa2-unfused-splitkv"), other = under("fa2");
+    for (const Outcome& run : {own, other})
+        EXPECT_EQ(run.status, run.out.find("verdict: within its rounding") == std::string::npos ? 1 : 0) << run.out;
+    EXPECT_EQ(own.out.find("nearer"), std::string::npos) << own.out;
+    EXPECT_EQ(other.status, 0) << other.out;
+    EXPECT_THAT(
+        other.out,
+        HasSubstr("\nflash is nearer to --plan fa2-unfused-splitkv, which has >99.9% of its elements, than to"));
+    EXPECT_EQ(other.out.find("math is nearer"), std::string::npos) << "of the kernel that is judged alone";
+}
+
 TEST(NearerPlans, AreSaidByTheProgram) {
     using namespace ::faultline::test;
     const std::vector<std::string> words{"attribute", shipped_capture(), "--plan", "fa2",

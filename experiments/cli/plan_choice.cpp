@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/cli/plan_choice.hpp>
+
+#include <algorithm>
+
+#include <faultline/cli/capture_request.hpp>
+#include <faultline/cli/terminal.hpp>
+#include <faultline/plan/presets.hpp>
+
+namespace faultline::cli {
+
+void declare_plan(Settings& settings, std::string& name, const std::string& what) {
+    settings.text("plan", name, "NAME|FILE.toml",
+                  what +
+                      ": a preset (faultline plans), a file, or auto (the default): the preset that reproduces the "
+                      "capture's kernel best");
+}
+
+PlanChoice::PlanChoice(const std::string& name, const Settings& settings) {
+    origin.automatic = name == automatic_plan;
+    plan = origin.automatic ? faultline::plan("fa2") : plan_named(name, settings, "plan");
+}
+
+void PlanChoice::compare(const Capture& capture, const std::string& kernel, const AttributionOptions& options,
+                         const Invocation& call) {
+    Progress line(call.talks());
+    AttributionOptions ranking = options;
+    ranking.progress = [&](std::size_t done, std::size_t total, const std::string& what) {
+        line.update(done, total, what);
+    };
+    ranked = rank_presets(capture, plan, ranking, kernel);
+    line.clear();
+    origin.nearer = nearer_plans(ranked, plan.name, options.heads);
+}
+
+void PlanChoice::choose(const Capture& capture, const std::string& kernel, const AttributionOptions& options,
+                        const Invocation& call) {
+    if (!origin.automatic) return;
+    const std::vector<std::string> known = observed_kernels(capture);
+    if (std::find(known.begin(), known.end(), kernel) == known.end()) return;
+    origin.kernel = kernel;
+    compare(capture, "", options, call);
+    origin.chosen = nearest_plan(ranked, kernel);
+    if (origin.chosen) plan = faultline::plan(origin.chosen->plan);
+    origin.nearer = nearer_plans(ranked, plan.name, options.heads);
+}
+
+std::string kernel_asked_about(const Capture& capture) {
+    const std::vector<std::string> known = observed_kernels(capture);
+    if (std::find(known.begin(), known.end(), "flash") != known.end()) return "flash";
+    return known.empty() ? "" : known.front();
+}
+
+}  // namespace faultline::cli

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which plan a command on a capture works under: the one that --plan names, or without it, in every command alike, the preset
+// that reproduces most of the kernel that the capture holds.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include <faultline/attribution/capture.hpp>
+#include <faultline/attribution/plan_origin.hpp>
+#include <faultline/cli/command.hpp>
+#include <faultline/identification/nearer_plans.hpp>
+#include <faultline/plan/plan.hpp>
+
+namespace faultline::cli {
+
+/// What --plan says where it is not given.
+inline constexpr std::string_view automatic_plan = "auto";
+
+/// Declares --plan. `what`: "The kernel's numerics".
+void declare_plan(Settings& settings, std::string& name, const std::string& what);
+
+/// A plan, and where it comes from.
+struct PlanChoice {
+    RoundingPlan plan;  ///< before choose(): the one named, else fa2
+    PlanOrigin origin;
+    Identification ranked;  ///< of the presets; empty until choose() or compare() has ranked them
+
+    /// RequestError where the plan that is named is not there, or is wrong.
+    PlanChoice(const std::string& name, const Settings& settings);
+
+    /// Where no plan was named: takes the preset nearest to `kernel`; fa2 where the capture has no output of it, or no preset
+    /// a tenth of its elements. Of `options`, heads, threads, seed, backend and cancelled are read.
+    void choose(const Capture& capture, const std::string& kernel, const AttributionOptions& options,
+                const Invocation& call);
+    /// Ranks the presets beside the plan, on all kernels or on one, and says in `origin` which are nearer to a kernel.
+    void compare(const Capture& capture, const std::string& kernel, const AttributionOptions& options,
+                 const Invocation& call);
+};
+
+/// The kernel that a command is about where it names none: flash, or the first by name; empty where there is none.
+[[nodiscard]] std::string kernel_asked_about(const Capture& capture);
+
+}  // namespace faultline::cli
