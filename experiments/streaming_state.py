@@ -34,7 +34,7 @@ PLANS = "experiments/configs/plans/streaming64"
 CONTROL = "none"
 KEY = ["none", "all", "all-both", "lse", "all-but-lse", "all-both-but-lse"]
 REST = ["s", "s-both", "s-backward", "row-max", "row-sum", "o", "all-but-s", "all-but-row-max", "all-but-row-sum",
-        "all-but-o", "o-row-sum-lse"]
+        "all-but-o", "all-both-but-row-max", "all-both-but-row-sum", "all-both-but-o", "o-row-sum-lse", "s-both-lse"]
 WINDOW, GAP = 50, 0.3
 MARKS = [1000, 2000, 3000, 4000, 6000, 8000]
 LOGIT_MARKS = [500, 750, 1000, 1250]
@@ -295,28 +295,29 @@ def markdown(rows):
 
 def figure(found, path):
     """Losses of the key plans over steps, a line a run."""
-    colours = {"none": "#444444", "all": "#c0392b", "lse": "#2471a3", "all-but-lse": "#1e8449"}
+    colours = {"none": "#444444", "all": "#c0392b", "all-but-lse": "#e59866", "s": "#b7950b", "all-both": "#8e44ad",
+               "all-both-but-lse": "#1e8449", "lse": "#2471a3"}
+    colours = {plan: colour for plan, colour in colours.items() if any(plan == of[0] for of in found)}
     width, height, left, bottom = 640, 360, 50, 40
     last = max(of["steps"] for of in found.values())
-    x = lambda step: left + (width - left - 10) * step / last
-    y = lambda loss: height - bottom - (height - bottom - 10) * (min(max(loss, 1.0), 4.0) - 1.0) / 3.0
+    x = lambda step: left + (width - left - 20) * step / last
+    y = lambda loss: height - bottom - (height - bottom - 10) * (min(max(loss, 0.75), 4.0) - 0.75) / 3.25
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
            f'font-size="12"><rect width="{width}" height="{height}" fill="white"/>']
     for tick in (1, 2, 3, 4):
-        out.append(f'<path d="M{left} {y(tick):.1f}H{width - 10}" stroke="#dddddd"/>'
+        out.append(f'<path d="M{left} {y(tick):.1f}H{width - 20}" stroke="#dddddd"/>'
                    f'<text x="{left - 8}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick}</text>')
     for tick in range(0, last + 1, 1000):
         out.append(f'<text x="{x(tick):.1f}" y="{height - bottom + 18}" text-anchor="middle">{tick}</text>')
     out.append(f'<text x="{(left + width) / 2}" y="{height - 6}" text-anchor="middle">step</text>'
                f'<text x="14" y="{height / 2}" transform="rotate(-90 14 {height / 2})" text-anchor="middle">loss in nats, '
                f'mean over {WINDOW} steps</text>')
-    for (plan, seed), of in sorted(found.items()):
-        if plan not in colours:
-            continue
+    order = list(colours)
+    for (plan, seed), of in sorted((x for x in found.items() if x[0][0] in colours), key=lambda x: -order.index(x[0][0])):
         points = " ".join(f"{x(s):.1f},{y(of['mean_loss'][s - 1]):.1f}" for s in range(25, of["steps"] + 1, 25))
         out.append(f'<polyline points="{points}" fill="none" stroke="{colours[plan]}" stroke-width="1.2"/>')
     for i, (plan, colour) in enumerate(colours.items()):
-        out.append(f'<text x="{width - 120}" y="{24 + 16 * i}" fill="{colour}">{plan}</text>')
+        out.append(f'<text x="{width - 130}" y="{24 + 16 * i}" fill="{colour}">{plan}</text>')
     with open(path, "w") as file:
         file.write("\n".join(out) + "\n</svg>\n")
 
