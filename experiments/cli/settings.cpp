@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <limits>
 #include <system_error>
+#include <type_traits>
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
@@ -40,6 +41,11 @@ bool parse_number(const std::string& text, T& value) {
     if (text.empty() || error != std::errc{} || end != text.data() + text.size()) return false;
     value = parsed;
     return true;
+}
+
+std::string toml_number(double x) {
+    const std::string text = fmt::format("{}", x);
+    return text + (text.find_first_of(".e") == std::string::npos ? ".0" : "");
 }
 
 constexpr char unit_separator = '\x1f';  // between items that may hold commas; no shell types it by accident
@@ -152,9 +158,7 @@ void Settings::number(const std::string& key, std::optional<double>& target, con
     };
     setting.to_toml = [&target]() -> std::optional<std::string> {
         if (!target) return std::nullopt;
-        std::string text = fmt::format("{}", *target);
-        if (text.find_first_of(".e") == std::string::npos) text += ".0";
-        return text;
+        return toml_number(*target);
     };
 }
 
@@ -189,6 +193,44 @@ void Settings::choice(const std::string& key, std::optional<bool>& target, const
     };
 }
 
+/// A list of numbers, of the int from 0 up or of the double that are finite.
+template <class T>
+void Settings::list_of(Setting& setting, std::vector<T>& target, std::string (*print)(T)) {
+    const auto fits = [](T item) {
+        if constexpr (std::is_integral_v<T>) return item >= 0;
+        return std::isfinite(static_cast<double>(item));
+    };
+    setting.is_list = true;
+    setting.from_text = [&target, fits](const std::string& text) {
+        std::vector<std::string> items;
+        if (!split_items(text, ',', items)) return false;
+        target.clear();
+        for (const std::string& item : items) {
+            T parsed{};
+            if (!parse_number(item, parsed) || !fits(parsed)) return false;
+            target.push_back(parsed);
+        }
+        return true;
+    };
+    setting.from_toml = [&target, fits](const toml::node& node) {
+        const toml::array* items = node.as_array();
+        if (items == nullptr) return false;
+        target.clear();
+        for (const toml::node& item : *items) {
+            const bool is_one = std::is_integral_v<T> ? item.is_integer() : item.is_number();
+            const auto parsed = is_one ? item.value<T>() : std::nullopt;  // none where T does not hold it
+            if (!parsed || !fits(*parsed)) return false;
+            target.push_back(*parsed);
+        }
+        return true;
+    };
+    setting.to_toml = [&target, print]() -> std::optional<std::string> {
+        std::string out = "[";
+        for (const T item : target) out += (out.size() > 1 ? ", " : "") + print(item);
+        return out + "]";
+    };
+}
+
 void Settings::list(const std::string& key, std::vector<std::string>& target, const std::string& value,
                     const std::string& help) {
     Setting& setting = add(key, value, help, "a list of strings");
@@ -212,71 +254,14 @@ void Settings::list(const std::string& key, std::vector<std::string>& target, co
 
 void Settings::list(const std::string& key, std::vector<int>& target, const std::string& value,
                     const std::string& help) {
-    Setting& setting = add(key, value, help, "a list of integers from 0 to 2147483647");
-    setting.is_list = true;
-    setting.from_text = [&target](const std::string& text) {
-        std::vector<std::string> items;
-        if (!split_items(text, ',', items)) return false;
-        target.clear();
-        for (const std::string& item : items) {
-            int parsed = 0;
-            if (!parse_number(item, parsed) || parsed < 0) return false;
-            target.push_back(parsed);
-        }
-        return true;
-    };
-    setting.from_toml = [&target](const toml::node& node) {
-        const toml::array* items = node.as_array();
-        if (items == nullptr) return false;
-        target.clear();
-        for (const toml::node& item : *items) {
-            const auto parsed = item.is_integer() ? item.value<std::int64_t>() : std::nullopt;
-            if (!parsed || *parsed < 0 || *parsed > std::numeric_limits<int>::max()) return false;
-            target.push_back(static_cast<int>(*parsed));
-        }
-        return true;
-    };
-    setting.to_toml = [&target]() -> std::optional<std::string> {
-        std::string out = "[";
-        for (const int item : target) out += (out.size() > 1 ? ", " : "") + fmt::format("{}", item);
-        return out + "]";
-    };
+    list_of(
+        add(key, value, help, "a list of integers from 0 to 2147483647"), target,
+        +[](int item) { return fmt::format("{}", item); });
 }
 
 void Settings::list(const std::string& key, std::vector<double>& target, const std::string& value,
                     const std::string& help) {
-    Setting& setting = add(key, value, help, "a list of numbers");
-    setting.is_list = true;
-    setting.from_text = [&target](const std::string& text) {
-        std::vector<std::string> items;
-        if (!split_items(text, ',', items)) return false;
-        target.clear();
-        for (const std::string& item : items) {
-            double parsed = 0;
-            if (!parse_number(item, parsed) || !std::isfinite(parsed)) return false;
-            target.push_back(parsed);
-        }
-        return true;
-    };
-    setting.from_toml = [&target](const toml::node& node) {
-        const toml::array* items = node.as_array();
-        if (items == nullptr) return false;
-        target.clear();
-        for (const toml::node& item : *items) {
-            const auto parsed = item.is_number() ? item.value<double>() : std::nullopt;
-            if (!parsed || !std::isfinite(*parsed)) return false;
-            target.push_back(*parsed);
-        }
-        return true;
-    };
-    setting.to_toml = [&target]() -> std::optional<std::string> {
-        std::string out = "[";
-        for (const double item : target) {
-            const std::string text = fmt::format("{}", item);
-            out += (out.size() > 1 ? ", " : "") + text + (text.find_first_of(".e") == std::string::npos ? ".0" : "");
-        }
-        return out + "]";
-    };
+    list_of(add(key, value, help, "a list of numbers"), target, toml_number);
 }
 
 void Settings::items(const std::string& key, std::vector<std::string>& target, const std::string& value,

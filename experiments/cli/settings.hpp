@@ -88,6 +88,8 @@ class Settings {
     struct Setting;
     void number(const std::string& key, std::optional<double>& target, const std::string& value,
                 const std::string& help, bool positive);
+    template <class T>
+    static void list_of(Setting& setting, std::vector<T>& target, std::string (*print)(T));
     Setting& add(const std::string& key, const std::string& value, const std::string& help,
                  const std::string& expected);
     Setting* find(std::string_view key);

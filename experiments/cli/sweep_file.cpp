@@ -171,8 +171,29 @@ std::vector<Variant> varied(std::vector<Variant> variants, const toml::table& va
 
 using DataCache = std::map<std::pair<std::string, std::string>, std::shared_ptr<const gpt::TokenData>>;
 
+/// Files are named from the folder that the sweep's stands in.
+std::string from_folder(const std::string& folder, const std::string& name) {
+    return (fs::path(folder) / name).lexically_normal().string();
+}
+
+/// The same of a plan, where it is a file and not a preset.
+std::string plan_from_folder(const std::string& folder, const std::string& name) {
+    return name.ends_with(".toml") ? from_folder(folder, name) : name;
+}
+
+std::string folder_of(const std::string& path) { return fs::absolute(path).parent_path().string(); }
+
+void name_files(const std::string& folder, TrainSettings& own) {
+    if (!own.data.empty()) own.data = from_folder(folder, own.data);
+    own.attention = plan_from_folder(folder, own.attention);
+    for (std::string& choice : own.layer_attention)
+        if (const std::size_t equals = choice.find('='); equals != std::string::npos)
+            choice = choice.substr(0, equals + 1) + plan_from_folder(folder, choice.substr(equals + 1));
+}
+
 /// The settings of a recipe, and its data from what has been read already.
-SweepRecipe recipe_of(const Variant& variant, const toml::table& train, const std::string& file, DataCache& cache) {
+SweepRecipe recipe_of(const Variant& variant, const toml::table& train, const std::string& path, DataCache& cache) {
+    const std::string file = escaped(path, path.size());
     Settings settings("train");
     TrainSettings own;
     own.validate_every = 0;  // as faultline dissociate: at the end alone
@@ -189,7 +210,7 @@ SweepRecipe recipe_of(const Variant& variant, const toml::table& train, const st
     if (!own.replay.empty()) refuse("replay", "every seed has windows of its own: expected none");
     if (own.monitor_every == 0) refuse("monitor-every", "0: the verdict needs sigma_max(W_Q): expected 1 or more");
     if (device != "cpu" && device != "cuda") refuse("device", "expected \"cpu\" or \"cuda\"");
-    if (!own.data.empty()) own.data = fs::absolute(own.data).lexically_normal().string();
+    name_files(folder_of(path), own);
     std::shared_ptr<const gpt::TokenData>& data = cache[{own.data, own.data_format}];
     TrainData read;
     if (data == nullptr) {
@@ -256,15 +277,17 @@ SweepFile read_sweep(const std::string& path) {
         if (!names.insert(variant.name).second)
             throw RequestError(
                 fmt::format("{}: recipe {}: is there twice: expected different names", file, in_quotes(variant.name)));
-        SweepRecipe recipe = recipe_of(variant, table_of(root, "train", file), file, cache);
+        SweepRecipe recipe = recipe_of(variant, table_of(root, "train", file), path, cache);
         recipe.config.sources = sources;
+        recipe.config.folder = folder_of(path);
         recipe.config.interventions = crossed.interventions;
         recipe.config.controls = crossed.controls.empty() ? default_controls(crossed.interventions) : crossed.controls;
         recipe.config.seeds.assign(crossed.seeds.begin(), crossed.seeds.end());
         if (crossed.sigma_ratio) recipe.config.rule.sigma_ratio = *crossed.sigma_ratio;
         if (crossed.loss_ratio) recipe.config.rule.loss_ratio = *crossed.loss_ratio;
-        check_words(sources, fmt::format("{}: matrix.source", file),
-                    [&](const std::string& word) { (void)parse_source(word, recipe.config.train.model.head_dim()); });
+        check_words(sources, fmt::format("{}: matrix.source", file), [&](const std::string& word) {
+            (void)parse_source(word, recipe.config.train.model.head_dim(), recipe.config.folder);
+        });
         out.recipes.push_back(std::move(recipe));
     }
     return out;
@@ -297,11 +320,12 @@ std::vector<sweep::Cell> cells_of(const SweepFile& file, const std::string& path
 
 std::string cell_toml(const SweepFile& file, const SweepRecipe& recipe, const sweep::Cell& cell) {
     Settings settings("cell");
-    std::string source = cell.source, intervention = cell.intervention;
+    std::string source = cell.source, intervention = cell.intervention, folder = recipe.config.folder;
     auto seed = static_cast<std::int64_t>(cell.seed);
     std::int64_t checkpoint_every = file.checkpoint_every;
     settings.text("source", source, "", "");
     settings.text("intervention", intervention, "", "");
+    settings.text("folder", folder, "", "");
     settings.integer("seed", seed, 0, "", "");
     settings.integer("checkpoint-every", checkpoint_every, 1, "", "");
     // The recipe's seed is the default's, and the run's own stands above.
@@ -317,18 +341,20 @@ SweepCell read_cell(const std::string& path) {
     const toml::table root = parse_file(path);
     expect_tables(root, {"cell", "train"}, file);
     SweepCell cell;
-    std::string source, intervention;
+    std::string source, intervention, folder;
     std::int64_t seed = 0;
     Settings settings("cell");
     settings.text("source", source, "", "");
     settings.text("intervention", intervention, "", "");
+    settings.text("folder", folder, "", "");
     settings.integer("seed", seed, 0, "", "");
     settings.integer("checkpoint-every", cell.checkpoint_every, 1, "", "");
     settings.read(Settings::Table{table_of(root, "cell", file)}, fmt::format("{}: cell", file));
     if (source.empty() || intervention.empty())
         throw RequestError(fmt::format("{}: cell: has no source or no intervention: expected a run of a sweep", file));
     DataCache cache;
-    cell.recipe = recipe_of(Variant{}, table_of(root, "train", file), file, cache);
+    cell.recipe = recipe_of(Variant{}, table_of(root, "train", file), path, cache);
+    cell.recipe.config.folder = folder;
     cell.plan = {source, intervention, static_cast<std::uint64_t>(seed)};
     return cell;
 }

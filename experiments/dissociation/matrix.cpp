@@ -132,7 +132,7 @@ std::vector<RunPlan> runs_of(const MatrixConfig& config) {
     std::vector<std::string> interventions, sources;
     for (const std::string& text : config.interventions) add_once(interventions, plain(text));
     for (const std::string& text : config.sources)
-        if (!parse_source(text, config.train.model.head_dim()).is_none()) add_once(sources, text);
+        if (!parse_source(text, config.train.model.head_dim(), config.folder).is_none()) add_once(sources, text);
     std::vector<RunPlan> runs;
     for (const std::uint64_t seed : config.seeds) {
         for (const std::string& control : controls) runs.push_back({"none", control, seed});

@@ -34,6 +34,7 @@ class TrainerSource {
 struct MatrixConfig {
     gpt::TrainConfig train;                  ///< of every run but for seed, QK norm and attention
     std::vector<std::string> sources;        ///< faults and plans (source.hpp)
+    std::string folder;                      ///< from which the sources' plans are named; empty: the current one
     std::vector<std::string> interventions;  ///< intervention.hpp
     std::vector<std::string> controls;       ///< interventions that are also run without a fault; "none" is always
     std::vector<std::uint64_t> seeds;

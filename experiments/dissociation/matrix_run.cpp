@@ -58,7 +58,7 @@ void leave_to_guards(const std::vector<Dormant*>& guards, const gpt::Trainer& tr
 MatrixRun::MatrixRun(const MatrixConfig& matrix, const RunPlan& plan, const gpt::TokenData& data)
     : config_(matrix.train),
       intervention_(parse_intervention(plan.intervention)),
-      source_(parse_source(plan.source, config_.model.head_dim())),
+      source_(parse_source(plan.source, config_.model.head_dim(), matrix.folder)),
       windows_(plan.seed),
       data_(data),
       trainers_(matrix.trainers) {

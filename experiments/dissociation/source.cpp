@@ -2,6 +2,7 @@
 #include <faultline/dissociation/source.hpp>
 
 #include <charconv>
+#include <filesystem>
 
 #include <fmt/format.h>
 
@@ -39,10 +40,12 @@ std::vector<int> indices(const std::string& word, std::string_view list) {
 void untile(Schedule& s) { s.block_q = s.block_k = s.bwd_block_q = s.bwd_block_k = 0; }
 
 /// plan:NAME[:layers=…][:heads=…][:correction=…][:exact=SITES][:untiled]
-void add_plan(const std::string& word, int head_dim, Source& source) {
+void add_plan(const std::string& word, int head_dim, const std::string& folder, Source& source) {
     const std::vector<std::string> parts = split(word, ':');
     if (parts.size() < 2) throw RequestError(fmt::format("source {}: expected plan:NAME", in_quotes(word)));
-    RoundingPlan chosen = for_head_dim(plan(parts[1]), head_dim);
+    const bool is_file = parts[1].ends_with(".toml");
+    RoundingPlan chosen =
+        for_head_dim(plan(is_file ? (std::filesystem::path(folder) / parts[1]).string() : parts[1]), head_dim);
     std::vector<int> layers{-1}, heads;
     bool untiled = false;
     for (std::size_t i = 2; i < parts.size(); ++i) {
@@ -83,13 +86,13 @@ void add_plan(const std::string& word, int head_dim, Source& source) {
 
 }  // namespace
 
-Source parse_source(std::string_view text, int head_dim) {
+Source parse_source(std::string_view text, int head_dim, const std::string& folder) {
     Source source;
     source.text = std::string(text);
     if (text == "none") return source;
     for (const std::string& word : split(text, '+')) {
         if (word.starts_with("plan:"))
-            add_plan(word, head_dim, source);
+            add_plan(word, head_dim, folder, source);
         else
             source.faults.push_back(parse_fault(word));
     }

@@ -25,7 +25,8 @@ struct Source {
     [[nodiscard]] bool is_none() const { return faults.empty() && attention.empty(); }
 };
 
-/// RequestError says what was expected. `head_dim`: of the model, which decides a plan's tiles.
-[[nodiscard]] Source parse_source(std::string_view text, int head_dim);
+/// RequestError says what was expected. `head_dim`: of the model, which decides a plan's tiles. `folder`: where a plan's file
+/// is that has no absolute path; empty: the current one.
+[[nodiscard]] Source parse_source(std::string_view text, int head_dim, const std::string& folder = "");
 
 }  // namespace faultline

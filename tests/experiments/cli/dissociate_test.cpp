@@ -15,6 +15,7 @@
 
 #include "paths.hpp"
 #include "support.hpp"
+#include "texts.hpp"
 
 namespace faultline::test {
 namespace {
@@ -23,9 +24,7 @@ using nlohmann::json;
 using ::testing::HasSubstr;
 
 std::vector<std::string> small(const Folder& folder, const std::vector<std::string>& more) {
-    std::string text;
-    for (std::size_t i = 0; i < 200000; ++i) text += "a small text that repeats "[(i * i + i / 5) % 26];
-    folder.write("text", text);
+    folder.write("text", text_of_letters());
     std::vector<std::string> arguments{"dissociate",
                                        "--data",
                                        folder / "text",

@@ -14,6 +14,7 @@
 
 #include "paths.hpp"
 #include "support.hpp"
+#include "texts.hpp"
 
 namespace faultline::test {
 namespace {
@@ -23,12 +24,7 @@ using testing::HasSubstr;
 
 class RanksOfTrain : public testing::Test {
   protected:
-    RanksOfTrain() {
-        std::string text;
-        for (int i = 0; i < 3000; ++i)
-            text += "The square of " + std::to_string(i) + " is " + std::to_string(i * i) + ".\n";
-        folder.write("text", text);
-    }
+    RanksOfTrain() { folder.write("text", text_of_squares(3000)); }
     [[nodiscard]] std::vector<std::string> arguments(std::vector<std::string> more) const {
         // 64 sequences of 32 tokens are eight groups.
         std::vector<std::string> all{"train",

@@ -20,6 +20,7 @@
 
 #include "paths.hpp"
 #include "support.hpp"
+#include "texts.hpp"
 
 namespace faultline::test {
 namespace {
@@ -30,12 +31,7 @@ using testing::Not;
 
 class Train : public testing::Test {
   protected:
-    Train() {
-        std::string text;
-        for (int i = 0; i < 3000; ++i)
-            text += "The square of " + std::to_string(i) + " is " + std::to_string(i * i) + ".\n";
-        folder.write("text", text);
-    }
+    Train() { folder.write("text", text_of_squares(3000)); }
     std::vector<std::string> arguments(const std::string& steps, std::vector<std::string> more) const {
         std::vector<std::string> all{"train",
                                      "--data",

@@ -13,6 +13,7 @@
 #include <faultline/gpt/trainer.hpp>
 
 #include "../../lib/ranks/on_ranks.hpp"
+#include "texts.hpp"
 
 namespace faultline::gpt {
 namespace {
@@ -21,11 +22,7 @@ using test::on_good_ranks;
 using testing::HasSubstr;
 
 const TokenData& text() {
-    static const TokenData data = [] {
-        std::string all;
-        for (int i = 0; i < 900; ++i) all += "line " + std::to_string(i * i) + " of a text that repeats itself.\n";
-        return tokens_of_text(all);
-    }();
+    static const TokenData data = tokens_of_text(test::text_of_squares(900));
     return data;
 }
 

@@ -16,6 +16,7 @@
 #include <faultline/probes/spectra.hpp>
 
 #include "../../lib/tensor/support.hpp"
+#include "texts.hpp"
 
 namespace faultline::gpt {
 namespace {
@@ -24,11 +25,7 @@ using test::Folder;
 using testing::HasSubstr;
 
 const TokenData& text() {
-    static const TokenData data = [] {
-        std::string all;
-        for (int i = 0; i < 900; ++i) all += "line " + std::to_string(i * i) + " of a text that repeats itself.\n";
-        return tokens_of_text(all);
-    }();
+    static const TokenData data = tokens_of_text(test::text_of_squares(900));
     return data;
 }
 

@@ -14,14 +14,12 @@
 #include <faultline/gpt_device/device_trainer.hpp>
 #include <faultline/tensor_kernel/backward_kernel.hpp>
 
+#include "texts.hpp"
+
 namespace faultline::gpt {
 
 inline const TokenData& text() {
-    static const TokenData data = [] {
-        std::string all;
-        for (int i = 0; i < 3000; ++i) all += "line " + std::to_string(i * i) + " of a text that repeats itself.\n";
-        return tokens_of_text(all);
-    }();
+    static const TokenData data = tokens_of_text(test::text_of_squares(3000));
     return data;
 }
 

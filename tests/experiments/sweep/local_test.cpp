@@ -50,6 +50,34 @@ std::vector<int> at_work(const std::string& folder) {
     return processes;
 }
 
+// Data, the model's plans and a source's are found from the sweep's folder, by the process of a run too; runs are called the
+// same wherever the folder is.
+TEST(Sweep, FilesAreNamedFromTheFolderOfTheSweep) {
+    const Folder folder;
+    std::vector<std::string> names;
+    for (const char* place : {"here", "there"}) {
+        fs::create_directories(folder / (std::string(place) + "/plans"));
+        const std::string under = std::string(place) + "/";
+        folder.write(under + "text", text_of_letters());
+        folder.write(under + "plans/mine.toml",
+                     "name = \"mine\"\nbase = \"exact\"\n[sites.o_cast]\nformat = \"bf16\"\n");
+        folder.write(under + "sweep.toml",
+                     "[matrix]\nsource = [\"plan:plans/mine.toml:layers=0\"]\n[train]\ndata = \"text\"\nlayers = 2\n"
+                     "width = 16\nheads = 2\ncontext = 16\nbatch = 2\nsteps = 3\nvalidation-batches = 1\n"
+                     "attention = \"plans/mine.toml\"\nlayer-attention = [\"1=plans/mine.toml\"]\n");
+        const std::string out = folder / (under + "out");
+        const Outcome run = run_program({"sweep", folder / (under + "sweep.toml"), "-o", out, "--quiet"});
+        ASSERT_EQ(run.status, 0) << run.err;
+        ASSERT_EQ(run_files(out, ".h5").size(), 2U);
+        names.push_back(fs::path(run_files(out, ".h5")[1]).filename().string());
+        EXPECT_THAT(RecordReader(run_files(out, ".h5")[0]).manifest().config_toml, HasSubstr("mine"));
+    }
+    EXPECT_EQ(names[0], names[1]);
+    fs::remove(folder / "there/plans/mine.toml");
+    EXPECT_THAT(refused("sweep", {folder / "there/sweep.toml", "-o", folder / "new"}, nullptr),
+                HasSubstr(folder / "there/plans/mine.toml"));
+}
+
 TEST(Sweep, MakesItsRunsOnceAndPrintsTheTableOfDissociate) {
     const Folder folder;
     const std::string file = small_sweep(folder, 20, "intervention = [\"none\", \"project\"]\nseeds = [0, 1]");

@@ -14,15 +14,14 @@
 #include <faultline/record/record_reader.hpp>
 
 #include "support.hpp"
+#include "texts.hpp"
 
 namespace faultline::test {
 
 /// Its file, sweep.toml in the folder; `matrix`, `train` and `more` are added to its tables.
 inline std::string small_sweep(const Folder& folder, int steps, const std::string& matrix = "",
                                const std::string& train = "", const std::string& more = "") {
-    std::string text;
-    for (std::size_t i = 0; i < 200000; ++i) text += "a small text that repeats "[(i * i + i / 5) % 26];
-    folder.write("text", text);
+    folder.write("text", text_of_letters());
     folder.write("sweep.toml",
                  fmt::format("[matrix]\nsource = [\"delta:multiplicative:0.2\"]\ncheckpoint-every = 50\n{}\n[train]\n"
                              "data = \"{}\"\nlayers = 2\nwidth = 16\nheads = 2\ncontext = 16\nbatch = 2\nsteps = {}\n"
