@@ -10,6 +10,7 @@
 #include <faultline/attribution/rows.hpp>
 #include <faultline/base/error.hpp>
 #include <faultline/base/parallel.hpp>
+#include <faultline/injectors/passed_sites.hpp>
 #include <faultline/plan/presets.hpp>
 
 namespace faultline::attribution {
@@ -27,25 +28,10 @@ RoundingPlan exact_of(const RoundingPlan& plan) {
     return exact;
 }
 
-/// Which sites a run shows.
-class Passed final : public Instrument {
-  public:
-    [[nodiscard]] bool watches(Site site) const override { return !seen_[index(site)]; }
-    void at(Site site, const TileAt&, MatrixView<double>, MatrixView<const double>) override {
-        seen_[index(site)] = true;
-    }
-    [[nodiscard]] bool operator[](Site site) const { return seen_[index(site)]; }
-
-  private:
-    std::array<bool, site_count> seen_{};
-};
-
-/// A fault at a site that the run never passes would be planted nowhere. Which sites those are depends on the plan and the
-/// layer in many ways (a merge without splits, a sum over one query head, a bias that is not there), and on no value: a run of
-/// one head says it.
+/// A fault at a site that the run never passes would be planted nowhere (passed_sites.hpp).
 void expect_faults_passed(const Work& work) {
     if (work.faults.list.empty() || work.groups.empty()) return;
-    Passed passed;
+    PassedSites passed;
     (void)run_plan(work.groups.front(), work.plan, &passed, work.backend);
     for (const Fault& fault : work.faults.list) {
         const Site site = std::get<Site>(fault.site);

@@ -16,6 +16,7 @@
 #include <faultline/cli/terminal.hpp>
 #include <faultline/cli/train_settings.hpp>
 #include <faultline/dissociation/fault_hooks.hpp>
+#include <faultline/dissociation/passed_faults.hpp>
 #include <faultline/gpt/fast_attention.hpp>
 #include <faultline/gpt/run.hpp>
 #include <faultline/gpt/trainer.hpp>
@@ -214,10 +215,21 @@ Status run(const TrainCommand& own, const Invocation& call) {
 
     files.ranks = ranks;
     std::unique_ptr<gpt::Training> training;
-    if (call.common.device == "cuda")
+    const auto expect_passed = [&] {
+        try {
+            expect_faults_passed(faults, config.model);
+        } catch (const RequestError& error) {
+            throw RequestError(fmt::format("{}: {}", settings.where("inject"), error.what()));
+        }
+    };
+    if (call.common.device == "cuda") {
         training = on_device(config, data, own, call, hooks, hooked.step, files.manifest);
-    else
+        expect_passed();  // behind what the device says of faults that it has not
+    } else {
+        gpt::check(config.model);
+        expect_passed();
         training = on_host(config, data, hooked, ranks);
+    }
     gpt::Training& trainer = *training;
     files.manifest.ranks = ranks == nullptr ? 1 : ranks->size();
     files.manifest.reductions = trainer.reductions();

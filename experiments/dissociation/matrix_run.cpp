@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include <faultline/base/error.hpp>
+#include <faultline/dissociation/passed_faults.hpp>
 #include <faultline/gpt/fingerprint.hpp>
 #include <faultline/gpt/run.hpp>
 #include <faultline/gpt/run_record.hpp>
@@ -71,6 +72,7 @@ MatrixRun::MatrixRun(const MatrixConfig& matrix, const RunPlan& plan, const gpt:
     try {
         gpt::check(config_.model);  // now, and not when the run's turn comes
         if (trainers_ != nullptr) trainers_->check(config_, source_.faults, intervention_);
+        expect_faults_passed(source_.faults, config_.model);
     } catch (const RequestError& error) {
         throw RequestError(fmt::format("source {}, intervention {}: {}", in_quotes(plan.source),
                                        in_quotes(plan.intervention), error.what()));

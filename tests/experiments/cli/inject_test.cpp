@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // attribute --inject: a fault planted in a kernel is found by attribution, at its site and with its sign.
 #include <algorithm>
+#include <filesystem>
+#include <map>
+#include <set>
 #include <tuple>
 
 #include <fmt/format.h>
@@ -13,6 +16,7 @@
 
 #include "paths.hpp"
 #include "support.hpp"
+#include "texts.hpp"
 
 namespace faultline::test {
 namespace {
@@ -188,6 +192,83 @@ TEST(Inject, RefusesWhatCannotStandThere) {
         EXPECT_THAT(said(std::string(site) + ":multiplicative:0.1", "fa2"),
                     HasSubstr(std::string(site) + " has nothing to do in layer0 under plan \"fa2\""));
     EXPECT_THAT(said("rescale_factor:fixed:0.1", "math"), HasSubstr("rescale_factor has nothing to do in layer0"));
+}
+
+// The same in a training run, of every site and whatever runs it: a site either is passed, and the fault is in the record, or the
+// fault is refused and nothing is made.
+TEST(Inject, TrainRefusesASiteThatItNeverPasses) {
+    const Folder folder;
+    folder.write("text", text_of_squares(200));
+    const Outcome listed = run_program({"sites", "--json"});
+    std::vector<std::string> sites;
+    const json all = json::parse(listed.out);
+    for (const json& site : all["sites"]) sites.push_back(site["name"]);
+    ASSERT_GT(sites.size(), 40U);
+    std::map<std::string, std::set<std::string>> refusals;
+    for (const char* attention : {"fast", "fa2-unfused-splitkv"})
+        for (const std::string& site : sites) {
+            const std::vector<std::string> request{"train",
+                                                   "--data",
+                                                   folder / "text",
+                                                   "--steps",
+                                                   "1",
+                                                   "--layers",
+                                                   "1",
+                                                   "--width",
+                                                   "16",
+                                                   "--heads",
+                                                   "1",
+                                                   "--context",
+                                                   "16",
+                                                   "--batch",
+                                                   "1",
+                                                   "--validate-every",
+                                                   "0",
+                                                   "--monitor-every",
+                                                   "0",
+                                                   "--attention",
+                                                   attention,
+                                                   "--inject",
+                                                   site + ":multiplicative:0.1",
+                                                   "--quiet",
+                                                   "-o",
+                                                   folder / "x.h5",
+                                                   "--force"};
+            const Outcome run = run_program(request);
+            if (run.status == 2) {
+                EXPECT_EQ(lines(run.err).size(), 1U) << run.err;
+                EXPECT_EQ(folder.files(), std::vector<std::string>{"text"}) << site;
+                if (site != "scale") {
+                    EXPECT_THAT(run.err, HasSubstr(site + " has nothing to do in a context of 16"));
+                }
+                refusals[attention].insert(site);
+                continue;
+            }
+            ASSERT_EQ(run.status, 0) << site << run.err;
+            {
+                const RecordReader reader(folder / "x.h5");
+                EXPECT_GT(reader.read("steps/injected_rms").to_double().at(0), 0.05) << attention << ' ' << site;
+            }
+            for (const std::string& file : folder.files())
+                if (file != "text") std::filesystem::remove(folder / file);
+        }
+    // What is passed by neither: what the model has not, and a second tile of keys.
+    const std::set<std::string> never{"dp_dropout",       "dsink",          "kv_group_reduce", "o_rescale", "p_dropout",
+                                      "rescale_argument", "rescale_factor", "sink_exp",        "sink_p",    "sink_sum",
+                                      "softcap",          "ds_softcap",     "bwd_softcap"};
+    for (const auto& [attention, refused_sites] : refusals)
+        for (const std::string& site : never) EXPECT_TRUE(refused_sites.contains(site)) << attention << ' ' << site;
+    EXPECT_TRUE(refusals["fast"].contains("merge"));
+    EXPECT_FALSE(refusals["fa2-unfused-splitkv"].contains("merge"));
+    const auto refused_by = [&](const std::string& command, std::vector<std::string> options) {
+        options.insert(options.end(), {"--data", folder / "text", "--layers", "1", "--width", "16", "--heads", "1",
+                                       "--context", "16", "--batch", "1", "--steps", "2", "--quiet"});
+        return refused(command, options, &folder);
+    };
+    EXPECT_THAT(refused_by("dissociate", {"--source", "merge:fixed:0.1"}), HasSubstr("merge has nothing to do"));
+    folder.write("sweep.toml", "[matrix]\nsource = [\"merge:fixed:0.1\"]\n[train]\ndata = \"text\"\nsteps = 2\n");
+    EXPECT_THAT(refused("sweep", {folder / "sweep.toml", "-o", folder / "s"}, &folder),
+                HasSubstr("merge has nothing to do"));
 }
 
 }  // namespace

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/dissociation/passed_faults.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+
+#include <fmt/format.h>
+
+#include <faultline/base/error.hpp>
+#include <faultline/cpu/attention.hpp>
+#include <faultline/gpt/fast_attention.hpp>
+#include <faultline/injectors/passed_sites.hpp>
+#include <faultline/plan/plan_toml.hpp>
+#include <faultline/random/random_stream.hpp>
+
+namespace faultline {
+namespace {
+
+/// Rows and keys that pass every site that the context's do: splits are cut from all of it, tiles repeat from the third on.
+std::ptrdiff_t rows_needed(const Schedule& schedule, std::ptrdiff_t context) {
+    if (schedule.key_splits > 1) return context;
+    const int block = std::max({schedule.block_q, schedule.block_k, schedule.bwd_block_q, schedule.bwd_block_k});
+    return std::min<std::ptrdiff_t>(context, 2 * std::max(block, 1) + 1);
+}
+
+Matrix drawn(std::ptrdiff_t rows, std::ptrdiff_t cols, std::uint64_t number) {
+    const RandomStream stream(number);
+    Matrix values(rows, cols);
+    for (std::size_t a = 0; a < values.values.size(); ++a)
+        values.values[a] = round(stream.normal(a), bf16, Rounding::nearest_even);
+    return values;
+}
+
+PassedSites run_once(const RoundingPlan& plan, const gpt::ModelConfig& model) {
+    const std::ptrdiff_t rows = rows_needed(plan.schedule, model.context), columns = model.head_dim();
+    const Matrix q = drawn(rows, columns, 0), k = drawn(rows, columns, 1), v = drawn(rows, columns, 2),
+                 dout = drawn(rows, columns, 3);
+    HeadGroup group;
+    group.q = {q.view()};
+    group.k = k.view();
+    group.v = v.view();
+    group.dout = {dout.view()};
+    group.scale = 1 / std::sqrt(static_cast<double>(columns));
+    group.softcap = model.softcap;
+    PassedSites passed;
+    const GroupForward forward = attention_forward(group, plan, &passed);
+    (void)attention_backward(group, forward, plan, &passed);
+    return passed;
+}
+
+/// A sweep asks the same for each of its runs.
+const PassedSites& passed_by(const RoundingPlan& plan, const gpt::ModelConfig& model) {
+    static std::mutex mutex;
+    static std::map<std::string, PassedSites> known;
+    const std::lock_guard lock(mutex);
+    const std::string key = fmt::format("{} {} {}\n{}", model.context, model.head_dim(), model.softcap, to_toml(plan));
+    const auto found = known.find(key);
+    return found != known.end() ? found->second : known.emplace(key, run_once(plan, model)).first->second;
+}
+
+}  // namespace
+
+void expect_faults_passed(const std::vector<Fault>& faults, const gpt::ModelConfig& model) {
+    for (const Fault& fault : faults) {
+        const Site* site = std::get_if<Site>(&fault.site);
+        if (site == nullptr) continue;
+        std::set<std::string> plans;  // those that do not pass it
+        bool passed = false;
+        for (int layer = 0; layer < model.layers && !passed; ++layer) {
+            if (!fault.layers.empty() &&
+                std::find(fault.layers.begin(), fault.layers.end(), layer) == fault.layers.end())
+                continue;
+            for (int head = 0; head < model.heads && !passed; ++head) {
+                if (!fault.touches_head(head)) continue;
+                const RoundingPlan* own = model.plan(layer, head);
+                const RoundingPlan plan =
+                    own != nullptr ? for_head_dim(*own, model.head_dim()) : gpt::fast_plan(model.bf16);
+                passed = passed_by(plan, model)[*site];
+                if (!passed)
+                    plans.insert(own != nullptr ? fmt::format("plan \"{}\"", plan.name) : "the trainer's kernel");
+            }
+        }
+        if (!passed && !plans.empty())
+            throw RequestError(
+                fmt::format("fault \"{}\": {} has nothing to do in a context of {} under {}: expected a site that "
+                            "the run passes (faultline sites says what each is of)",
+                            to_string(fault), name(*site), model.context, *plans.begin()));
+    }
+}
+
+}  // namespace faultline
