@@ -7,7 +7,7 @@ plans of experiments/configs/plans/streaming64, some at a time on each card, and
     experiments/streaming_state.py … --recipe 'slow=--lr 0.0015' --recipe 'small=--layers 6' --runs none:0 all:0
 
 From the repository's root. FOLDER gets PLAN-seedN.h5 of every run, summary.json, summary.md and losses.svg; with --recipe, each
-recipe has a folder of its name in it. Called again it goes on: finished runs are left alone, those that were stopped are
+recipe has a folder of its name in it, and a panel in the figure. Called again it goes on: finished runs are left alone, those that were stopped are
 resumed, --collect runs nothing. Needs h5py.
 
 A run has separated where its loss, a mean over 50 steps, stays more than 0.3 nat above that of the control (plan none) of its
@@ -293,31 +293,46 @@ def markdown(rows):
     return "\n".join(out) + "\n"
 
 
-def figure(found, path):
-    """Losses of the key plans over steps, a line a run."""
-    colours = {"none": "#444444", "all": "#c0392b", "all-but-lse": "#e59866", "s": "#b7950b", "all-both": "#8e44ad",
-               "all-both-but-lse": "#1e8449", "lse": "#2471a3"}
-    colours = {plan: colour for plan, colour in colours.items() if any(plan == of[0] for of in found)}
-    width, height, left, bottom = 640, 360, 50, 40
+COLOURS = {"none": "#444444", "all": "#c0392b", "all-but-lse": "#e59866", "s": "#b7950b", "all-both": "#8e44ad",
+           "all-both-but-lse": "#1e8449", "lse": "#2471a3"}
+
+
+def panel(title, found, left, width, height, bottom, legend):
+    """Losses of the plans that have a colour over steps, a line a run, as SVG."""
+    top = 24 if title else 10
     last = max(of["steps"] for of in found.values())
-    x = lambda step: left + (width - left - 20) * step / last
-    y = lambda loss: height - bottom - (height - bottom - 10) * (min(max(loss, 0.75), 4.0) - 0.75) / 3.25
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
-           f'font-size="12"><rect width="{width}" height="{height}" fill="white"/>']
+    x = lambda step: left + (width - 20) * step / last
+    y = lambda loss: height - bottom - (height - bottom - top) * (min(max(loss, 0.75), 4.0) - 0.75) / 3.25
+    out = [f'<text x="{left + width / 2 - 10:.1f}" y="15" text-anchor="middle">{title}</text>'] if title else []
     for tick in (1, 2, 3, 4):
-        out.append(f'<path d="M{left} {y(tick):.1f}H{width - 20}" stroke="#dddddd"/>'
+        out.append(f'<path d="M{left} {y(tick):.1f}H{left + width - 20}" stroke="#dddddd"/>'
                    f'<text x="{left - 8}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick}</text>')
-    for tick in range(0, last + 1, 1000):
+    for tick in range(0, last + 1, 1000 if width > 400 else 2000):
         out.append(f'<text x="{x(tick):.1f}" y="{height - bottom + 18}" text-anchor="middle">{tick}</text>')
-    out.append(f'<text x="{(left + width) / 2}" y="{height - 6}" text-anchor="middle">step</text>'
+    order = list(COLOURS)
+    for (plan, seed), of in sorted((x for x in found.items() if x[0][0] in order), key=lambda x: -order.index(x[0][0])):
+        points = " ".join(f"{x(s):.1f},{y(of['mean_loss'][s - 1]):.1f}" for s in range(25, of["steps"] + 1, 25))
+        out.append(f'<polyline points="{points}" fill="none" stroke="{COLOURS[plan]}" stroke-width="1.2"/>')
+    for i, plan in enumerate(p for p in order if p in legend):
+        out.append(f'<text x="{left + width - 130}" y="{top + 14 + 16 * i}" fill="{COLOURS[plan]}">{plan}</text>')
+    return out
+
+
+def figure(panels, path):
+    """A panel for every (title, runs), side by side; each plan is named in the first panel that has it."""
+    height, bottom, left = 360, 40, 50
+    width = 590 if len(panels) == 1 else 320
+    whole = left + len(panels) * (width + 20)
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {whole} {height}" font-family="sans-serif" '
+           f'font-size="12"><rect width="{whole}" height="{height}" fill="white"/>']
+    named = set()
+    for i, (title, found) in enumerate(panels):
+        legend = {plan for plan, _ in found} - named
+        named |= legend
+        out += panel(title, found, left + i * (width + 20), width, height, bottom, legend)
+    out.append(f'<text x="{whole / 2}" y="{height - 6}" text-anchor="middle">step</text>'
                f'<text x="14" y="{height / 2}" transform="rotate(-90 14 {height / 2})" text-anchor="middle">loss in nats, '
                f'mean over {WINDOW} steps</text>')
-    order = list(colours)
-    for (plan, seed), of in sorted((x for x in found.items() if x[0][0] in colours), key=lambda x: -order.index(x[0][0])):
-        points = " ".join(f"{x(s):.1f},{y(of['mean_loss'][s - 1]):.1f}" for s in range(25, of["steps"] + 1, 25))
-        out.append(f'<polyline points="{points}" fill="none" stroke="{colours[plan]}" stroke-width="1.2"/>')
-    for i, (plan, colour) in enumerate(colours.items()):
-        out.append(f'<text x="{width - 130}" y="{24 + 16 * i}" fill="{colour}">{plan}</text>')
     with open(path, "w") as file:
         file.write("\n".join(out) + "\n</svg>\n")
 
@@ -325,14 +340,13 @@ def figure(found, path):
 def summary(folder, took):
     rows, found = collect(folder) if os.path.isdir(folder) else ([], {})
     if not rows:
-        return None
+        return None, {}
     with open(os.path.join(folder, "summary.json"), "w") as file:
         json.dump({"runs": rows, "seconds": took[0] if took else None, "steps": took[1] if took else None}, file, indent=1)
     text = markdown(rows)
     with open(os.path.join(folder, "summary.md"), "w") as file:
         file.write(text)
-    figure(found, os.path.join(folder, "losses.svg"))
-    return text
+    return text, found
 
 
 def main():
@@ -340,10 +354,12 @@ def main():
     wanted = jobs(a)
     os.makedirs(a.out, exist_ok=True)
     took = None if a.collect else run(a, wanted)
-    texts = {recipe: summary(os.path.join(a.out, recipe), took) for recipe in a.recipes}
-    if not any(texts.values()):
+    summaries = {recipe: summary(os.path.join(a.out, recipe), took) for recipe in a.recipes}
+    panels = [(recipe, found) for recipe, (_, found) in summaries.items() if found]
+    if not panels:
         sys.exit(f"streaming_state: {a.out}: no run there: expected --out with runs, or no --collect")
-    for recipe, text in texts.items():
+    figure(panels, os.path.join(a.out, "losses.svg"))
+    for recipe, (text, _) in summaries.items():
         print(f"{recipe}\n\n{text}" if recipe and text else text or f"{recipe}: no run yet\n")
 
 
