@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include <faultline/attribution/level.hpp>
+#include <faultline/attribution/lse_units.hpp>
 #include <faultline/attribution/rows.hpp>
 #include <faultline/attribution/same_element.hpp>
 #include <faultline/attribution/stages.hpp>
@@ -32,69 +33,85 @@ ErrorMeasure measured(std::size_t groups, F&& sums_of) {
     return over_groups(all);
 }
 
-ObservedOutput observed_output(const Work& work, const FirstStage& first, const ObservedKernel& kernel, Output output) {
-    const HeadArray& array = *kernel[output];
+const std::optional<HeadArray>& array_at(const ObservedKernel& kernel, std::size_t place) {
+    return place == lse_place ? kernel.lse : kernel.outputs[place];
+}
+
+ObservedOutput observed_output(const Work& work, const FirstStage& first, const ObservedKernel& kernel,
+                               std::size_t place) {
+    const HeadArray& array = *array_at(kernel, place);
     ObservedOutput seen;
     seen.kernel = kernel.name;
+    seen.in_log2 = place == lse_place;
     std::size_t equal = 0, near = 0, total = 0;
     const SameElement same(array.dtype);
     std::vector<ErrorSums> sums;
     for (std::size_t g = 0; g < work.groups.size(); ++g) {
         const Group& group = work.groups[g];
         std::vector<Matrix> values;
-        for (std::size_t i = 0; i < first.bases[g].plan[output].size(); ++i) {
-            const bool per_query = output == Output::o || output == Output::dq;
+        const std::vector<Matrix>& of_plan = values_at(first.bases[g].plan, place);
+        for (std::size_t i = 0; i < of_plan.size(); ++i) {
+            const bool per_query =
+                place != static_cast<std::size_t>(Output::dk) && place != static_cast<std::size_t>(Output::dv);
             const std::ptrdiff_t head = per_query ? group.kv_head * static_cast<std::ptrdiff_t>(group.query_heads()) +
                                                         static_cast<std::ptrdiff_t>(i)
                                                   : group.kv_head;
             values.emplace_back(array(group.batch, head));
-            const std::vector<double>& plan = first.bases[g].plan[output][i].values;
+            const std::vector<double>& plan = of_plan[i].values;
+            const std::vector<double>* lse = place == lse_place ? &first.bases[g].truth.heads[i].lse.value : nullptr;
+            if (lse != nullptr) seen.in_log2 = seen.in_log2 && reads_as_log2(values.back().values, *lse);
             for (std::size_t a = 0; a < plan.size(); ++a) {
                 const double x = values.back().values[a];
+                if (lse != nullptr && !std::isfinite((*lse)[a])) {
+                    seen.finite_without_key += !std::isinf(x);
+                    continue;
+                }
                 const SameElement::Answer answer = same(plan[a], x);
                 equal += answer.equal;
                 near += answer.within_one_ulp;
                 ++total;
             }
         }
-        sums.push_back(errors_of(values, first.bases[g].truth, output, first.bases[g].direction));
+        sums.push_back(errors_at(values, first.bases[g].truth, place, first.bases[g].direction));
     }
     seen.error = over_groups(sums);
-    seen.bit_equal_to_plan = static_cast<double>(equal) / static_cast<double>(total);
-    seen.within_one_ulp_of_plan = static_cast<double>(near) / static_cast<double>(total);
+    const auto all = static_cast<double>(std::max<std::size_t>(total, 1));  // an lse may have no row with a key
+    seen.bit_equal_to_plan = static_cast<double>(equal) / all;
+    seen.within_one_ulp_of_plan = static_cast<double>(near) / all;
     return seen;
 }
 
 OutputAttribution output_attribution(const Work& work, const FirstStage& first, const SecondStage& second,
-                                     Output output) {
-    const auto o = static_cast<std::size_t>(output);
+                                     std::size_t o) {
     const std::size_t groups = work.groups.size();
     OutputAttribution a;
-    a.output = output;
+    a.lse = o == lse_place;
+    if (!a.lse) a.output = static_cast<Output>(o);
     WideReal bound_squared;
     LevelSums level;
-    const std::optional<Format> format = faultline::stored_format(work.plan, output);
+    const std::optional<Format> format = stored_at(work.plan, o);
     long double plan_squared = 0;
     for (std::size_t g = 0; g < groups; ++g) {
         const GroupBase& base = first.bases[g];
-        for (std::size_t i = 0; i < base.plan[output].size(); ++i) {
-            const WideReal bound = frobenius_bound(truth_of(base.truth, output, i));
+        for (const CertifiedMatrix& truth : truths_at(base.truth, o)) {
+            const WideReal bound = frobenius_bound(truth);
             bound_squared = bound_squared + bound * bound;
+            a.elements += truth.size();
         }
-        level.add(base.truth, output, base.plan[output].size(), format);
+        level.add(base.truth, o, format);
         plan_squared += base.plan_error_squared[o];
     }
     a.truth_norm = sqrt(level.truth);
     if (format) a.level = level.level();
     a.truth_bound = sqrt(bound_squared);
     a.plan = measured(groups, [&](std::size_t g) {
-        return errors_of(first.bases[g].plan[output], first.bases[g].truth, output, first.bases[g].direction);
+        return errors_at(values_at(first.bases[g].plan, o), first.bases[g].truth, o, first.bases[g].direction);
     });
     a.floor = measured(groups, [&](std::size_t g) {
-        return errors_of(first.exact[g][output], first.bases[g].truth, output, first.bases[g].direction);
+        return errors_at(values_at(first.exact[g], o), first.bases[g].truth, o, first.bases[g].direction);
     });
     for (const ObservedKernel& kernel : work.layer.observed)
-        if (kernel[output]) a.observed.push_back(observed_output(work, first, kernel, output));
+        if (array_at(kernel, o)) a.observed.push_back(observed_output(work, first, kernel, o));
     for (const auto& site : second.sites) a.sites.push_back(site_effect(site, o, plan_squared, a.plan, a.floor));
     if (work.all_sites) {
         a.unexplained = plan_squared > 0 ? 1.0 : 0.0;
@@ -146,7 +163,7 @@ std::optional<SinkGradient> sink_gradient(const Work& work, const FirstStage& fi
 /// Runs the redundant sites of each output repaired together: one run more for each set of them.
 void add_redundant(const Work& work, const FirstStage& first, const AttributionOptions& options, WorkCount& count,
                    std::vector<OutputAttribution>& outputs) {
-    std::map<std::vector<Site>, std::vector<std::array<SiteSums, 4>>> runs;  // by group
+    std::map<std::vector<Site>, std::vector<PlaceSums>> runs;  // by group
     for (OutputAttribution& a : outputs)
         for (std::vector<Site>& sites : redundant_sets(work.sites, a.sites)) {
             runs[sites].resize(work.groups.size());
@@ -158,12 +175,12 @@ void add_redundant(const Work& work, const FirstStage& first, const AttributionO
                      [&, &set = sites, &found = by_group](std::size_t g) {
                          count.check();
                          found[g] = repaired_together(work.groups[g], first.bases[g], work.plan, work.faults, set,
-                                                      work.outputs, work.backend);
+                                                      work.places, work.backend);
                          count.step(work.layer.name + ": redundant sites");
                      });
     for (OutputAttribution& a : outputs)
         for (RedundantSites& together : a.redundant) {
-            const auto o = static_cast<std::size_t>(a.output);
+            const std::size_t o = a.lse ? lse_place : static_cast<std::size_t>(a.output);
             long double plan_squared = 0;
             for (const GroupBase& base : first.bases) plan_squared += base.plan_error_squared[o];
             const SiteEffect effect = site_effect(runs[together.sites], o, plan_squared, a.plan, a.floor);
@@ -174,6 +191,8 @@ void add_redundant(const Work& work, const FirstStage& first, const AttributionO
 }
 
 }  // namespace
+
+std::string_view name(const OutputAttribution& output) { return output.lse ? "lse" : name(output.output); }
 
 LayerAttribution attribute(const LayerCapture& layer, const RoundingPlan& plan, const AttributionOptions& options) {
     const Work work(layer, plan, options);
@@ -210,7 +229,7 @@ LayerAttribution attribute(const LayerCapture& layer, const RoundingPlan& plan, 
         for (const auto& recorder : first.recorders) all = joined(all, recorder->statistics(site));
         a.local.push_back(std::move(all));
     }
-    for (const Output output : work.outputs) a.outputs.push_back(output_attribution(work, first, second, output));
+    for (const std::size_t place : work.places) a.outputs.push_back(output_attribution(work, first, second, place));
     add_redundant(work, first, options, count, a.outputs);
     for (std::size_t g = 0; g < work.groups.size(); ++g) {
         append_rows(work.groups[g], first.bases[g].truth, first.recorders[g]->rows(), a.rows);

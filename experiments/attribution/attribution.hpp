@@ -7,6 +7,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <faultline/attribution/capture.hpp>
@@ -59,6 +60,10 @@ struct ObservedOutput {
     ErrorMeasure error;
     double bit_equal_to_plan = 0;       ///< share of elements, by SameElement, as identify counts them
     double within_one_ulp_of_plan = 0;  ///< share, in ulps of the stored format
+    // Of an lse alone.
+    bool in_log2 = false;  ///< it is the truth's times log2(e), in every head
+    std::size_t finite_without_key =
+        0;  ///< rows that see neither key nor sink, and whose lse is finite, or NaN: they are in no sum
 };
 
 struct CorrectedOutput {
@@ -70,8 +75,10 @@ struct CorrectedOutput {
 
 struct OutputAttribution {
     Output output = Output::o;
-    WideReal truth_norm;   ///< Frobenius, all heads
-    WideReal truth_bound;  ///< |truth_norm - exact| and every element's error, Frobenius
+    bool lse = false;  ///< it is the log-sum-exp, natural units, of the rows that see a key; `output` says nothing
+    std::size_t elements = 0;  ///< compared, of the plan
+    WideReal truth_norm;       ///< Frobenius, all heads
+    WideReal truth_bound;      ///< |truth_norm - exact| and every element's error, Frobenius
     std::optional<WideReal>
         level;  ///< relative error of the truth stored in the output's format (level.hpp); empty: the plan stores no format
     ErrorMeasure plan;
@@ -88,6 +95,9 @@ struct OutputAttribution {
     std::string
         best_correction;  ///< smallest rel_error among those that keep the function; empty if none is better than the plan
 };
+
+/// "o", "dq", "dk", "dv" or "lse".
+[[nodiscard]] std::string_view name(const OutputAttribution& output);
 
 /// Rows of all heads, [head][query].
 struct RowStatistics {
@@ -126,7 +136,7 @@ struct LayerAttribution {
     std::vector<Realised> faults;       ///< parallel to AttributionOptions::faults: what each did in the plan's run
     std::vector<Site> fault_sites;      ///< parallel to faults: where each stood
     std::vector<TileStatistics> local;  ///< local error by site (all rounding sites), per head and tile
-    std::vector<OutputAttribution> outputs;
+    std::vector<OutputAttribution> outputs;  ///< those asked for, then the lse where a kernel left one
     RowStatistics rows;
     std::optional<SinkGradient> dsink;  ///< where there are sinks and a gradient
     std::size_t truth_slow_elements = 0;
@@ -144,6 +154,7 @@ struct Attribution {
 
 struct AttributionOptions {
     std::vector<Output> outputs{all_outputs.begin(), all_outputs.end()};
+    bool lse = true;                      ///< the log-sum-exp too, in layers where a kernel left one
     std::vector<Site> sites;              ///< counterfactuals for these; empty: all rounding sites
     std::vector<Correction> corrections;  ///< compared on every output
     std::vector<Fault> faults;            ///< planted in the plan's kernel: kernel sites, every layer, step 0

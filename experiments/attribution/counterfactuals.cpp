@@ -6,9 +6,9 @@
 
 namespace faultline::attribution {
 
-std::array<SiteSums, 4> repaired_together(const Group& group, const GroupBase& base, const RoundingPlan& plan,
-                                          const Faults& faults, const std::vector<Site>& sites,
-                                          const std::vector<Output>& outputs, const AttentionBackend& backend) {
+PlaceSums repaired_together(const Group& group, const GroupBase& base, const RoundingPlan& plan, const Faults& faults,
+                            const std::vector<Site>& sites, const std::vector<std::size_t>& places,
+                            const AttentionBackend& backend) {
     RoundingPlan exact = plan;
     Faults rest = faults;
     for (const Site site : sites) {
@@ -16,15 +16,15 @@ std::array<SiteSums, 4> repaired_together(const Group& group, const GroupBase& b
         rest = rest.without(site);
     }
     const RunOutputs repaired = run_plan(group, exact, rest, nullptr, nullptr, backend);
-    std::array<SiteSums, 4> found;
-    for (const Output output : outputs) {
-        const auto o = static_cast<std::size_t>(output);
-        found[o].repaired = errors_of(repaired[output], base.truth, output, base.direction);
+    PlaceSums found;
+    for (const std::size_t o : places) {
+        const std::vector<Matrix>&own = values_at(base.plan, o), &other = values_at(repaired, o);
+        found[o].repaired = errors_at(other, base.truth, o, base.direction);
         const std::vector<double>& e = base.plan_error[o];
         std::size_t i = 0;
-        for (std::size_t m = 0; m < base.plan[output].size(); ++m) {
-            const std::vector<double>& with = base.plan[output][m].values;
-            const std::vector<double>& without = repaired[output][m].values;
+        for (std::size_t m = 0; m < own.size(); ++m) {
+            const std::vector<double>& with = own[m].values;
+            const std::vector<double>& without = other[m].values;
             for (std::size_t a = 0; a < with.size(); ++a, ++i) {
                 // e^2 - (e - r)^2 without the cancellation of two squares.
                 const long double removed = static_cast<long double>(with[a]) - without[a];
@@ -38,17 +38,16 @@ std::array<SiteSums, 4> repaired_together(const Group& group, const GroupBase& b
     return found;
 }
 
-std::array<SiteSums, 4> site_counterfactuals(const Group& group, const GroupBase& base, const RoundingPlan& plan,
-                                             const Faults& faults, Site site, const std::vector<Output>& outputs,
-                                             const AttentionBackend& backend) {
-    std::array<SiteSums, 4> found = repaired_together(group, base, plan, faults, {site}, outputs, backend);
+PlaceSums site_counterfactuals(const Group& group, const GroupBase& base, const RoundingPlan& plan,
+                               const Faults& faults, Site site, const std::vector<std::size_t>& places,
+                               const AttentionBackend& backend) {
+    PlaceSums found = repaired_together(group, base, plan, faults, {site}, places, backend);
     const RunOutputs alone = run_plan(group, plan.exact_except(site), faults.only(site), nullptr, nullptr, backend);
-    for (const Output output : outputs)
-        found[static_cast<std::size_t>(output)].alone = errors_of(alone[output], base.truth, output, base.direction);
+    for (const std::size_t o : places) found[o].alone = errors_at(values_at(alone, o), base.truth, o, base.direction);
     return found;
 }
 
-SiteEffect site_effect(const std::vector<std::array<SiteSums, 4>>& by_group, std::size_t o, long double plan_squared,
+SiteEffect site_effect(const std::vector<PlaceSums>& by_group, std::size_t o, long double plan_squared,
                        const ErrorMeasure& plan, const ErrorMeasure& floor) {
     SiteEffect effect;
     long double fall = by_group.front()[o].fall, moved = by_group.front()[o].moved;

@@ -16,28 +16,30 @@ struct SiteSums {
     long double moved = 0;  ///< |E - E'|^2 over the same
 };
 
+using PlaceSums = std::array<SiteSums, place_count>;
+
 /// What is known of a group before its counterfactuals run.
 struct GroupBase {
     GroupTruth truth;
-    RunOutputs plan;                                  ///< of the plan itself
-    std::array<std::vector<double>, 4> plan_error;    ///< by Output
-    std::array<long double, 4> plan_error_squared{};  ///< finite elements
-    std::vector<double> direction;                    ///< mean key
-    std::vector<Realised> realised;                   ///< what each fault did in the plan's run
+    RunOutputs plan;                                            ///< of the plan itself
+    std::array<std::vector<double>, place_count> plan_error;    ///< by place
+    std::array<long double, place_count> plan_error_squared{};  ///< finite elements
+    std::vector<double> direction;                              ///< mean key
+    std::vector<Realised> realised;                             ///< what each fault did in the plan's run
 };
 
 /// Runs both counterfactuals of `site`.
-std::array<SiteSums, 4> site_counterfactuals(const Group& group, const GroupBase& base, const RoundingPlan& plan,
-                                             const Faults& faults, Site site, const std::vector<Output>& outputs,
-                                             const AttentionBackend& backend);
+PlaceSums site_counterfactuals(const Group& group, const GroupBase& base, const RoundingPlan& plan,
+                               const Faults& faults, Site site, const std::vector<std::size_t>& places,
+                               const AttentionBackend& backend);
 
 /// One run with all of `sites` repaired; `alone` of what it returns is empty.
-std::array<SiteSums, 4> repaired_together(const Group& group, const GroupBase& base, const RoundingPlan& plan,
-                                          const Faults& faults, const std::vector<Site>& sites,
-                                          const std::vector<Output>& outputs, const AttentionBackend& backend);
+PlaceSums repaired_together(const Group& group, const GroupBase& base, const RoundingPlan& plan, const Faults& faults,
+                            const std::vector<Site>& sites, const std::vector<std::size_t>& places,
+                            const AttentionBackend& backend);
 
-/// The sums of all groups on output `o` as an effect. plan_squared: |E|^2 of the plan, all groups.
-SiteEffect site_effect(const std::vector<std::array<SiteSums, 4>>& by_group, std::size_t o, long double plan_squared,
+/// The sums of all groups at place `o` as an effect. plan_squared: |E|^2 of the plan, all groups.
+SiteEffect site_effect(const std::vector<PlaceSums>& by_group, std::size_t o, long double plan_squared,
                        const ErrorMeasure& plan, const ErrorMeasure& floor);
 
 /// The redundant sites in sets of two and more (OutputAttribution::redundant). `effects` parallel to `sites`.

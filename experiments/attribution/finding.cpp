@@ -103,6 +103,7 @@ std::string unexplained_text(const OutputAttribution& output) {
         escaped(kernel->kernel), amount_text(output, its), share_text(kernel->bit_equal_to_plan));
     if (its.nonfinite > 0) text += fmt::format(", {} not finite", its.nonfinite);
     text += ")";
+    if (kernel->in_log2) return text + ": it is in log2 units";
     // Most of the error is a factor: e = gain truth has the relative error |gain|.
     constexpr double most_of_the_norm = 0.7;  // the root of half of the square
     if (std::abs(its.gain) > most_of_the_norm * its.rel_error.to_double())
@@ -217,10 +218,10 @@ std::string culprits(const LayerAttribution& layer, const OutputAttribution& out
 }  // namespace
 
 std::string verdict(const LayerAttribution& layer, const OutputAttribution& output, const RoundingPlan& plan) {
-    const std::optional<Format> format = stored_format(plan, output.output);
+    const std::optional<Format> format = stored_format(plan, output);
     const bool namesake = std::any_of(output.observed.begin(), output.observed.end(),
                                       [&](const ObservedOutput& seen) { return seen.kernel == plan.name; });
-    std::string text = fmt::format("{}: {}{} is {} {}", name(output.output), namesake ? "the plan " : "", plan.name,
+    std::string text = fmt::format("{}: {}{} is {} {}", name(output), namesake ? "the plan " : "", plan.name,
                                    amount_text(output, output.plan),
                                    output.truth_norm == WideReal(0.0) ? "off a truth of 0" : "wrong");
     text += against_kernels(output, plan.name);

@@ -175,10 +175,57 @@ ErrorSums errors_of(const std::vector<Matrix>& values, const GroupTruth& truth, 
     return sums;
 }
 
+const std::vector<Matrix>& values_at(const RunOutputs& run, std::size_t place) {
+    return place == lse_place ? run.lse : run.outputs[place];
+}
+
+ErrorSums errors_at(const std::vector<Matrix>& values, const GroupTruth& truth, std::size_t place,
+                    const std::vector<double>& direction) {
+    if (place != lse_place) return errors_of(values, truth, static_cast<Output>(place), direction);
+    const std::vector<CertifiedMatrix> truths = truths_at(truth, place);
+    ErrorSums sums;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+        Matrix kept(truths[i].rows, 1);
+        std::size_t at = 0;
+        for (std::size_t r = 0; r < values[i].values.size(); ++r)
+            if (std::isfinite(truth.heads[i].lse.value[r])) kept.values[at++] = values[i].values[r];
+        const ErrorSums head(kept.view(), truths[i], nullptr);
+        i == 0 ? void(sums = head) : sums.join(head);
+    }
+    return sums;
+}
+
+std::vector<CertifiedMatrix> truths_at(const GroupTruth& truth, std::size_t place) {
+    if (place == static_cast<std::size_t>(Output::dk)) return {truth.dk};
+    if (place == static_cast<std::size_t>(Output::dv)) return {truth.dv};
+    std::vector<CertifiedMatrix> all;
+    for (const HeadTruth& head : truth.heads) {
+        if (place != lse_place) {
+            all.push_back(place == static_cast<std::size_t>(Output::o) ? head.o : head.dq);
+            continue;
+        }
+        CertifiedMatrix& kept = all.emplace_back();
+        for (std::size_t r = 0; r < head.lse.value.size(); ++r) {
+            if (!std::isfinite(head.lse.value[r])) continue;
+            kept.value.push_back(head.lse.value[r]);
+            kept.bound.push_back(head.lse.bound[r]);
+            kept.exponent.push_back(head.lse.exponent[r]);
+        }
+        kept.rows = static_cast<std::ptrdiff_t>(kept.value.size());
+        kept.cols = 1;
+    }
+    return all;
+}
+
 std::vector<double> error_vector(const std::vector<Matrix>& values, const GroupTruth& truth, Output output) {
+    return error_vector_at(values, truth, static_cast<std::size_t>(output));
+}
+
+std::vector<double> error_vector_at(const std::vector<Matrix>& values, const GroupTruth& truth, std::size_t place) {
     std::vector<double> e;
     for (std::size_t i = 0; i < values.size(); ++i) {
-        const CertifiedMatrix& t = truth_of(truth, output, i);
+        const CertifiedMatrix& t =
+            place == lse_place ? truth.heads[i].lse : truth_of(truth, static_cast<Output>(place), i);
         Matrix true_values(t.rows, t.cols);
         t.copy_to(true_values.view());
         for (std::size_t a = 0; a < true_values.values.size(); ++a)

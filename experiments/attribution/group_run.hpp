@@ -37,6 +37,10 @@ struct RunOutputs {
     const std::vector<Matrix>& operator[](Output output) const { return outputs[static_cast<std::size_t>(output)]; }
 };
 
+/// What is compared with truth and kernels has a place: the outputs in their order, then the log-sum-exp.
+inline constexpr std::size_t lse_place = 4, place_count = 5;
+[[nodiscard]] const std::vector<Matrix>& values_at(const RunOutputs& run, std::size_t place);
+
 /// The gradients moved to where a run's outputs stand.
 void keep_gradients(GroupBackward&& backward, RunOutputs& out);
 
@@ -71,8 +75,17 @@ std::vector<double> mean_key_direction(const Group& group);
 ErrorSums errors_of(const std::vector<Matrix>& values, const GroupTruth& truth, Output output,
                     const std::vector<double>& direction);
 
+/// The same by place; of the lse over the rows that see a key or a sink, since without one the truth is -inf, and kernels leave
+/// that or +inf.
+ErrorSums errors_at(const std::vector<Matrix>& values, const GroupTruth& truth, std::size_t place,
+                    const std::vector<double>& direction);
+
+/// The truth's matrices of a place: those of the lse without rows that see no key.
+std::vector<CertifiedMatrix> truths_at(const GroupTruth& truth, std::size_t place);
+
 /// value - truth, element by element, all matrices of an output after each other. Truths that underflow count as 0: the
-/// vectors compare errors with each other, sizes are ErrorSums' matter.
+/// vectors compare errors with each other, sizes are ErrorSums' matter. Not finite where a row of the lse sees no key.
 std::vector<double> error_vector(const std::vector<Matrix>& values, const GroupTruth& truth, Output output);
+std::vector<double> error_vector_at(const std::vector<Matrix>& values, const GroupTruth& truth, std::size_t place);
 
 }  // namespace faultline::attribution

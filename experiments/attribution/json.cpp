@@ -78,11 +78,12 @@ ordered_json output_json(const OutputAttribution& a, const LayerAttribution& lay
     ordered_json out{{"truth_norm", number(a.truth_norm)},
                      {"truth_bound", number(a.truth_bound)},
                      {"truth_resolved", truth_is_resolved(a)}};
-    if (const auto format = stored_format(plan, a.output)) {
+    if (const auto format = stored_format(plan, a)) {
         out["format"] = name(*format);
         if (a.level) out["format_level"] = number(*a.level);
         out["below_range"] = below_range(a.truth_norm, *format);
     }
+    if (a.lse) out["rows"] = a.elements;
     out["plan"] = error_json(a.plan);
     out["floor"] = number(a.floor.rel_error);
     out["unexplained"] = a.unexplained ? number(*a.unexplained) : ordered_json(nullptr);
@@ -100,6 +101,10 @@ ordered_json output_json(const OutputAttribution& a, const LayerAttribution& lay
         ordered_json item = error_json(seen.error);
         item["bit_equal_to_plan"] = number(seen.bit_equal_to_plan);
         item["within_one_ulp_of_plan"] = number(seen.within_one_ulp_of_plan);
+        if (a.lse) {
+            item["in_log2"] = seen.in_log2;
+            item["finite_without_key"] = seen.finite_without_key;
+        }
         observed[seen.kernel] = std::move(item);
     }
     for (std::size_t s = 0; s < layer.sites.size(); ++s)
@@ -136,7 +141,7 @@ ordered_json sink_json(const SinkGradient& dsink) {
 
 ordered_json layer_json(const LayerAttribution& layer, const RoundingPlan& plan) {
     ordered_json outputs = ordered_json::object();
-    for (const OutputAttribution& a : layer.outputs) outputs[std::string(name(a.output))] = output_json(a, layer, plan);
+    for (const OutputAttribution& a : layer.outputs) outputs[std::string(name(a))] = output_json(a, layer, plan);
     ordered_json out{{"name", layer.name},
                      {"batch", layer.batch},
                      {"heads", layer.heads},

@@ -4,16 +4,25 @@
 #include <cmath>
 #include <limits>
 
+#include <faultline/attribution/group_run.hpp>
 #include <faultline/format/bulk.hpp>
 #include <faultline/tensor/matrix.hpp>
 
 namespace faultline {
 
-std::optional<Format> stored_format(const RoundingPlan& plan, Output output) {
-    constexpr std::array<Site, 4> casts{Site::o_cast, Site::dq_cast, Site::dk_cast, Site::dv_cast};
-    const Format format = plan[casts[static_cast<std::size_t>(output)]].format;
+std::optional<Format> stored_at(const RoundingPlan& plan, std::size_t place) {
+    constexpr std::array<Site, 5> last{Site::o_cast, Site::dq_cast, Site::dk_cast, Site::dv_cast, Site::lse};
+    const Format format = plan[last[place]].format;
     if (is_exact(format)) return std::nullopt;
     return format;
+}
+
+std::optional<Format> stored_format(const RoundingPlan& plan, Output output) {
+    return stored_at(plan, static_cast<std::size_t>(output));
+}
+
+std::optional<Format> stored_format(const RoundingPlan& plan, const OutputAttribution& output) {
+    return stored_at(plan, output.lse ? attribution::lse_place : static_cast<std::size_t>(output.output));
 }
 
 WideReal rounding_error(const CertifiedMatrix& truth, const Format& format) {
@@ -35,6 +44,15 @@ bool below_range(const WideReal& truth_norm, const Format& format) {
 
 bool at_level(const ErrorMeasure& error, const std::optional<WideReal>& level) {
     return level && error.nonfinite == 0 && error.rel_error <= WideReal(level_allowance) * *level;
+}
+
+bool lse_shows(const ErrorMeasure& error, std::size_t rows, const RoundingPlan& plan) {
+    if (error.nonfinite > 0) return true;
+    if (rows == 0) return false;
+    Format stored = plan[plan.schedule.p_saved ? Site::p_cast : Site::bwd_p_cast].format;
+    if (is_exact(stored)) stored = fp32;
+    const double limit = 2 * typical_level(stored) * std::sqrt(static_cast<double>(rows));
+    return error.error_norm > WideReal(limit);
 }
 
 bool truth_is_resolved(const WideReal& bound, const WideReal& truth_norm) {

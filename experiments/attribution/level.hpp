@@ -17,6 +17,10 @@ namespace faultline {
 /// The format in which a plan stores an output; nothing where the plan leaves it exact.
 [[nodiscard]] std::optional<Format> stored_format(const RoundingPlan& plan, Output output);
 
+/// The same by place (attribution/group_run.hpp), and of an output or the lse.
+[[nodiscard]] std::optional<Format> stored_at(const RoundingPlan& plan, std::size_t place);
+[[nodiscard]] std::optional<Format> stored_format(const RoundingPlan& plan, const OutputAttribution& output);
+
 /// |round(truth) - truth|, Frobenius, each element rounded to nearest even: what the best kernel leaves. Infinite where an
 /// element overflows the format.
 [[nodiscard]] WideReal rounding_error(const CertifiedMatrix& truth, const Format& format);
@@ -33,6 +37,11 @@ inline constexpr double level_allowance = 1.41421356237309504880;
 /// Whether an error is finite and at most level_allowance times `level` (relative to the truth, as the error is); false
 /// where the plan stores no format.
 [[nodiscard]] bool at_level(const ErrorMeasure& error, const std::optional<WideReal>& level);
+
+/// Whether an lse is so far off that the backward's P shows it: P = exp(s - lse), so that an lse that is off by e nats makes
+/// every P of its row wrong by e of itself, and P is stored in the plan's format (bwd_p_cast; p_cast where P is saved), whose own
+/// rounding is typical_level of it. Compares the rms error of the rows with twice that; elements that are not finite are.
+[[nodiscard]] bool lse_shows(const ErrorMeasure& error, std::size_t rows, const RoundingPlan& plan);
 
 /// Whether the truth's bound is far enough below the truth for an error of it to be told from 0: 2^-20 of its norm, which
 /// leaves three digits of the level of bf16 (2^-9).

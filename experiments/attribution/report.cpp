@@ -70,15 +70,17 @@ std::string errors_table(const LayerAttribution& layer) {
     for (const std::string& kernel : kernels) out += fmt::format("<th>{}</th><th>= plan</th>", html(kernel));
     out += "</tr>\n";
     for (const OutputAttribution& o : layer.outputs) {
-        out += fmt::format("<tr><td>{}</td><td>{}</td><td>{}</td>{}", name(o.output), o.truth_norm.to_string(3),
-                           o.level ? error_text(*o.level) : "-", error_cell(o.plan, o.level));
+        const std::optional<WideReal> level = o.lse ? std::nullopt : o.level;  // fp32 is far below what an lse is for
+        out += fmt::format("<tr><td>{}</td><td>{}</td><td>{}</td>{}", name(o), o.truth_norm.to_string(3),
+                           o.level ? error_text(*o.level) : "-", error_cell(o.plan, level));
         for (const std::string& kernel : kernels) {
             const auto seen = std::find_if(o.observed.begin(), o.observed.end(),
                                            [&](const ObservedOutput& s) { return s.kernel == kernel; });
             if (seen == o.observed.end())
                 out += "<td>-</td><td>-</td>";
             else
-                out += error_cell(seen->error, o.level) + fmt::format("<td>{}</td>", percent(seen->bit_equal_to_plan));
+                out += error_cell(seen->error, level) + fmt::format("<td>{}{}</td>", percent(seen->bit_equal_to_plan),
+                                                                    seen->in_log2 ? " (in log2 units)" : "");
         }
         out += "</tr>\n";
     }
@@ -226,9 +228,8 @@ std::string faults_of(const LayerAttribution& layer) {
 
 /// "dq: 0.168% wrong under the plan, bf16 level"; an output that has no more than its storing costs needs no repair.
 std::string output_heading(const OutputAttribution& output, const RoundingPlan& plan) {
-    std::string out =
-        fmt::format("{}: {} wrong under the plan", name(output.output), error_text(output.plan.rel_error));
-    const std::optional<Format> format = stored_format(plan, output.output);
+    std::string out = fmt::format("{}: {} wrong under the plan", name(output), error_text(output.plan.rel_error));
+    const std::optional<Format> format = stored_format(plan, output);
     if (format && at_level(output.plan, output.level)) return out + fmt::format(", {} level", name(*format));
     return output.best_correction.empty() ? out : out + ", best repaired by " + html(output.best_correction);
 }
@@ -255,8 +256,8 @@ std::string layer_section(const LayerAttribution& layer, const RoundingPlan& pla
         out += sites_table(layer, output) + redundant_sites(output) + maps_of(layer, output);
         const std::string corrections = corrections_table(output);
         if (!corrections.empty())
-            out += fmt::format("<details><summary>corrections of {}</summary>\n{}</details>\n", name(output.output),
-                               corrections);
+            out +=
+                fmt::format("<details><summary>corrections of {}</summary>\n{}</details>\n", name(output), corrections);
     }
     return out;
 }

@@ -47,8 +47,8 @@ CorrectedGroup corrected(const Work& work, const Group& group, const GroupBase& 
     const RoundingPlan plan = apply(correction, work.plan, work.layer.name);
     CorrectedGroup sums;
     const auto measure = [&](const RunOutputs& run, const GroupTruth& truth, const std::vector<double>& direction) {
-        for (const Output output : work.outputs)
-            sums.errors[static_cast<std::size_t>(output)] = errors_of(run[output], truth, output, direction);
+        for (const std::size_t place : work.places)
+            sums.errors[place] = errors_at(values_at(run, place), truth, place, direction);
     };
     if (!correction.changes_function()) {
         measure(run_plan(group, plan, work.faults, nullptr, nullptr, work.backend), base.truth, base.direction);
@@ -59,9 +59,7 @@ CorrectedGroup corrected(const Work& work, const Group& group, const GroupBase& 
     const RunOutputs run = run_plan(transformed.group, plan, work.faults, nullptr, nullptr, work.backend);
     // dq is then made of the transformed keys, and their mean is what a broken zero-sum law leaks.
     measure(run, truth, mean_key_direction(transformed.group));
-    for (const Output output : work.outputs)
-        sums.levels[static_cast<std::size_t>(output)].add(truth, output, run[output].size(),
-                                                          faultline::stored_format(plan, output));
+    for (const std::size_t place : work.places) sums.levels[place].add(truth, place, stored_at(plan, place));
     return sums;
 }
 
@@ -76,8 +74,14 @@ Work::Work(const LayerCapture& the_layer, const RoundingPlan& the_plan, const At
     for (const Fault& fault : faults.list)
         (void)AttentionInjector(fault, plan, faults.heads);  // says now what cannot stand in this plan
     for (const Output o : options.outputs)
-        if (o == Output::o || !layer.dout.empty()) outputs.push_back(o);
-    if (outputs.empty())
+        if (o == Output::o || !layer.dout.empty()) places.push_back(static_cast<std::size_t>(o));
+    if (options.lse && std::any_of(layer.observed.begin(), layer.observed.end(),
+                                   [](const ObservedKernel& kernel) { return kernel.lse.has_value(); }))
+        places.push_back(lse_place);
+    if (places.empty() && options.outputs.empty())
+        throw RequestError(
+            fmt::format("{}: no kernel has an lse there: expected LAYER.KERNEL.lse, or another output", layer.name));
+    if (places.empty())
         throw RequestError(
             fmt::format("{}: the layer has no \"{}.do\": expected it for dq, dk, dv; only o can be attributed",
                         layer.name, layer.name));
@@ -154,17 +158,15 @@ FirstStage::FirstStage(const Work& work, const AttributionOptions& options, Work
     });
     for (std::size_t g = 0; g < bases.size(); ++g) {
         bases[g].direction = mean_key_direction(work.groups[g]);
-        for (const Output output : work.outputs) {
-            const auto o = static_cast<std::size_t>(output);
-            bases[g].plan_error[o] = error_vector(bases[g].plan[output], bases[g].truth, output);
+        for (const std::size_t o : work.places) {
+            bases[g].plan_error[o] = error_vector_at(values_at(bases[g].plan, o), bases[g].truth, o);
             bases[g].plan_error_squared[o] = squared(bases[g].plan_error[o]);
         }
     }
 }
 
-void LevelSums::add(const GroupTruth& group, Output output, std::size_t matrices, const std::optional<Format>& format) {
-    for (std::size_t i = 0; i < matrices; ++i) {
-        const CertifiedMatrix& matrix = truth_of(group, output, i);
+void LevelSums::add(const GroupTruth& group, std::size_t place, const std::optional<Format>& format) {
+    for (const CertifiedMatrix& matrix : truths_at(group, place)) {
         const WideReal norm = frobenius_norm(matrix);
         truth = truth + norm * norm;
         if (!format) continue;
@@ -183,7 +185,7 @@ WideReal LevelSums::level() const { return truth == WideReal(0.0) ? WideReal(0.0
 SecondStage::SecondStage(const Work& work, const FirstStage& first, const AttributionOptions& options,
                          WorkCount& count) {
     const std::size_t groups = work.groups.size();
-    sites.assign(work.sites.size(), std::vector<std::array<SiteSums, 4>>(groups));
+    sites.assign(work.sites.size(), std::vector<PlaceSums>(groups));
     corrections.assign(work.corrections.size(), std::vector<CorrectedGroup>(groups));
     const std::size_t per_group = work.sites.size() + work.corrections.size();
     parallel_for(groups * per_group, work.backend.calls_at_once(options.threads), [&](std::size_t task) {
@@ -193,7 +195,7 @@ SecondStage::SecondStage(const Work& work, const FirstStage& first, const Attrib
         if (item < work.sites.size()) {
             const Site site = work.sites[item];
             sites[item][g] = site_counterfactuals(work.groups[g], first.bases[g], work.plan, work.faults, site,
-                                                  work.outputs, work.backend);
+                                                  work.places, work.backend);
             count.step(fmt::format("{}: site {}", work.layer.name, faultline::name(site)));
         } else {
             const std::size_t c = item - work.sites.size();

@@ -20,7 +20,7 @@ struct Work {
     const LayerCapture& layer;
     RoundingPlan plan;
     std::vector<Group> groups;
-    std::vector<Output> outputs;
+    std::vector<std::size_t> places;  ///< the outputs asked for, then the lse where a kernel left one
     std::vector<Site> sites;
     bool all_sites = true;                ///< that round and are reached: only then do their effects add up to anything
     std::vector<Correction> corrections;  ///< those asked for that the layer's kernel can run
@@ -46,21 +46,21 @@ struct FirstStage {
 struct LevelSums {
     WideReal rounding, truth;
 
-    void add(const GroupTruth& group, Output output, std::size_t matrices, const std::optional<Format>& format);
+    void add(const GroupTruth& group, std::size_t place, const std::optional<Format>& format);
     void join(const LevelSums& next);
     [[nodiscard]] WideReal level() const;
 };
 
 /// A correction on one group.
 struct CorrectedGroup {
-    std::array<ErrorSums, 4> errors;
-    std::array<LevelSums, 4> levels;  ///< of its own truth, where that is another
+    std::array<ErrorSums, place_count> errors;
+    std::array<LevelSums, place_count> levels;  ///< of its own truth, where that is another
 };
 
 /// Second stage: counterfactuals and corrections, by (group, item).
 struct SecondStage {
-    std::vector<std::vector<std::array<SiteSums, 4>>> sites;  ///< [site][group]
-    std::vector<std::vector<CorrectedGroup>> corrections;     ///< [correction][group]
+    std::vector<std::vector<PlaceSums>> sites;             ///< [site][group]
+    std::vector<std::vector<CorrectedGroup>> corrections;  ///< [correction][group]
 
     SecondStage(const Work& work, const FirstStage& first, const AttributionOptions& options, WorkCount& count);
 };

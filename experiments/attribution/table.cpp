@@ -162,7 +162,7 @@ std::string nearer(const Attribution& a, const Pen& pen) {
 std::string other_inputs(const LayerAttribution& layer, const Pen& pen) {
     constexpr double far_off = 0.01, times_the_plan = 10;
     for (const OutputAttribution& output : layer.outputs) {
-        if (output.output != Output::o || output.observed.empty()) continue;
+        if (output.lse || output.output != Output::o || output.observed.empty()) continue;
         for (const ObservedOutput& seen : output.observed)
             if (seen.error.nonfinite > 0 || seen.error.rel_error < WideReal(far_off) ||
                 seen.error.rel_error < WideReal(times_the_plan) * output.plan.rel_error)
@@ -241,7 +241,7 @@ std::string unresolved_lines(const LayerAttribution& layer) {
         if (!truth_is_resolved(output))
             out +=
                 fmt::format("  {}: its truth is only known to be within {} of {}: the errors above are not resolved\n",
-                            name(output.output), output.truth_bound.to_string(2), output.truth_norm.to_string(2));
+                            name(output), output.truth_bound.to_string(2), output.truth_norm.to_string(2));
     return out;
 }
 
@@ -264,10 +264,14 @@ std::string errors(const LayerAttribution& layer, const RoundingPlan& plan, cons
         out += "\n";
         for (const OutputAttribution& output : layer.outputs) {
             const bool leads = begin == 0;
-            out += fmt::format("  {:<2}", name(output.output)) + cell(leads ? output.truth_norm.to_string(3) : "", 11) +
+            // fp32 is far below what an lse is for: no mark of its level, and a colour where P shows the error.
+            const std::optional<WideReal> level = output.lse ? std::nullopt : output.level;
+            const auto color = [&](const ErrorMeasure& e) {
+                return output.lse && lse_shows(e, output.elements, plan) ? Color::bad : color_of(e, level);
+            };
+            out += fmt::format("  {:<3}", name(output)) + cell(leads ? output.truth_norm.to_string(3) : "", 10) +
                    cell(leads && output.level ? error_text(*output.level) : "", 8);
-            out += leads ? pen(color_of(output.plan, output.level), cell(marked(output.plan, output.level), 11))
-                         : std::string(11, ' ');
+            out += leads ? pen(color(output.plan), cell(marked(output.plan, level), 11)) : std::string(11, ' ');
             for (std::size_t k = begin; k < end; ++k) {
                 const auto seen = std::find_if(output.observed.begin(), output.observed.end(),
                                                [&](const ObservedOutput& o) { return o.kernel == kernels[k]; });
@@ -275,17 +279,37 @@ std::string errors(const LayerAttribution& layer, const RoundingPlan& plan, cons
                     out += std::string(column, ' ');
                     continue;
                 }
-                out += pen(color_of(seen->error, output.level), cell(marked(seen->error, output.level), 12));
+                out += pen(color(seen->error), cell(marked(seen->error, level), 12));
                 out += pen(Color::dim, cell(share_text(seen->bit_equal_to_plan), 7));
             }
+            out.resize(out.find_last_not_of(' ') + 1);
             out += "\n";
         }
     }
     return out;
 }
 
+/// What a kernel's lse has beyond an error: another unit, numbers in rows without a key.
+std::string lse_lines(const LayerAttribution& layer) {
+    std::string out;
+    for (const OutputAttribution& output : layer.outputs)
+        for (const ObservedOutput& seen : output.observed) {
+            if (seen.in_log2)
+                out += fmt::format("  lse: {}'s is the truth's in log2 units: expected natural ones, to base e\n",
+                                   escaped(seen.kernel));
+            if (seen.finite_without_key > 0)
+                out += fmt::format("  lse: {} rows of {} see no key and have no infinite lse\n",
+                                   seen.finite_without_key, escaped(seen.kernel));
+        }
+    return out;
+}
+
 bool is_wrong(const OutputAttribution& output, const RoundingPlan& plan) {
-    const std::optional<Format> format = stored_format(plan, output.output);
+    if (output.lse)
+        return lse_shows(output.plan, output.elements, plan) ||
+               std::any_of(output.observed.begin(), output.observed.end(),
+                           [&](const ObservedOutput& o) { return lse_shows(o.error, output.elements, plan); });
+    const std::optional<Format> format = stored_format(plan, output);
     if (!format || !output.level) return true;
     // A tensor that is nearly in its format has a level near 0, and one element off is not yet worth a block.
     const WideReal limit = WideReal(wrong_from) * std::max(*output.level, WideReal(typical_level(*format)));
@@ -386,8 +410,8 @@ std::string table(const Attribution& attribution, const TableOptions& options) {
     const Pen pen(options.color);
     std::string out = head(attribution, pen) + nearer(attribution, pen);
     for (const LayerAttribution& layer : attribution.layers) {
-        out += layer_head(layer, pen) + errors(layer, attribution.plan, pen) + unresolved_lines(layer) +
-               other_inputs(layer, pen);
+        out += layer_head(layer, pen) + errors(layer, attribution.plan, pen) + lse_lines(layer) +
+               unresolved_lines(layer) + other_inputs(layer, pen);
         for (const OutputAttribution& output : layer.outputs) {
             if (!options.full && !is_wrong(output, attribution.plan)) continue;
             out += sentence(verdict(layer, output, attribution.plan), pen);

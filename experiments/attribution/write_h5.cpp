@@ -58,7 +58,7 @@ class LayerWriter {
     LayerWriter(const LayerAttribution& layer, RecordFile& file)
         : layer_(layer), file_(file), group_(layer.name + "/") {
         for (const Site site : layer.sites) site_names_.emplace_back(name(site));
-        for (const OutputAttribution& output : layer.outputs) output_names_.emplace_back(name(output.output));
+        for (const OutputAttribution& output : layer.outputs) output_names_.emplace_back(name(output));
         if (layer.outputs.empty()) return;
         for (const CorrectedOutput& corrected : layer.outputs.front().corrections)
             correction_names_.push_back(corrected.correction);
@@ -216,7 +216,7 @@ class LayerWriter {
     }
 
     void errors_of(const OutputAttribution& a) {
-        const std::string group = below("outputs/" + std::string(name(a.output)));
+        const std::string group = below("outputs/" + std::string(name(a)));
         std::vector<std::string> sources{"plan", "floor"};
         std::vector<const ErrorMeasure*> errors{&a.plan, &a.floor};
         std::vector<double> equal{1, std::numeric_limits<double>::quiet_NaN()}, near = equal;
@@ -233,6 +233,11 @@ class LayerWriter {
         file_.write(group + "bit_equal_to_plan", equal, axes, {"share of elements that equal the plan's", "1"});
         file_.write(group + "within_one_ulp_of_plan", near, axes,
                     {"share of elements within one ulp of the plan's", "1"});
+        if (a.lse) {
+            std::vector<std::uint8_t> log2{0, 0};
+            for (const ObservedOutput& seen : a.observed) log2.push_back(seen.in_log2 ? 1 : 0);
+            file_.write(group + "in_log2", log2, axes, {"1: it is the truth's times log2(e)", "1"});
+        }
         scalar(group + "truth_norm", a.truth_norm, "Frobenius norm of the exact output");
         scalar(group + "truth_bound", a.truth_bound, "bound on the error of the truth, Frobenius");
         file_.write(

@@ -54,12 +54,13 @@ std::vector<T> found(const std::vector<std::string>& given, const std::string& w
     return items;
 }
 
-std::vector<Output> chosen_outputs(const AttributeSettings& own, const Settings& settings) {
-    if (own.outputs.empty()) return {all_outputs.begin(), all_outputs.end()};
-    std::vector<Output> outputs = found<Output>(own.outputs, settings.where("outputs"), {"o", "dq", "dk", "dv"},
-                                                [](const std::string& n) { return find_output(n); });
-    std::sort(outputs.begin(), outputs.end());
-    return outputs;
+void choose_outputs(const AttributeSettings& own, const Settings& settings, AttributionOptions& options) {
+    if (own.outputs.empty()) return;
+    std::vector<std::string> outputs = own.outputs;
+    options.lse = std::erase(outputs, "lse") > 0;
+    options.outputs = found<Output>(outputs, settings.where("outputs"), {"o", "dq", "dk", "dv", "lse"},
+                                    [](const std::string& n) { return find_output(n); });
+    std::sort(options.outputs.begin(), options.outputs.end());
 }
 
 std::vector<Site> chosen_sites(const AttributeSettings& own, const Settings& settings) {
@@ -229,7 +230,7 @@ Status print_own_plan(const Attribution& result, const Identification& ranked, c
 Status run(const AttributeSettings& own, const Invocation& call) {
     watch_for_interrupts();
     AttributionOptions options;
-    options.outputs = chosen_outputs(own, call.settings);
+    choose_outputs(own, call.settings, options);
     options.sites = chosen_sites(own, call.settings);
     options.heads = own.request.heads;
     options.threads = static_cast<int>(call.common.threads);
@@ -318,7 +319,7 @@ Command attribute_command() {
             const auto own = std::make_shared<AttributeSettings>();
             own->request.declare(settings);
             declare_plan(settings, own->plan, "The kernel's numerics");
-            settings.list("outputs", own->outputs, "o,dq,dk,dv", "Only these outputs");
+            settings.list("outputs", own->outputs, "o,dq,dk,dv,lse", "Only these outputs");
             settings.list("sites", own->sites, "A,B", "Counterfactuals for these sites alone (faultline sites)");
             settings.items("correction", own->corrections, "NAME",
                            "Correction to compare, NAME or NAME:ARGUMENTS, again for more; all (the default) or none");

@@ -2,7 +2,8 @@
 #include <faultline/verdict/lse.hpp>
 
 #include <cmath>
-#include <numbers>
+
+#include <faultline/attribution/lse_units.hpp>
 
 namespace faultline::verdict {
 namespace {
@@ -60,16 +61,7 @@ std::size_t settle_rows_without_keys(Matrix& truth, Matrix& observed, Matrix& pl
 }
 
 bool reads_as_log2(const Matrix& observed, const Matrix& truth) {
-    constexpr double much_nearer = 1e-3;  // of the error's norm: a rounding beside log2(e) - 1 of the lse
-    double as_is = 0, in_natural = 0;
-    for (std::size_t i = 0; i < truth.values.size(); ++i) {
-        if (!std::isfinite(observed.values[i])) continue;
-        const double apart = observed.values[i] - truth.values[i];
-        const double converted = observed.values[i] * std::numbers::ln2 - truth.values[i];
-        as_is += apart * apart;
-        in_natural += converted * converted;
-    }
-    return in_natural < much_nearer * much_nearer * as_is;
+    return attribution::reads_as_log2(observed.values, truth.values);
 }
 
 }  // namespace faultline::verdict

@@ -66,14 +66,15 @@ def site_shares(tree):
 
 
 def _largest_shares(node):
-    """{site: (share, output)}: the largest of each site's shares by size, where the file has any."""
+    """{site: (share, output)}: the largest of each site's shares by size, where the file has any; the lse is no output here."""
     if "counterfactual" not in node.children or "share" not in node["counterfactual"]:
         return {}
     shares = node["counterfactual"].to_dataset()["share"]
+    shares = shares.sel(output=[name for name in shares["output"].values if name != "lse"])
     found = {}
     for site in shares["site"].values:
         of_site = shares.sel(site=site)
-        if bool(of_site.notnull().any()):
+        if of_site.size and bool(of_site.notnull().any()):
             output = str(of_site["output"].values[int(np.nanargmax(np.abs(of_site.values)))])
             found[str(site)] = (float(of_site.sel(output=output)), output)
     return found
