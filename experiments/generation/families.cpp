@@ -25,10 +25,10 @@ constexpr std::array<InputFamily, 23> families{{
     {"repeated-max",
      "four groups of equal keys, so that a row's maximum repeats up to n/4 times, over a tail of e^-10; "
      "values of one sign",
-     "sticky-bit bias of o's cast (arXiv 2510.04212, section 3.3)"},
+     "p of equal keys cast alike in many rows (repeated maxima: arXiv 2510.04212, section 3.3): a bias of dv"},
     {"near-repeated",
      "the same with maxima that differ by some 2^-10 in the logit: different scores, p rounds to 1 alike",
-     "rules that look for equal scores"},
+     "rules that look for equal scores; p that rounds alike over a row sum that does not: a bias of o"},
     {"two-level",
      "one key at the maximum and all others at one p, swept from 1 - 2^-12 to e^-8 over the rows; values 1",
      "p cast in the numerator and not in the row sum: o is not 1"},

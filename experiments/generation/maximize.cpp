@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <faultline/attribution/group_run.hpp>
+#include <faultline/base/counted.hpp>
 #include <faultline/base/error.hpp>
 #include <faultline/base/parallel.hpp>
 #include <faultline/random/random_stream.hpp>
@@ -192,6 +193,13 @@ Maximized maximize(Site site, const RoundingPlan& plan, const MaximizeOptions& o
     for (std::size_t i = 0; i < std::max<std::size_t>(options.baseline, 1); ++i)
         first.push_back({random_inputs(options, i, largest), {}, "random"});
     evaluate(first);
+    if (first.front().bias.count == 0)  // which no value of the inputs changes
+        throw RequestError(fmt::format(
+            "site {}: has nothing to do in {} of {} and {} under plan \"{}\": expected a site that the run passes, or "
+            "another shape (more keys than a tile has, query heads that share keys)",
+            name(site), counted(options.shape.queries, "row", "rows"),
+            counted(options.shape.heads, "query head", "query heads"), counted(options.shape.keys, "key", "keys"),
+            plan.name));
     double squares = 0;
     for (const Candidate& c : first) {
         squares += c.bias.objective * c.bias.objective;

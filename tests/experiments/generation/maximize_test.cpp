@@ -62,6 +62,12 @@ TEST(Maximize, TheErrorOfACastIsTheDifferenceThatItMakes) {
 TEST(Maximize, RefusesSitesThatHaveNoErrorToMaximize) {
     EXPECT_THROW((void)maximize(Site::merge, plan("fa2"), small()), RequestError);
     EXPECT_THROW((void)maximize(Site::scale, plan("fa2"), small()), RequestError);
+    // One tile of keys is never rescaled, one query head's gradients are summed with nobody's.
+    EXPECT_THROW((void)maximize(Site::rescale_factor, plan("fa2"), small()), RequestError);
+    EXPECT_THROW((void)maximize(Site::kv_group_reduce, plan("fa2"), small()), RequestError);
+    MaximizeOptions grouped = small();
+    grouped.shape.heads = 2;
+    EXPECT_GT(maximize(Site::kv_group_reduce, plan("fa2"), grouped).reached.rms, 0);
 }
 
 }  // namespace
