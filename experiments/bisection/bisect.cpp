@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include <faultline/attribution/level.hpp>
 #include <faultline/base/error.hpp>
 #include <faultline/bisection/oracle.hpp>
 #include <faultline/tensor/text.hpp>
@@ -20,6 +21,12 @@ void check_plan_value(const Capture& capture, const Target& target, const Oracle
     const auto refuse = [&](const std::string& why) {
         throw RequestError(fmt::format("{}: {}: {}", escaped(capture.path, capture.path.size()), target.text, why));
     };
+    if (target.metric != Metric::nonfinite && plan.nonfinite == 0 &&
+        !truth_is_resolved(plan.truth_bound, std::max(plan.truth_norm, plan.error_norm)))
+        refuse(
+            fmt::format("its truth is only known to be within {} of {}, and the plan's error is no larger: expected a "
+                        "target on another output",
+                        plan.truth_bound.to_string(2), plan.truth_norm.to_string(2)));
     const bool near_plan = target.relation == Target::Relation::near_plan;
     if (near_plan && plan.nonfinite > 0 && target.metric != Metric::nonfinite && target.metric != Metric::plan_distance)
         refuse(

@@ -137,7 +137,8 @@ std::vector<Oracle::PlanValue> Oracle::values_of(const std::vector<const UnitSum
         }
         const long double relative = distance == 0 ? 0 : std::sqrt(distance / plan_error);
         const ErrorMeasure measure = sums.measure();
-        values.push_back({value_of(target, measure, static_cast<double>(relative)), measure.nonfinite});
+        values.push_back(
+            {value_of(target, measure, static_cast<double>(relative)), measure.nonfinite, measure.error_norm, {}, {}});
     }
     return values;
 }
@@ -147,7 +148,22 @@ std::vector<Oracle::PlanValue> Oracle::plan_values() const {
     for (const Unit& unit : units_) sums.push_back(measure(unit, unit.plan));
     std::vector<const UnitSums*> by_unit;
     for (const UnitSums& s : sums) by_unit.push_back(&s);
-    return values_of(by_unit);
+    std::vector<PlanValue> values = values_of(by_unit);
+    for (std::size_t t = 0; t < targets_.size(); ++t) {
+        WideReal norm, bound;  // squared
+        for (const Unit& unit : units_) {
+            if (layers_[unit.layer].layer->name != targets_[t].layer) continue;
+            for (std::size_t m = 0; m < unit.plan[targets_[t].output].size(); ++m) {
+                const CertifiedMatrix& truth = attribution::truth_of(unit.truth, targets_[t].output, m);
+                const WideReal n = frobenius_norm(truth), b = frobenius_bound(truth);
+                norm = norm + n * n;
+                bound = bound + b * b;
+            }
+        }
+        values[t].truth_norm = sqrt(norm);
+        values[t].truth_bound = sqrt(bound);
+    }
+    return values;
 }
 
 std::vector<std::vector<WideReal>> Oracle::values(const std::vector<SiteMask>& sets) const {

@@ -22,7 +22,8 @@ class Oracle {
     /// What the plan's own run is, for each target.
     struct PlanValue {
         WideReal value;
-        std::size_t nonfinite = 0;  ///< elements of the target's output that are NaN or infinite
+        std::size_t nonfinite = 0;                     ///< elements of the target's output that are NaN or infinite
+        WideReal error_norm, truth_norm, truth_bound;  ///< Frobenius, of the plan's run and of the target's output
     };
     [[nodiscard]] std::vector<PlanValue> plan_values() const;
     /// The targets' values for every set. The forward is run once for the sets that leave it the same.

@@ -89,6 +89,9 @@ std::vector<const InputFamily*> chosen_families(const GenerateSettings& own) {
         const std::size_t end = std::min(given.find(',', begin), given.size());
         const std::string_view name = given.substr(begin, end - begin);
         const InputFamily* family = find_family(name);
+        if (name == "all")
+            throw RequestError(
+                fmt::format("FAMILY: {}: all stands for every family: expected it alone", in_quotes(given)));
         if (family == nullptr)
             throw RequestError(fmt::format("FAMILY: {}: {}, or all", in_quotes(name), expected_one_of(name, names)));
         if (std::find(chosen.begin(), chosen.end(), family) == chosen.end()) chosen.push_back(family);

@@ -166,6 +166,19 @@ TEST(Bisect, RefusesAMeasureThatThePlansRunDoesNotHave) {
     EXPECT_THAT(refusal(capture, options), ::testing::HasSubstr("head_coherence being undefined there (one head"));
 }
 
+// A cap of 1e-6 beside a sink: dQ is far below the bound of its truth (docs/numerics-truth.md, lemma 5).
+TEST(Bisect, RefusesAnErrorThatTheTruthDoesNotResolve) {
+    const Capture capture = made_capture({}, {.n = 24, .d = 8, .extras = [](LayerCapture& layer) {
+                                                  layer.softcap = 1e-6;
+                                                  layer.sink = {0.5};
+                                              }});
+    BisectionOptions options;
+    options.until = {target(capture, "dq.error_norm < 1e-3")};
+    EXPECT_THAT(refusal(capture, options), ::testing::HasSubstr("its truth is only known to be within"));
+    options.until = {target(capture, "dv.rel_error < 1e-6")};
+    EXPECT_FALSE(bisect(capture, plan("fa2"), options).answers.empty());
+}
+
 TEST(Bisect, OnTheCollapsedHeadOCastAloneMakesTheFaultAndRepairingPCastAloneMakesItWorse) {
     const Capture capture = read_capture(shipped_capture());
     BisectionOptions options;
