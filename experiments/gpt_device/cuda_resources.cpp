@@ -28,10 +28,17 @@ Device::Device() {
                                     properties.major, properties.minor));
 }
 
-OwnedStream::OwnedStream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream"); }
+OwnedStream::OwnedStream(Priority priority) {
+    int least = 0, greatest = 0;
+    check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "asking the device");
+    check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, priority == Priority::high ? greatest : least),
+          "making a stream");
+}
 OwnedStream::~OwnedStream() { (void)cudaStreamDestroy(stream_); }
 
-SideStream::SideStream() { check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "making an event"); }
+SideStream::SideStream(Priority priority) : stream_(priority) {
+    check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "making an event");
+}
 SideStream::~SideStream() { (void)cudaEventDestroy(event_); }
 void SideStream::follow(Stream main) const {
     check(cudaEventRecord(event_, main), "recording an event");
@@ -40,6 +47,17 @@ void SideStream::follow(Stream main) const {
 void SideStream::join(Stream main) const {
     check(cudaEventRecord(event_, stream_), "recording an event");
     check(cudaStreamWaitEvent(main, event_, 0), "waiting for an event");
+}
+
+Mark::Mark() { check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "making an event"); }
+Mark::~Mark() { (void)cudaEventDestroy(event_); }
+void Mark::set(Stream on) {
+    check(cudaEventRecord(event_, on), "recording an event");
+    set_ = true;
+}
+void Mark::wait(Stream waiting) {
+    if (!std::exchange(set_, false)) return;
+    check(cudaStreamWaitEvent(waiting, event_, 0), "waiting for an event");
 }
 
 Memory::Memory(std::size_t bytes, const std::string& what) {

@@ -24,9 +24,12 @@ class Device {
     std::string name_;
 };
 
+/// Blocks of a stream of high priority are placed before those of the others, also where its launches were recorded in a graph.
+enum class Priority : unsigned char { high, low };
+
 class OwnedStream {
   public:
-    OwnedStream();
+    explicit OwnedStream(Priority priority = Priority::high);
     ~OwnedStream();
     OwnedStream(const OwnedStream&) = delete;
     OwnedStream& operator=(const OwnedStream&) = delete;
@@ -39,7 +42,7 @@ class OwnedStream {
 /// A second stream, and the events by which it and a main one wait for each other; both may be in a graph that is recorded.
 class SideStream {
   public:
-    SideStream();
+    explicit SideStream(Priority priority = Priority::high);
     ~SideStream();
     SideStream(const SideStream&) = delete;
     SideStream& operator=(const SideStream&) = delete;
@@ -51,6 +54,24 @@ class SideStream {
   private:
     OwnedStream stream_;
     CUevent_st* event_ = nullptr;
+};
+
+/// A place on a stream that another may wait for; before the first mark there is nothing to wait for.
+class Mark {
+  public:
+    Mark();
+    ~Mark();
+    Mark(const Mark&) = delete;
+    Mark& operator=(const Mark&) = delete;
+    void set(Stream on);
+    /// Once for each set().
+    void wait(Stream waiting);
+    /// There is nothing to wait for: a mark that was recorded in one graph is nothing to another's launches.
+    void clear() { set_ = false; }
+
+  private:
+    CUevent_st* event_ = nullptr;
+    bool set_ = false;
 };
 
 class Memory {

@@ -22,8 +22,20 @@ struct StepScalars {
     int micro_step = 0;
 };
 
-/// Partial sums over tokens, which a second kernel adds up in order.
-inline constexpr int row_partials = 528, sum_slabs = 256;
+/// Sums over tokens come in parts, at most this many of a norm's and of other rows', each a row of columns: the first of
+/// `row_stride` floats is `parts`. add_partials() adds them up in order, those of several sums in one launch. A norm's are
+/// as many as there are blocks at once on the 132 multiprocessors of an H100 or H200, by their registers, so that none runs
+/// after the others; a constant, as the order is.
+[[nodiscard]] constexpr int norm_parts(int width) { return 132 * (width <= 768 ? 3 : 2); }
+inline constexpr int sum_slabs = 256;
+struct Partials {
+    const float* parts = nullptr;
+    int count = 0, row_stride = 0, cols = 0;
+    float* out = nullptr;  ///< [cols]
+};
+inline constexpr int most_partials = 12;
+/// Of at most most_partials sums.
+void add_partials(const Partials* sums, int count, Stream stream);
 
 /// x[i] = wte[tokens[i]] + wpe[i mod length], all fp32; width a multiple of 8.
 void embed(const std::int32_t* tokens, const float* wte, const float* wpe, int rows, int length, int width, float* x,
@@ -44,20 +56,24 @@ template <class E>
 void add(const float* x, const E* branch, float* out, int rows, int width, Stream stream);
 
 /// dx (+)= what flows through the norm from dh; dx is assigned where `first`. dout, if not null, becomes dx as an operand.
-/// gradient [width or 2 width] = of gain and, where there is a bias, of it behind. partials: row_partials * 2 width floats.
+/// What it leaves in parts [parts, norm_columns()]: the gradient of the gain, and, with `biases`, that of the norm's bias
+/// behind it and then the sum of the rows of dout. Returns the number of parts, norm_parts(width) at most.
+[[nodiscard]] constexpr int norm_columns(int width, bool biases) { return biases ? 3 * width : width; }
 template <class E>
-void norm_backward(const E* dh, const float* x, const float* statistics, const float* gain, bool has_bias, bool first,
-                   int rows, int width, float* dx, E* dout, float* gradient, float* partials, Stream stream);
+int norm_backward(const E* dh, const float* x, const float* statistics, const float* gain, bool biases, bool first,
+                  int rows, int width, float* dx, E* dout, float* parts, Stream stream);
 
-/// a = gelu(u); and da becomes da gelu'(u). count is a multiple of 8.
+/// a = gelu(u). count is a multiple of 8.
 template <class E>
 void gelu(const E* u, std::size_t count, E* a, Stream stream);
+/// da [rows, cols] becomes da gelu'(u); parts, if not null: of the sum of its rows, as sum_rows. cols a multiple of 8.
+/// Returns the number of parts.
 template <class E>
-void gelu_backward(const E* u, std::size_t count, E* da, Stream stream);
+int gelu_backward(const E* u, int rows, int cols, E* da, float* parts, Stream stream);
 
-/// gradient[cols] = sum of the rows of dy; cols a multiple of 8; partials: sum_slabs cols floats.
+/// The sum of the rows of dy in parts [parts, cols]; cols a multiple of 8. Returns the number of parts, sum_slabs at most.
 template <class E>
-void sum_rows(const E* dy, int rows, int cols, float* gradient, float* partials, Stream stream);
+int sum_rows(const E* dy, int rows, int cols, float* parts, Stream stream);
 
 /// losses[i] = cross-entropy of a row of logits in nats; with weight != 0 the logits become the gradient of
 /// weight (sum of losses + z_loss sum of log-sum-exp^2).

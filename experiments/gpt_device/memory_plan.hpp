@@ -42,6 +42,9 @@ class MemoryPlan {
 /// Tokens whose logits exist at once: the head works through a micro-batch in pieces, because logits are its largest tensor.
 [[nodiscard]] std::ptrdiff_t head_tokens(const TrainConfig& config);
 
+/// Floats of the partial sums over tokens that a layer's backward leaves before it adds them up.
+[[nodiscard]] std::size_t partial_sums(int width);
+
 /// Bytes of an operand of a product: 2 in bf16 precision, else 4.
 [[nodiscard]] std::size_t element_bytes(const TrainConfig& config);
 
@@ -74,7 +77,8 @@ struct RunMemory {
     std::size_t weights, operands, first, second, gradient, micro_gradient, kinds;
     std::vector<LayerRegions> layers;
     std::size_t x_out, final_statistics, final_h, logits;
-    std::size_t dx, dbranch, dh, da, din, dheads, partials, sums, losses, result, input, delta, attention, products;
+    std::size_t dx, dbranch, dh, da, din, dheads, partials, sums, losses, result, input, delta, attention, products,
+        products_beside;
     std::size_t muon, faults, proposed;
     std::size_t hats, scales;  ///< where QK norm may be: q and k after it [tokens, 2 width], and scales [layers, heads]
     /// Where there are monitors: HeadParts of all layers, and HeadTotals [layers, heads].

@@ -122,11 +122,46 @@ class PassOf final : public Pass {
     void linear(const E* x, int in, std::ptrdiff_t w, std::ptrdiff_t b, int out, E* y) {
         products_.run({.m = tokens(), .n = out, .k = in}, x, operand(w), y, operand(b));
     }
-    /// dW = x^T dy, db = the sum of the rows of dy, dx = dy W^T.
-    void linear_backward(const E* x, int in, std::ptrdiff_t w, std::ptrdiff_t b, const E* dy, int out, E* dx) {
-        products_.run({.transpose_a = true, .m = in, .n = out, .k = tokens()}, x, dy, gradient(w));
-        if (b >= 0) on_device::sum_rows(dy, tokens(), out, gradient(b), at<float>(memory_.partials), stream_);
+    /// dW = x^T dy, perhaps beside what follows on the stream; `read` is behind it: dy stays as it is until then.
+    void weight_gradient(const E* x, int in, std::ptrdiff_t w, const E* dy, int out, on_device::Mark& read) {
+        run_beside({.transpose_a = true, .m = in, .n = out, .k = tokens()}, x, dy, gradient(w));
+        if (products_beside_) read.set(beside_.stream());
+    }
+    void run_beside(const Product& p, const E* a, const E* b, float* c) {
+        if (!products_beside_) return products_.run(p, a, b, c);
+        fork();
+        products_beside_->run(p, a, b, c);
+    }
+    /// What comes on beside_ waits for what is on the stream now; and what comes on the stream for all that is on beside_.
+    void fork() {
+        beside_.follow(stream_);
+        forked_ = true;
+    }
+    void join() {
+        if (std::exchange(forked_, false)) beside_.join(stream_);
+    }
+    /// dx = dy W^T.
+    void operand_gradient(const E* dy, int out, std::ptrdiff_t w, int in, E* dx) {
         products_.run({.transpose_b = true, .m = tokens(), .n = in, .k = out}, dy, operand(w), dx);
+    }
+    /// db = the sum of the rows of dy; b < 0: there is none, or it is made elsewhere.
+    void bias_gradient(const E* dy, int out, std::ptrdiff_t b) {
+        if (b < 0) return;
+        float* parts = room_for_rows(out);
+        const int count = on_device::sum_rows(dy, tokens(), out, parts, stream_);
+        sums_.push_back({parts, count, out, out, gradient(b)});
+    }
+    /// For partial sums, until they are added up.
+    [[nodiscard]] float* room_for(std::size_t floats) {
+        return at<float>(memory_.partials) + std::exchange(partials_used_, partials_used_ + floats);
+    }
+    [[nodiscard]] float* room_for_rows(int columns) {
+        return room_for(static_cast<std::size_t>(on_device::sum_slabs) * static_cast<std::size_t>(columns));
+    }
+    void add_up_partials() {
+        on_device::add_partials(sums_.data(), static_cast<int>(sums_.size()), stream_);
+        sums_.clear();
+        partials_used_ = 0;
     }
     [[nodiscard]] on_device::StatisticsRounding rounding() const {
         const NormStatistics where = model().norm_statistics;
@@ -162,12 +197,30 @@ class PassOf final : public Pass {
         on_device::norm_from_statistics(has_branch ? out : x, at<float>(statistics), vector(gain), vector(bias),
                                         tokens(), width(), at<E>(h), stream_);
     }
-    void norm_backward(std::size_t x, std::size_t statistics, std::ptrdiff_t gain, bool first) {
-        on_device::norm_backward(at<E>(memory_.dh), at<float>(x), at<float>(statistics), vector(gain), model().bias,
-                                 first, tokens(), width(), at<float>(memory_.dx), at<E>(memory_.dbranch),
-                                 gradient(gain), at<float>(memory_.partials), stream_);
+    /// dout: where the gradient of the branch below is wanted; its_bias: where the sum of dout's rows is the gradient of that
+    /// branch's bias, else < 0.
+    void norm_backward(std::size_t x, std::size_t statistics, std::ptrdiff_t gain, bool first, E* dout,
+                       std::ptrdiff_t its_bias) {
+        const int c = width(), columns = on_device::norm_columns(c, model().bias);
+        float* parts = room_for(static_cast<std::size_t>(on_device::norm_parts(c)) * static_cast<std::size_t>(columns));
+        const int count =
+            on_device::norm_backward(at<E>(memory_.dh), at<float>(x), at<float>(statistics), vector(gain), model().bias,
+                                     first, tokens(), c, at<float>(memory_.dx), dout, parts, stream_);
+        sums_.push_back({parts, count, columns, model().bias ? 2 * c : c, gradient(gain)});
+        if (its_bias >= 0) sums_.push_back({parts + 2 * c, count, columns, c, gradient(its_bias)});
     }
 
+    /// du from the gradient dy of the feed-forward's output; and that of b_fc.
+    void gelu_gradient(int l, const E* dy, E* du) {
+        const int c = width(), columns = 4 * c;
+        const LayerOffsets& to = layout_.layer(l);
+        operand_gradient(dy, c, to.w_proj, columns, du);
+        faults_at(ModelSite::ffn_activation_gradient, l, 1, du, columns);
+        float* parts = to.b_fc < 0 ? nullptr : room_for_rows(columns);
+        const int count = on_device::gelu_backward(at<E>(memory_.layers[static_cast<std::size_t>(l)].u), tokens(),
+                                                   columns, du, parts, stream_);
+        if (parts != nullptr) sums_.push_back({parts, count, columns, columns, gradient(to.b_fc)});
+    }
     void attention_forward(int l) {
         const LayerRegions& layer = memory_.layers[static_cast<std::size_t>(l)];
         on_device::HeadParts seen = parts_of(l);
@@ -199,8 +252,8 @@ class PassOf final : public Pass {
         const LayerOffsets& of = layout_.layer(l);  // q's gain, then k's
         on_device::qk_norm_backward(qk_rows_of(l), how_.shape(), static_cast<float>(model().norm_epsilon), gains_of(l),
                                     din, din + width(), static_cast<std::size_t>(3 * width()),
-                                    of.q_gain < 0 ? nullptr : gradient(of.q_gain), at<float>(memory_.partials),
-                                    stream_);
+                                    of.q_gain < 0 ? nullptr : gradient(of.q_gain),
+                                    room_for(std::size_t{512} * static_cast<std::size_t>(width())), stream_);
     }
     /// [tokens, width] on the host from rows `stride` elements apart.
     void fetch(const E* from, std::size_t stride, std::vector<float>& to) {
@@ -283,9 +336,10 @@ class PassOf final : public Pass {
                                      with_gradient ? weight : 0.0F, static_cast<float>(model().z_loss),
                                      at<double>(memory_.losses) + first, stream_);
             if (!with_gradient) continue;
-            products_.run({.transpose_a = true, .m = vocabulary, .n = c, .k = rows, .add = first > 0}, logits, h,
-                          gradient(layout_.wte));
+            run_beside({.transpose_a = true, .m = vocabulary, .n = c, .k = rows, .add = first > 0}, logits, h,
+                       gradient(layout_.wte));
             products_.run({.m = rows, .n = c, .k = vocabulary}, logits, wte, at<E>(memory_.dh) + begin);
+            if (products_beside_) join();  // logits are written anew
         }
     }
 
@@ -293,27 +347,49 @@ class PassOf final : public Pass {
         const int c = width();
         E* dbranch = at<E>(memory_.dbranch);
         E *da = at<E>(memory_.da), *dh = at<E>(memory_.dh), *dheads = at<E>(memory_.dheads), *din = at<E>(memory_.din);
-        norm_backward(memory_.x_out, memory_.final_statistics, layout_.final_gain, true);
-        for (int l = model().layers - 1; l >= 0; --l) {
+        // The branch's gradient is altered between a norm and its bias: then that is summed behind the faults.
+        const auto altered = [this](int l) { return faulty_ && faults_.stands_at(ModelSite::ffn_output_gradient, l); };
+        const auto bias_above = [&](int l) { return altered(l) ? -1 : layout_.layer(l).b_proj; };
+        const int last = model().layers - 1;
+        norm_backward(memory_.x_out, memory_.final_statistics, layout_.final_gain, true, dbranch, bias_above(last));
+        for (int l = last; l >= 0; --l) {
             const LayerRegions& of = memory_.layers[static_cast<std::size_t>(l)];
             const LayerOffsets& to = layout_.layer(l);
             faults_at(ModelSite::ffn_output_gradient, l, 1, dbranch, c);
-            linear_backward(at<E>(of.a), 4 * c, to.w_proj, to.b_proj, dbranch, c, da);
-            faults_at(ModelSite::ffn_activation_gradient, l, 1, da, 4 * c);
-            on_device::gelu_backward(at<E>(of.u), static_cast<std::size_t>(tokens()) * 4 * static_cast<std::size_t>(c),
-                                     da, stream_);
-            linear_backward(at<E>(of.h2), c, to.w_fc, to.b_fc, da, 4 * c, dh);
-            norm_backward(of.x_mid, of.statistics2, to.norm2_gain, false);
-            linear_backward(at<E>(of.o), c, to.w_o, to.b_o, dbranch, c, dheads);
+            weight_gradient(at<E>(of.a), 4 * c, to.w_proj, dbranch, c, dbranch_read_);
+            if (altered(l)) bias_gradient(dbranch, c, to.b_proj);
+            da_read_.wait(stream_);
+            gelu_gradient(l, dbranch, da);
+            weight_gradient(at<E>(of.h2), c, to.w_fc, da, 4 * c, da_read_);
+            operand_gradient(da, 4 * c, to.w_fc, c, dh);
+            dbranch_read_.wait(stream_);
+            norm_backward(of.x_mid, of.statistics2, to.norm2_gain, false, dbranch, to.b_o);
+            weight_gradient(at<E>(of.o), c, to.w_o, dbranch, c, dbranch_read_);
+            operand_gradient(dbranch, c, to.w_o, c, dheads);
+            din_read_.wait(stream_);
             attention_backward(l);
-            linear_backward(at<E>(of.h1), c, to.w_in, to.b_in, din, 3 * c, dh);
-            norm_backward(of.x_in, of.statistics1, to.norm1_gain, false);
-            if (layer_done) layer_done(l);
+            weight_gradient(at<E>(of.h1), c, to.w_in, din, 3 * c, din_read_);
+            bias_gradient(din, 3 * c, to.b_in);
+            operand_gradient(din, 3 * c, to.w_in, c, dh);
+            dbranch_read_.wait(stream_);
+            norm_backward(of.x_in, of.statistics1, to.norm1_gain, false, l > 0 ? dbranch : nullptr,
+                          l > 0 ? bias_above(l - 1) : -1);
+            add_up_partials();
+            if (!layer_done) continue;
+            join();
+            layer_done(l);
         }
+        join();
+        for (on_device::Mark* mark : {&dbranch_read_, &da_read_, &din_read_}) mark->clear();
         on_device::embedding_backward(at<float>(memory_.dx), ids(input_.order), ids(input_.starts), model().bf16,
                                       tokens(), model().context, c, model().vocabulary, gradient(layout_.wte),
                                       gradient(layout_.wpe), stream_);
     }
+
+    on_device::Mark dbranch_read_, da_read_, din_read_;  ///< behind the products beside that read these
+    std::vector<on_device::Partials> sums_;              ///< that the layer's end adds up
+    std::size_t partials_used_ = 0;
+    bool forked_ = false;
 };
 
 }  // namespace

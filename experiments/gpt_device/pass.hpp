@@ -5,9 +5,11 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include <faultline/gpt_device/attention_choice.hpp>
+#include <faultline/gpt_device/cuda_resources.hpp>
 #include <faultline/gpt_device/device_faults.hpp>
 #include <faultline/gpt_device/memory_plan.hpp>
 #include <faultline/gpt_device/monitors.hpp>
@@ -40,8 +42,12 @@ class Pass {
           input_(config),
           products_(stream, base + memory.plan[memory.products].offset, memory.plan[memory.products].bytes,
                     deterministic),
+          beside_(on_device::Priority::low),
           deterministic_(deterministic),
-          switched_(static_cast<std::size_t>(config.model.layers)) {}
+          switched_(static_cast<std::size_t>(config.model.layers)) {
+        if (const MemoryRegion& room = memory.plan[memory.products_beside]; room.bytes > 0)
+            products_beside_.emplace(beside_.stream(), base + room.offset, room.bytes, deterministic);
+    }
     virtual ~Pass() = default;
     Pass(const Pass&) = delete;
     Pass& operator=(const Pass&) = delete;
@@ -101,6 +107,9 @@ class Pass {
     on_device::Stream stream_;
     InputLayout input_;
     on_device::Products products_;
+    /// Beside the backward is made what it has no use for: it fills what the backward leaves of the card.
+    on_device::SideStream beside_;
+    std::optional<on_device::Products> products_beside_;  ///< of small runs: the weights' gradients
     bool deterministic_;
     std::vector<std::vector<double>> switched_;  ///< scales of each layer, empty: not switched
     Watch watch_ = Watch::nothing;

@@ -98,36 +98,54 @@ __global__ void add_rows(const float* x, const E* branch, float* out, std::size_
     store8(out + at, v);
 }
 
-/// The rows of a block are blockIdx.x * warps + w + k * gridDim.x * warps; gradients of gain and bias are summed over k in
-/// registers, over w in shared memory, over blocks by add_partials: a fixed order.
-template <class E, int octets, bool has_bias>
-__global__ void __launch_bounds__(32 * warps)
+/// Eight elements as they are in memory: half the registers of an Octet where they are bf16.
+template <class E>
+struct Raw {
+    uint4 words[sizeof(E) / 2];
+    __device__ void load(const E* p) {
+#pragma unroll
+        for (int i = 0; i < static_cast<int>(sizeof(E) / 2); ++i) words[i] = reinterpret_cast<const uint4*>(p)[i];
+    }
+    [[nodiscard]] __device__ Octet value() const { return load8(reinterpret_cast<const E*>(words)); }
+};
+
+/// The rows of a block are blockIdx.x * warps + w + k * gridDim.x * warps; sums over rows are made over k in registers, over w in
+/// shared memory, over blocks by add_partials: a fixed order.
+template <class E, int octets, bool biases>
+__global__ void __launch_bounds__(32 * warps, octets <= 3 ? 3 : 2)
     norm_backward_rows(const E* dh, const float* x, const float* statistics, const float* gain, bool first, int rows,
-                       int width, float* dx, E* dout, float* partials) {
+                       int width, float* dx, E* dout, float* parts) {
     extern __shared__ float combined[];  // [warps, width]
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    Octet dgain[octets] = {}, dbias[has_bias ? octets : 1] = {};
+    Octet dgain[octets] = {}, dbias[biases ? octets : 1] = {}, dout_sum[biases ? octets : 1] = {};
     for (int row = blockIdx.x * warps + warp; row < rows; row += gridDim.x * warps) {
         const std::size_t begin = static_cast<std::size_t>(row) * width;
         const float2 s = reinterpret_cast<const float2*>(statistics)[row];
-        Octet g[octets], normed[octets], before[octets] = {};  // all loads at once, ahead of the sums over the row
+        Raw<E> raw[octets];
+        Octet normed[octets], before[octets] = {};  // all loads at once, ahead of the sums over the row
         float sum = 0, dot = 0;
 #pragma unroll
         for (int o = 0; o < octets; ++o) {
             const int column = (o * 32 + lane) * 8;
             if (column >= width) continue;
-            g[o] = load8(dh + begin + column);
+            raw[o].load(dh + begin + column);
             normed[o] = load8(x + begin + column);
             if (!first) before[o] = load8(dx + begin + column);
+        }
+#pragma unroll
+        for (int o = 0; o < octets; ++o) {
+            const int column = (o * 32 + lane) * 8;
+            if (column >= width) continue;
+            Octet g = raw[o].value();
             const Octet weight = load8(gain + column);
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
                 normed[o].x[i] = (normed[o].x[i] - s.x) * s.y;
-                dgain[o].x[i] += g[o].x[i] * normed[o].x[i];
-                if constexpr (has_bias) dbias[o].x[i] += g[o].x[i];
-                g[o].x[i] *= weight.x[i];
-                sum += g[o].x[i];
-                dot += g[o].x[i] * normed[o].x[i];
+                dgain[o].x[i] += g.x[i] * normed[o].x[i];
+                if constexpr (biases) dbias[o].x[i] += g.x[i];
+                g.x[i] *= weight.x[i];
+                sum += g.x[i];
+                dot += g.x[i] * normed[o].x[i];
             }
         }
         const float mean = warp_sum(sum) / static_cast<float>(width);
@@ -136,9 +154,13 @@ __global__ void __launch_bounds__(32 * warps)
         for (int o = 0; o < octets; ++o) {
             const int column = (o * 32 + lane) * 8;
             if (column >= width) continue;
+            const Octet g = raw[o].value(), weight = load8(gain + column);
             Octet v = before[o];
 #pragma unroll
-            for (int i = 0; i < 8; ++i) v.x[i] += ((g[o].x[i] - mean) - normed[o].x[i] * mean_dot) * s.y;
+            for (int i = 0; i < 8; ++i) {
+                v.x[i] += ((g.x[i] * weight.x[i] - mean) - normed[o].x[i] * mean_dot) * s.y;
+                if constexpr (biases) dout_sum[o].x[i] += rounded_to<E>(v.x[i]);
+            }
             store8(dx + begin + column, v);
             if (dout != nullptr) store8(dout + begin + column, v);
         }
@@ -153,47 +175,65 @@ __global__ void __launch_bounds__(32 * warps)
         for (int column = threadIdx.x; column < width; column += blockDim.x) {
             float sum = 0;
             for (int w = 0; w < warps; ++w) sum += combined[w * width + column];
-            partials[static_cast<std::size_t>(blockIdx.x) * width * (has_bias ? 2 : 1) + offset + column] = sum;
+            parts[static_cast<std::size_t>(blockIdx.x) * width * (biases ? 3 : 1) + offset + column] = sum;
         }
     };
     combine(dgain, 0);
-    if constexpr (has_bias) combine(dbias, width);
+    if constexpr (biases) {
+        combine(dbias, width);
+        combine(dout_sum, 2 * width);
+    }
 }
 
-/// out[c] = sum over n of partials[n, c]: thread y has n = y, y + 32, …, then the 32 sums in order.
-__global__ void add_partials(const float* partials, int count, int cols, float* out) {
+struct AllPartials {
+    Partials of[most_partials];
+};
+/// out[c] = sum over n of parts[n, c]: thread y has n = y, y + 32, …, then the 32 sums in order. A block has 32 columns of one.
+__global__ void __launch_bounds__(1024) add_partials_columns(const __grid_constant__ AllPartials all) {
     __shared__ float sums[32][33];
-    const int column = blockIdx.x * 32 + threadIdx.x;
+    int block = blockIdx.x, s = 0;
+    while (block >= (all.of[s].cols + 31) / 32) block -= (all.of[s++].cols + 31) / 32;
+    const Partials& p = all.of[s];
+    const int column = block * 32 + threadIdx.x;
     float sum = 0;
-    if (column < cols)
-        for (int n = threadIdx.y; n < count; n += 32) sum += partials[static_cast<std::size_t>(n) * cols + column];
+    if (column < p.cols)
+        for (int n = threadIdx.y; n < p.count; n += 32)
+            sum += p.parts[static_cast<std::size_t>(n) * p.row_stride + column];
     sums[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
-    if (threadIdx.y != 0 || column >= cols) return;
+    if (threadIdx.y != 0 || column >= p.cols) return;
     sum = 0;
     for (int y = 0; y < 32; ++y) sum += sums[y][threadIdx.x];
-    out[column] = sum;
+    p.out[column] = sum;
 }
 
-/// A block has 256 columns and every gridDim.y-th group of 8 rows.
-template <class E>
-__global__ void __launch_bounds__(256) sum_rows_slabs(const E* dy, int rows, int cols, float* partials) {
+/// A block has 256 columns of the rows that `row(row, column)` gives, every gridDim.y-th group of 8 rows; their sum over these rows
+/// into parts.
+template <class Row>
+__device__ void sum_slab(int rows, int cols, float* parts, Row&& row_of) {
     __shared__ float sums[8][256];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, column = blockIdx.x * 256 + lane * 8;
     Octet sum{};
     if (column < cols)
+#pragma unroll 2
         for (int row = blockIdx.y * 8 + warp; row < rows; row += gridDim.y * 8) {
-            const Octet v = load8(dy + static_cast<std::size_t>(row) * cols + column);
+            const Octet v = row_of(row, column);
 #pragma unroll
             for (int i = 0; i < 8; ++i) sum.x[i] += v.x[i];
         }
+    if (parts == nullptr) return;
     store8(&sums[warp][lane * 8], sum);
     __syncthreads();
     const int mine = blockIdx.x * 256 + threadIdx.x;
     if (mine >= cols) return;
     float total = 0;
     for (int w = 0; w < 8; ++w) total += sums[w][threadIdx.x];
-    partials[static_cast<std::size_t>(blockIdx.y) * cols + mine] = total;
+    parts[static_cast<std::size_t>(blockIdx.y) * cols + mine] = total;
+}
+template <class E>
+__global__ void __launch_bounds__(256) sum_rows_slabs(const E* dy, int rows, int cols, float* parts) {
+    sum_slab(rows, cols, parts,
+             [&](int row, int column) { return load8(dy + static_cast<std::size_t>(row) * cols + column); });
 }
 
 constexpr float gelu_scale = 0.79788456080286535587989211986876f;  // sqrt(2/pi)
@@ -213,18 +253,20 @@ __global__ void gelu_elements(const E* u, std::size_t count, E* a) {
 }
 
 template <class E>
-__global__ void gelu_backward_elements(const E* u, std::size_t count, E* da) {
-    const std::size_t at = (std::size_t{blockIdx.x} * blockDim.x + threadIdx.x) * 8;
-    if (at >= count) return;
-    const Octet v = load8(u + at);
-    Octet d = load8(da + at);
+__global__ void __launch_bounds__(256) gelu_backward_slabs(const E* u, int rows, int cols, E* da, float* parts) {
+    sum_slab(rows, cols, parts, [&](int row, int column) {
+        const std::size_t at = static_cast<std::size_t>(row) * cols + column;
+        const Octet v = load8(u + at);
+        Octet d = load8(da + at);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const float x = v.x[i], t = gelu_scale * (x + gelu_cubic * (x * x * x));
-        const float s = sigmoid_for<E>(t + t), dt = gelu_scale * (1.0f + (3.0f * gelu_cubic) * (x * x));
-        d.x[i] *= s + (x * (s * (1.0f - s))) * (dt + dt);
-    }
-    store8(da + at, d);
+        for (int i = 0; i < 8; ++i) {
+            const float x = v.x[i], t = gelu_scale * (x + gelu_cubic * (x * x * x));
+            const float s = sigmoid_for<E>(t + t), dt = gelu_scale * (1.0f + (3.0f * gelu_cubic) * (x * x));
+            d.x[i] = rounded_to<E>(d.x[i] * (s + (x * (s * (1.0f - s))) * (dt + dt)));
+        }
+        store8(da + at, d);
+        return d;
+    });
 }
 
 unsigned blocks_of(std::size_t octets, unsigned threads) {
@@ -258,22 +300,20 @@ void add(const float* x, const E* branch, float* out, int rows, int width, Strea
 }
 
 template <class E>
-void norm_backward(const E* dh, const float* x, const float* statistics, const float* gain, bool has_bias, bool first,
-                   int rows, int width, float* dx, E* dout, float* gradient, float* partials, Stream stream) {
-    const int blocks = std::min((rows + warps - 1) / warps, row_partials);
+int norm_backward(const E* dh, const float* x, const float* statistics, const float* gain, bool biases, bool first,
+                  int rows, int width, float* dx, E* dout, float* parts, Stream stream) {
+    const int blocks = std::min((rows + warps - 1) / warps, norm_parts(width));
     const std::size_t shared = static_cast<std::size_t>(warps) * width * sizeof(float);
     with_octets(width, [&](auto octets) {
-        if (has_bias)
-            norm_backward_rows<E, octets, true><<<blocks, 32 * warps, shared, stream>>>(
-                dh, x, statistics, gain, first, rows, width, dx, dout, partials);
+        if (biases)
+            norm_backward_rows<E, octets, true>
+                <<<blocks, 32 * warps, shared, stream>>>(dh, x, statistics, gain, first, rows, width, dx, dout, parts);
         else
-            norm_backward_rows<E, octets, false><<<blocks, 32 * warps, shared, stream>>>(
-                dh, x, statistics, gain, first, rows, width, dx, dout, partials);
+            norm_backward_rows<E, octets, false>
+                <<<blocks, 32 * warps, shared, stream>>>(dh, x, statistics, gain, first, rows, width, dx, dout, parts);
     });
     check_launch("norm_backward");
-    const int cols = has_bias ? 2 * width : width;
-    add_partials<<<(cols + 31) / 32, dim3(32, 32), 0, stream>>>(partials, blocks, cols, gradient);
-    check_launch("norm_backward");
+    return blocks;
 }
 
 template <class E>
@@ -281,29 +321,45 @@ void gelu(const E* u, std::size_t count, E* a, Stream stream) {
     gelu_elements<<<blocks_of(count / 8, 256), 256, 0, stream>>>(u, count, a);
     check_launch("gelu");
 }
+
+namespace {
+dim3 slabs_of(int rows, int cols) { return dim3((cols + 255) / 256, std::min(sum_slabs, (rows + 7) / 8)); }
+}  // namespace
+
 template <class E>
-void gelu_backward(const E* u, std::size_t count, E* da, Stream stream) {
-    gelu_backward_elements<<<blocks_of(count / 8, 256), 256, 0, stream>>>(u, count, da);
+int gelu_backward(const E* u, int rows, int cols, E* da, float* parts, Stream stream) {
+    gelu_backward_slabs<<<slabs_of(rows, cols), 256, 0, stream>>>(u, rows, cols, da, parts);
     check_launch("gelu_backward");
+    return static_cast<int>(slabs_of(rows, cols).y);
 }
-
 template <class E>
-void sum_rows(const E* dy, int rows, int cols, float* gradient, float* partials, Stream stream) {
-    const int slabs = std::min(sum_slabs, (rows + 7) / 8);
-    sum_rows_slabs<<<dim3((cols + 255) / 256, slabs), 256, 0, stream>>>(dy, rows, cols, partials);
-    add_partials<<<(cols + 31) / 32, dim3(32, 32), 0, stream>>>(partials, slabs, cols, gradient);
+int sum_rows(const E* dy, int rows, int cols, float* parts, Stream stream) {
+    sum_rows_slabs<<<slabs_of(rows, cols), 256, 0, stream>>>(dy, rows, cols, parts);
     check_launch("sum_rows");
+    return static_cast<int>(slabs_of(rows, cols).y);
 }
 
-#define FAULTLINE_FOR(E)                                                                                              \
-    template void add_and_norm(const float*, const E*, float*, float*, const float*, const float*, float,             \
-                               StatisticsRounding, int, int, E*, Stream);                                             \
-    template void add(const float*, const E*, float*, int, int, Stream);                                              \
-    template void norm_backward(const E*, const float*, const float*, const float*, bool, bool, int, int, float*, E*, \
-                                float*, float*, Stream);                                                              \
-    template void gelu(const E*, std::size_t, E*, Stream);                                                            \
-    template void gelu_backward(const E*, std::size_t, E*, Stream);                                                   \
-    template void sum_rows(const E*, int, int, float*, float*, Stream);
+void add_partials(const Partials* sums, int count, Stream stream) {
+    if (count == 0) return;
+    AllPartials all{};
+    unsigned blocks = 0;
+    for (int s = 0; s < count; ++s) {
+        all.of[s] = sums[s];
+        blocks += static_cast<unsigned>((sums[s].cols + 31) / 32);
+    }
+    add_partials_columns<<<blocks, dim3(32, 32), 0, stream>>>(all);
+    check_launch("add_partials");
+}
+
+#define FAULTLINE_FOR(E)                                                                                             \
+    template void add_and_norm(const float*, const E*, float*, float*, const float*, const float*, float,            \
+                               StatisticsRounding, int, int, E*, Stream);                                            \
+    template void add(const float*, const E*, float*, int, int, Stream);                                             \
+    template int norm_backward(const E*, const float*, const float*, const float*, bool, bool, int, int, float*, E*, \
+                               float*, Stream);                                                                      \
+    template void gelu(const E*, std::size_t, E*, Stream);                                                           \
+    template int gelu_backward(const E*, int, int, E*, float*, Stream);                                              \
+    template int sum_rows(const E*, int, int, float*, Stream);
 FAULTLINE_FOR(float)
 FAULTLINE_FOR(Bf16)
 #undef FAULTLINE_FOR

@@ -48,7 +48,8 @@ TEST(MemoryPlan, OfGpt2IsTheSumOfItsTensors) {
     const std::size_t scratch_of_rows = tokens * width * (4 + 2 + 2 + 8 + 6 + 2);
     const std::size_t least = 12 * layer + last + state + logits + scratch_of_rows;
     EXPECT_GE(memory.plan.bytes(), least);
-    EXPECT_LE(memory.plan.bytes(), least + (std::size_t{80} << 20));  // products 64 MiB, partial sums, input, losses
+    // Products 64 MiB, partial sums of a layer 19 MiB, delta, input and losses 2.5 MiB.
+    EXPECT_LE(memory.plan.bytes(), least + (std::size_t{90} << 20));
     EXPECT_LT(memory.plan.bytes(), std::size_t{15} << 30);
 }
 

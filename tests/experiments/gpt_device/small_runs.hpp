@@ -104,9 +104,11 @@ std::vector<double> cpu_gradient(const TrainConfig& c, const std::vector<float>&
 }
 
 inline std::vector<double> device_gradient(const TrainConfig& c, const std::vector<float>& weights,
-                                           double* loss = nullptr) {
+                                           double* loss = nullptr, bool deterministic = true) {
     const WindowOrder order(c.seed);
-    DeviceTrainer trainer(c, text(), order);
+    DeviceOptions options;
+    options.deterministic = deterministic;
+    DeviceTrainer trainer(c, text(), order, options);
     trainer.set_weights(weights);
     trainer.step();
     EXPECT_FALSE(trainer.failure());
