@@ -10,7 +10,6 @@
 #include <faultline/ranks/sums.hpp>
 
 namespace faultline::gpt {
-namespace {
 
 int rounds_of(const Ranks* ranks, const TrainConfig& config) {
     if (ranks == nullptr) return config.accumulate;
@@ -21,8 +20,6 @@ int rounds_of(const Ranks* ranks, const TrainConfig& config) {
                         ranks->size(), config.accumulate));
     return config.accumulate / ranks->size();
 }
-
-}  // namespace
 
 GradientRange range_of_layer(const ParameterLayout& layout, int layer) {
     const auto layers = static_cast<int>(layout.layers());

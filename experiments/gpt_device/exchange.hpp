@@ -22,6 +22,9 @@
 
 namespace faultline::gpt {
 
+/// Micro-batches of a step that each rank goes through; RequestError where the ranks do not divide config.accumulate.
+[[nodiscard]] int rounds_of(const Ranks* ranks, const TrainConfig& config);
+
 /// Elements [first, first + count) of the flat gradient; both are multiples of 8.
 struct GradientRange {
     std::size_t first = 0, count = 0;

@@ -4,6 +4,7 @@
 #include <array>
 #include <chrono>
 #include <cstdlib>
+#include <exception>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -94,6 +95,7 @@ struct Communicator::State {
     Functions nccl{};
     Ranks& ranks;
     Comm comm = nullptr;
+    int exceptions = std::uncaught_exceptions();  // when it was made
 
     explicit State(Ranks& of) : ranks(of) {
         UniqueId id{};
@@ -121,6 +123,8 @@ struct Communicator::State {
 
 Communicator::Communicator(Ranks& ranks) : state_(std::make_unique<State>(ranks)) {}
 Communicator::~Communicator() {
+    // A rank that fails must not wait for the others here: they learn that it is gone when its process ends.
+    if (std::uncaught_exceptions() > state_->exceptions) state_->end();
     if (state_->comm != nullptr) (void)state_->nccl.destroy(state_->comm);
 }
 

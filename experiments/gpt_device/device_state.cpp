@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a run on the device is set up.
+#include <faultline/gpt_device/device_state.hpp>
+
+#include <algorithm>
+
+#include <faultline/base/error.hpp>
+#include <faultline/base/parallel.hpp>
+#include <faultline/gpt_device/optimizers.hpp>
+#include <faultline/ranks/sums.hpp>
+
+namespace faultline::gpt {
+
+namespace {
+
+TrainConfig on_this_back_end(TrainConfig config, const DeviceOptions& options) {
+    config.also.emplace_back("device", "cuda");
+    config.also.emplace_back("deterministic", options.deterministic ? "true" : "false");
+    return config;
+}
+
+}  // namespace
+
+const TrainConfig& checked_for_device(const TrainConfig& config) {
+    check(config.model);
+    check(config);
+    if (const std::string why = refusal(config); !why.empty()) throw RequestError(why);
+    return config;
+}
+
+std::vector<std::uint8_t> kinds_of(const ParameterLayout& layout) {
+    std::vector<std::uint8_t> kinds(static_cast<std::size_t>(layout.size()) / 8);
+    for (const Parameter& p : layout.all()) {
+        std::uint8_t kind = p.is_matrix() ? on_device::decays : 0;
+        // As Gpt::add_groups: what comes out of a product as bf16. wte's part is rounded where it is made.
+        const bool linear = p.role != Role::embedding && (p.is_matrix() || p.name.find(".b_") != std::string::npos);
+        if (linear) kind |= on_device::comes_rounded;
+        if (p.is_matrix() && p.role != Role::embedding) kind |= on_device::hidden_matrix;
+        for (std::ptrdiff_t i = 0; i < p.rows; ++i)
+            std::fill_n(kinds.begin() + (p.offset + i * p.stride) / 8, p.cols / 8, kind);
+    }
+    return kinds;
+}
+
+DeviceTrainer::State::State(const TrainConfig& wanted, const TokenData& tokens, const WindowOrder& order,
+                            const DeviceOptions& options, const Hooks& hooked)
+    : config(on_this_back_end(checked_for_device(wanted), options)),
+      data(tokens),
+      windows(order),
+      layout(config.model),
+      monitors(options.monitors || config.qk_clip > 0 || hooked.step != nullptr),
+      may_norm(config.model.qk_norm != QkNorm::none || hooked.step != nullptr),
+      attention(config, may_norm),
+      planted(options.faults),
+      faults(config, layout, planted != nullptr ? planted->faults() : std::vector<Fault>()),
+      update_apart(hooked.update != nullptr || faults.alters_update()),
+      memory(config, layout,
+             {attention.scratch_bytes(), muon_scratch(), attention.parts(), monitors, config.monitor_every > 0,
+              may_norm, faults.bytes(), update_apart}),
+      input(config),
+      staged{on_device::PinnedMemory(input.bytes * static_cast<std::size_t>(rounds_of(options.ranks, config))),
+             on_device::PinnedMemory(input.bytes * static_cast<std::size_t>(rounds_of(options.ranks, config)))},
+      result(sizeof(on_device::StepResult)),
+      totals(sizeof(on_device::HeadTotals) * heads()),
+      injected(faults.totals_bytes()),
+      exchange(options.ranks, config, layout, options.exchange),
+      hooks(hooked) {
+    if (hooks.attention != nullptr || hooks.model != nullptr)
+        throw RequestError(
+            "device cuda: hooks: the device's trainer has those of the update and of the step: expected no others");
+    if (exchange.active() && (faults.any() || hooks.update != nullptr))
+        throw RequestError("device cuda: inject: several ranks have no faults: expected none, or one rank");
+    if (hooks.update != nullptr) {
+        shown_weights.resize(count());
+        shown_update.resize(count());
+    }
+    switches.qk_clip = config.qk_clip;
+    // What goes wrong is one rank's trouble, of which the others hear before they wait for its sums.
+    together(options.ranks, [&] { prepare(options.deterministic); });
+    run_micro_batch(most_watched(), true);
+    run_update();
+    exchange.wait(stream);
+    together(options.ranks, [&] {
+        record_graphs();
+        start();
+    });
+}
+
+void DeviceTrainer::State::prepare(bool deterministic) {
+    check_tokens(data, config.model.vocabulary, config.model.context);
+    base.emplace(memory.plan.bytes(), memory.plan.text());
+    pass = make_pass(config, layout, memory, attention, faults, base->data(), stream, deterministic);
+    faults.bind(pass->at<char>(memory.faults), pass->scalars(), stream);
+    if (config.monitor_every > 0)
+        late_spectra =
+            std::make_unique<LateSpectra>(config.model, pass->at<float>(memory.snapshot), pass->at<char>(memory.bases),
+                                          pass->at<on_device::Bidiagonal>(memory.bidiagonals), stream);
+    const std::vector<std::uint8_t> kinds = kinds_of(layout);
+    on_device::upload(pass->at<char>(memory.kinds), kinds.data(), kinds.size(), stream);
+    start();
+    stage(0);
+    copy_input(0, 0);
+    faults.prepare(0, 0, true);
+}
+
+std::size_t DeviceTrainer::State::muon_scratch() const {
+    if (config.optimizer.kind != OptimizerKind::muon) return 0;
+    return on_device::Muon(layout, config.model, config.optimizer).scratch_bytes();
+}
+
+void DeviceTrainer::State::record_graphs() {
+    const auto record = [this](Recorded& to, bool last) {
+        const auto graph = [&](Pass::Watch watch) {
+            return on_device::Graph(stream, [this, watch, last] { run_micro_batch(watch, last); });
+        };
+        to.plain = graph(watched());
+        if (most_watched() == Pass::Watch::rows) to.detailed = graph(Pass::Watch::rows);
+    };
+    if (exchange.rounds() > 1) record(micro_batch, false);
+    record(last_micro_batch, true);
+    update = on_device::Graph(stream, [this] { run_update(); });
+    if (hooks.update != nullptr) application = on_device::Graph(stream, [this] { finish_update(); });
+}
+
+void DeviceTrainer::State::start() {
+    std::vector<float> weights(count());
+    layout.initialize(config.seed, std::span(weights), hardware_threads());
+    set_weights(weights);
+    clear_moments();
+}
+
+void DeviceTrainer::State::clear_moments() {
+    on_device::clear(pass->at<char>(memory.first), count() * sizeof(float), stream);
+    on_device::clear(pass->at<char>(memory.second), seconds() * sizeof(float), stream);
+    on_device::wait(stream);
+    switches.optimizer_steps = 0;
+}
+
+void DeviceTrainer::State::set_weights(std::span<const float> weights) {
+    on_device::upload(pass->at<char>(memory.weights), weights.data(), weights.size_bytes(), stream);
+    pass->round_weights();
+    on_device::wait(stream);
+}
+
+std::vector<float> DeviceTrainer::State::host(std::size_t region) const {
+    std::vector<float> values(region == memory.second ? seconds() : count());
+    on_device::download(values.data(), pass->at<char>(region), values.size() * sizeof(float), stream);
+    return values;
+}
+
+}  // namespace faultline::gpt
