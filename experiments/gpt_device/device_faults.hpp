@@ -62,6 +62,7 @@ class DeviceFaults {
     [[nodiscard]] std::size_t totals_bytes() const;
 
   private:
+    static constexpr int sequences_at_most = 1 << 12;  ///< of a micro-step, as FaultHooks numbers them
     struct Planted {
         Fault fault;
         Format format;
@@ -72,22 +73,16 @@ class DeviceFaults {
         std::size_t draws = 0;                                     ///< inside a kernel: its TileDraws of one layer
     };
     void plant(const Fault& fault);
+    void plant_in_attention(Planted& planted, Site site);
+    void plant_in_model(Planted& planted, ModelSite site);
     void add_records(Planted& to, int layer, int part, int column, std::size_t per_head, int heads);
     void add_inside(const Planted& planted);
-    template <class T, class F>
-    void with_sets(const Planted& planted, int layer, int part, T* values, int first_row, int rows, int cols,
-                   F&& use) const;
-    template <class T>
-    [[nodiscard]] on_device::TileSet<T> set_of(Site site, T* values, bool by_head) const;
     template <class All>
     [[nodiscard]] static const All* inside(const std::vector<All>& all, int layer) {
         const All& of = all[static_cast<std::size_t>(layer)];
         return of.count > 0 ? &of : nullptr;
     }
-    void refuse_inside(const Fault& fault, Site site) const;
-    [[nodiscard]] on_device::TileSet<float> update_set(const Planted& planted, const Parameter& parameter,
-                                                       float* update) const;
-    [[nodiscard]] int tile_of(int block) const;
+    [[nodiscard]] std::size_t rows_bytes() const;
 
     const TrainConfig& config_;
     const ParameterLayout& layout_;

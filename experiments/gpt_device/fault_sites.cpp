@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/gpt_device/fault_sites.hpp>
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include <faultline/base/error.hpp>
+#include <faultline/tensor_kernel/backward_kernel.hpp>
+#include <faultline/tensor_kernel/forward_kernel.hpp>
+
+namespace faultline::gpt {
+namespace {
+
+bool within_bf16(Format f) { return f.rounds && f.precision <= 8 && f.emax <= 127 && f.emin >= -126; }
+
+}  // namespace
+
+const InsideSite* inside_site(Site site) {
+    const auto* found = std::ranges::find(inside_sites, site, &InsideSite::site);
+    return found == inside_sites.end() ? nullptr : found;
+}
+
+std::optional<tensor_kernel::AlteredSite> altered_site(Site site) {
+    using enum tensor_kernel::AlteredSite;
+    switch (site) {
+        case Site::p_cast:
+            return p_cast;
+        case Site::dp_accumulate:
+            return dp_accumulate;
+        case Site::ds:
+            return ds;
+        case Site::bwd_p_cast:
+            return bwd_p_cast;
+        case Site::ds_cast:
+            return ds_cast;
+        default:
+            return {};
+    }
+}
+
+bool law_needs_rms(const Fault& fault) {
+    return fault.law != Law::multiplicative && fault.unit == Fault::Unit::relative && !fault.by_value;
+}
+
+bool holds_operands(ModelSite site) {
+    switch (site) {
+        case ModelSite::layer_norm_statistics:
+        case ModelSite::residual_add:
+        case ModelSite::optimizer_update:
+            return false;
+        default:
+            return true;
+    }
+}
+
+bool is_cast_in_memory(Site site) {
+    return site == Site::o_cast || site == Site::dq_cast || site == Site::dk_cast || site == Site::dv_cast;
+}
+
+std::vector<int> parts_at(ModelSite site) {
+    if (site == ModelSite::residual_add) return {0, 1};
+    return {site == ModelSite::attention_projection ? 0 : 1};
+}
+
+void expect_held_in_bf16(const Fault& fault, std::string_view what) {
+    if (fault.hold == Hold::exact || !within_bf16(fault.format.value_or(bf16)))
+        refuse(fault,
+               fmt::format("{} stands in memory as bf16: expected hold=stochastic or nearest, and no format that "
+                           "has more numbers",
+                           what));
+}
+
+void expect_in_registers(const Fault& fault, Site site, const RoundingPlan& plan, int head_dim, bool is_bf16) {
+    constexpr const char* expected =
+        "expected p_cast, dp_accumulate, ds, bwd_p_cast, ds_cast, lse, o_cast, dq_cast, dk_cast or dv_cast, or attention fast";
+    if (!altered_site(site)) refuse(fault, fmt::format("the tensor cores' kernel has no {}: {}", name(site), expected));
+    if (law_needs_rms(fault))
+        refuse(
+            fault,
+            "is a part of a tile's rms, which the tensor cores' kernel does not know when the tile comes by: expected a size "
+            "of the value (multiplicative, shape=value, ulp), or attention fast");
+    const tensor_kernel::ForwardKernel forward = tensor_kernel::supported(plan, head_dim, true).kernel;
+    const tensor_kernel::BackwardKernel backward = tensor_kernel::supported_backward(plan, head_dim, true).kernel;
+    const bool wgmma =
+        inside_site(site)->backward
+            ? backward.unit == tensor_kernel::Unit::wgmma && backward.variant == tensor_kernel::BackwardVariant{}
+            : forward.unit == tensor_kernel::Unit::wgmma && forward.variant == tensor_kernel::ForwardVariant{};
+    if (!wgmma)
+        refuse(fault,
+               fmt::format("plan {} runs a kernel that is not compiled with faults: expected fa3's, by wgmma with a "
+                           "fused argument (attention tensor), or attention fast",
+                           plan.name));
+    if (is_bf16 && (site == Site::p_cast || site == Site::bwd_p_cast || site == Site::ds_cast) &&
+        (fault.hold == Hold::exact || !within_bf16(fault.format.value_or(bf16))))
+        refuse(fault,
+               fmt::format("{} is an operand in bf16: expected hold=stochastic or nearest, and no format that has more "
+                           "numbers",
+                           name(site)));
+}
+
+void refuse(const Fault& fault, const std::string& why) {
+    throw RequestError(fmt::format("device cuda: fault \"{}\": {}", to_string(fault), why));
+}
+
+}  // namespace faultline::gpt
