@@ -15,6 +15,11 @@ void check(cudaError_t error, const char* what) {
 
 }  // namespace
 
+std::unique_lock<std::recursive_mutex> no_other_recording() {
+    static std::recursive_mutex mutex;
+    return std::unique_lock(mutex);
+}
+
 Device::Device() {
     int count = 0, device = 0;
     check(cudaGetDeviceCount(&count), "looking for a device");
@@ -29,12 +34,16 @@ Device::Device() {
 }
 
 OwnedStream::OwnedStream(Priority priority) {
+    const auto alone = no_other_recording();
     int least = 0, greatest = 0;
     check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "asking the device");
     check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, priority == Priority::high ? greatest : least),
           "making a stream");
 }
-OwnedStream::~OwnedStream() { (void)cudaStreamDestroy(stream_); }
+OwnedStream::~OwnedStream() {
+    const auto alone = no_other_recording();
+    (void)cudaStreamDestroy(stream_);
+}
 
 SideStream::SideStream(Priority priority) : stream_(priority) {
     check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "making an event");
@@ -61,6 +70,7 @@ void Mark::wait(Stream waiting) {
 }
 
 Memory::Memory(std::size_t bytes, const std::string& what) {
+    const auto alone = no_other_recording();
     std::size_t free = 0, all = 0;
     check(cudaMemGetInfo(&free, &all), "asking for the free memory");
     if (bytes > free)
@@ -68,16 +78,23 @@ Memory::Memory(std::size_t bytes, const std::string& what) {
                                     what, static_cast<double>(free) * 0x1p-30));
     check(cudaMalloc(reinterpret_cast<void**>(&data_), bytes), "asking for memory");
 }
-Memory::~Memory() { (void)cudaFree(data_); }
+Memory::~Memory() {
+    const auto alone = no_other_recording();
+    (void)cudaFree(data_);
+}
 
 PinnedMemory::PinnedMemory(std::size_t bytes) {
+    const auto alone = no_other_recording();
     check(cudaMallocHost(reinterpret_cast<void**>(&data_), bytes), "asking for host memory");
 }
 PinnedMemory::~PinnedMemory() {
-    if (data_ != nullptr) (void)cudaFreeHost(data_);
+    if (data_ == nullptr) return;
+    const auto alone = no_other_recording();
+    (void)cudaFreeHost(data_);
 }
 
 Graph::Graph(Stream stream, const std::function<void()>& launches) {
+    const auto alone = no_other_recording();
     check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "recording a graph");
     cudaGraph_t graph = nullptr;
     try {
@@ -92,7 +109,9 @@ Graph::Graph(Stream stream, const std::function<void()>& launches) {
     check(made, "making a graph");
 }
 Graph::~Graph() {
-    if (executable_ != nullptr) (void)cudaGraphExecDestroy(executable_);
+    if (executable_ == nullptr) return;
+    const auto alone = no_other_recording();
+    (void)cudaGraphExecDestroy(executable_);
 }
 void Graph::launch(Stream stream) const { check(cudaGraphLaunch(executable_, stream), "launching a graph"); }
 

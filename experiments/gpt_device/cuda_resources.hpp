@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -26,6 +27,12 @@ class Device {
 
 /// Blocks of a stream of high priority are placed before those of the others, also where its launches were recorded in a graph.
 enum class Priority : unsigned char { high, low };
+
+/// Held while launches are recorded into a graph, and while memory, streams and cuBLASLt's handles are made and given back. Several
+/// runs may stand in one process, a thread each, and giving back waits for the whole device (CUDA runtime API, cudaFree,
+/// cudaFreeHost; cublasLtDestroy), which ends every recording that is under way in another thread: "any associated capture
+/// graphs are invalidated" (CUDA C++ programming guide, prohibited and unhandled operations).
+[[nodiscard]] std::unique_lock<std::recursive_mutex> no_other_recording();
 
 class OwnedStream {
   public:

@@ -12,13 +12,16 @@
 #include <fmt/format.h>
 
 #include <faultline/base/error.hpp>
+#include <faultline/gpt_device/cuda_resources.hpp>
 
 namespace faultline::gpt::on_device {
 namespace {
 
 void check(cublasStatus_t status, const char* what) {
-    if (status != CUBLAS_STATUS_SUCCESS)
-        throw WorkError(fmt::format("device cuda: {}: {}", what, cublasLtGetStatusString(status)));
+    if (status == CUBLAS_STATUS_SUCCESS) return;
+    const cudaError_t error = cudaPeekAtLastError();  // which cuBLASLt does not pass on
+    throw WorkError(fmt::format("device cuda: {}: {}{}", what, cublasLtGetStatusString(status),
+                                error == cudaSuccess ? "" : fmt::format(" ({})", cudaGetErrorString(error))));
 }
 void check(cudaError_t error, const char* what) {
     if (error != cudaSuccess) throw WorkError(fmt::format("device cuda: {}: {}", what, cudaGetErrorString(error)));
@@ -63,6 +66,7 @@ struct Products::State {
     std::map<Key, std::unique_ptr<Planned>> planned;
 
     ~State() {
+        const auto alone = no_other_recording();
         planned.clear();
         if (handle != nullptr) (void)cublasLtDestroy(handle);
     }
@@ -184,6 +188,7 @@ struct Products::State {
 
 Products::Products(Stream stream, void* workspace, std::size_t workspace_bytes, bool deterministic)
     : state_(std::make_unique<State>()) {
+    const auto alone = no_other_recording();
     check(cublasLtCreate(&state_->handle), "starting cuBLASLt");
     state_->stream = stream;
     state_->workspace = workspace;

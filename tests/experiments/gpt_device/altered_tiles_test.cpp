@@ -52,13 +52,15 @@ std::vector<Realised> by_host(const Fault& fault, FaultPlace place, Format forma
         for (int sequence = 0; sequence < set.sequences; ++sequence)
             for (int t = 0; t < set.tiles(); ++t) {
                 const int first = t * set.tile;
-                const std::ptrdiff_t rows = set.by_columns ? 1 : std::min(set.tile, set.rows - first);
-                const std::ptrdiff_t cols = set.by_columns ? std::min(set.tile, set.cols - first) : set.cols;
+                // Row quantities are one column, as the CPU's kernels have them, whatever they stand beside here.
+                const std::ptrdiff_t rows = std::min(set.tile, (set.by_columns ? set.cols : set.rows) - first);
+                const std::ptrdiff_t cols = set.by_columns ? 1 : set.cols;
+                const std::size_t row_stride = set.by_columns ? 1 : set.row_stride;
                 T* base = data.data() + sequence * set.sequence_stride + head * set.head_stride +
                           (set.by_columns ? static_cast<std::size_t>(first) : first * set.row_stride);
                 std::vector<double> wide(static_cast<std::size_t>(rows * cols));
                 std::vector<float> narrow_values(wide.size());
-                const auto at = [&](std::ptrdiff_t i) -> T& { return base[i / cols * set.row_stride + i % cols]; };
+                const auto at = [&](std::ptrdiff_t i) -> T& { return base[i / cols * row_stride + i % cols]; };
                 for (std::ptrdiff_t i = 0; i < rows * cols; ++i)
                     wide[static_cast<std::size_t>(i)] = narrow_values[static_cast<std::size_t>(i)] = widened(at(i));
                 place.head = set.model ? 0 : head;
