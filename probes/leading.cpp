@@ -33,6 +33,10 @@ Eigen::MatrixXd to_eigen(MatrixView<const float> w) {
     return m;
 }
 
+Eigen::MatrixXd LeadingDirections::cold_start(Eigen::Index columns) const {
+    return orthonormal(random_block(columns, std::min<Eigen::Index>(k_ + extra_, columns)));
+}
+
 template <class Apply, class ApplyTransposed>
 int LeadingDirections::iterate(Eigen::Index rows, Eigen::Index cols, Eigen::Index rank, const Apply& apply,
                                const ApplyTransposed& apply_transposed, double tolerance, int max_iterations) {

@@ -17,9 +17,10 @@ namespace faultline {
 
 class LeadingDirections {
   public:
+    static constexpr int extra_by_default = 3;
     /// `k` directions (fewer where the matrix has fewer), followed in a block of k + `extra`: the iteration converges by
     /// the gap between sigma_k and the first singular value outside the block.
-    explicit LeadingDirections(int k, int extra = 3) : k_(k), extra_(extra) {}
+    explicit LeadingDirections(int k, int extra = extra_by_default) : k_(k), extra_(extra) {}
 
     /// Follows W to its current value: iterates until |W^T u_i - sigma_i v_i| <= tolerance sigma_1 for i < k, or
     /// max_iterations are done. A cold start takes a fixed pseudo-random block. Returns the iterations. The residual proves
@@ -41,6 +42,8 @@ class LeadingDirections {
 
     /// State for a checkpoint: the block that the next update starts from. A run that resumes from it goes on bit by bit.
     [[nodiscard]] const Eigen::MatrixXd& block() const { return block_; }
+    /// The block that a weight with so many columns (and rows) starts from where there is none.
+    [[nodiscard]] Eigen::MatrixXd cold_start(Eigen::Index columns) const;
     void set_block(Eigen::MatrixXd block) { block_ = std::move(block); }
 
   private:

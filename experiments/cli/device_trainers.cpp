@@ -16,10 +16,15 @@ void DeviceTrainers::check(const gpt::TrainConfig& config, const std::vector<Fau
 
 std::unique_ptr<gpt::Training> DeviceTrainers::make(const gpt::TrainConfig& config, const gpt::TokenData& data,
                                                     const gpt::WindowOrder& windows, gpt::PlantedFaults& faults,
-                                                    const gpt::Hooks& hooks) const {
+                                                    gpt::PlantedProjection* projection, const gpt::Hooks& hooks) const {
     gpt::DeviceOptions options;
     options.faults = &faults;
+    options.projection = projection;
     return std::make_unique<gpt::DeviceTrainer>(config, data, windows, options, hooks);
+}
+
+bool DeviceTrainers::projects(const gpt::Projection& wanted, int width) const {
+    return gpt::device_projects(wanted, width);
 }
 
 }  // namespace faultline::cli

@@ -15,7 +15,9 @@ class DeviceTrainers final : public TrainerSource {
                const Intervention& intervention) const override;
     [[nodiscard]] std::unique_ptr<gpt::Training> make(const gpt::TrainConfig& config, const gpt::TokenData& data,
                                                       const gpt::WindowOrder& windows, gpt::PlantedFaults& faults,
+                                                      gpt::PlantedProjection* projection,
                                                       const gpt::Hooks& hooks) const override;
+    [[nodiscard]] bool projects(const gpt::Projection& wanted, int width) const override;
 };
 
 }  // namespace faultline::cli

@@ -93,6 +93,32 @@ void Channel::before_apply(std::int64_t step, std::span<const gpt::ParameterUpda
     }
 }
 
+gpt::Projection Channel::projection() const {
+    return {intervention_.k, LeadingDirections::extra_by_default, intervention_.sides,
+            intervention_.removal == Removal::shrink};
+}
+
+std::vector<double> Channel::blocks(int columns) const {
+    std::vector<double> all;
+    for (const LeadingDirections& directions : followed_) {
+        const Eigen::MatrixXd block =
+            directions.block().size() > 0 ? directions.block() : directions.cold_start(columns);
+        all.insert(all.end(), block.data(), block.data() + block.size());
+    }
+    return all;
+}
+
+void Channel::keep_blocks(std::span<const double> blocks, int columns) {
+    const std::size_t each = blocks.size() / followed_.size();
+    for (std::size_t i = 0; i < followed_.size(); ++i)
+        followed_[i].set_block(Eigen::Map<const Eigen::MatrixXd>(blocks.data() + i * each, columns,
+                                                                 static_cast<Eigen::Index>(each) / columns));
+}
+
+void Channel::projected(std::span<const RemovedEnergy> energies) {
+    for (std::size_t i = 0; i < energies.size(); ++i) removed_.at(i / 2).join(energies[i]);
+}
+
 double Channel::monitored(const gpt::StepReport& report) const {
     switch (intervention_.monitor) {
         case Monitor::max_logit:

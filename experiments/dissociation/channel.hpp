@@ -9,11 +9,12 @@
 #include <faultline/dissociation/fault_hooks.hpp>
 #include <faultline/dissociation/intervention.hpp>
 #include <faultline/gpt/hooks.hpp>
+#include <faultline/gpt/planted_projection.hpp>
 #include <faultline/probes/leading.hpp>
 
 namespace faultline {
 
-class Channel final : public gpt::UpdateHook, public gpt::StepHook {
+class Channel final : public gpt::UpdateHook, public gpt::StepHook, public gpt::PlantedProjection {
   public:
     /// `seed` names the random directions of the controls. `faults` may be null; it outlives this. Kind qk_norm is a
     /// matter of the model's configuration and does nothing here.
@@ -26,6 +27,11 @@ class Channel final : public gpt::UpdateHook, public gpt::StepHook {
     /// (what lies along the leading directions, also where something else was removed) and missing_fraction; and
     /// intervention_active (0 or 1: the guard has acted) and what the faults did.
     void after_step(gpt::StepReport& report) override;
+    // PlantedProjection: for a trainer that projects by itself, in place of before_apply().
+    [[nodiscard]] gpt::Projection projection() const override;
+    [[nodiscard]] std::vector<double> blocks(int columns) const override;
+    void keep_blocks(std::span<const double> blocks, int columns) override;
+    void projected(std::span<const RemovedEnergy> energies) override;
     [[nodiscard]] std::string save() const override;
     void load(std::string_view state) override;
 

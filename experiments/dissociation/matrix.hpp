@@ -11,6 +11,7 @@
 #include <faultline/dissociation/outcome.hpp>
 #include <faultline/gpt/data.hpp>
 #include <faultline/gpt/planted_faults.hpp>
+#include <faultline/gpt/planted_projection.hpp>
 #include <faultline/gpt/trainer.hpp>
 #include <faultline/record/manifest.hpp>
 
@@ -23,12 +24,12 @@ class TrainerSource {
     /// RequestError, one sentence, where it has no such run.
     virtual void check(const gpt::TrainConfig& config, const std::vector<Fault>& faults,
                        const Intervention& intervention) const = 0;
-    /// `faults` and what the hooks point to outlive it. Called from several threads.
-    [[nodiscard]] virtual std::unique_ptr<gpt::Training> make(const gpt::TrainConfig& config,
-                                                              const gpt::TokenData& data,
-                                                              const gpt::WindowOrder& windows,
-                                                              gpt::PlantedFaults& faults,
-                                                              const gpt::Hooks& hooks) const = 0;
+    /// `faults`, `projection` (null: none) and what the hooks point to outlive it. Called from several threads.
+    [[nodiscard]] virtual std::unique_ptr<gpt::Training> make(
+        const gpt::TrainConfig& config, const gpt::TokenData& data, const gpt::WindowOrder& windows,
+        gpt::PlantedFaults& faults, gpt::PlantedProjection* projection, const gpt::Hooks& hooks) const = 0;
+    /// Whether its trainers make a projection by themselves, for a model of this width; else an update hook does.
+    [[nodiscard]] virtual bool projects(const gpt::Projection& wanted, int width) const = 0;
 };
 
 struct MatrixConfig {

@@ -98,8 +98,13 @@ gpt::Training& MatrixRun::trainer() {
         hooks.step = channel_.get();
         if (trainers_ != nullptr) {
             // There an update hook costs the copies of what it sees.
-            if (intervention_.kind != Intervention::Kind::project) hooks.update = nullptr;
-            trainer_ = trainers_->make(config_, data_, windows_, *faults_, hooks);
+            const bool projects = intervention_.kind == Intervention::Kind::project,
+                       by_itself =
+                           projects &&
+                           (intervention_.removal == Removal::leading || intervention_.removal == Removal::shrink) &&
+                           trainers_->projects(channel_->projection(), config_.model.width);
+            if (!projects || by_itself) hooks.update = nullptr;
+            trainer_ = trainers_->make(config_, data_, windows_, *faults_, by_itself ? channel_.get() : nullptr, hooks);
             return *trainer_;
         }
         if (faults_->any_attention()) hooks.attention = faults_.get();
@@ -110,7 +115,7 @@ gpt::Training& MatrixRun::trainer() {
 }
 
 std::unique_ptr<gpt::Training> MatrixRun::trainer_without_hooks() {
-    return trainers_->make(config_, data_, windows_, *faults_, {});
+    return trainers_->make(config_, data_, windows_, *faults_, nullptr, {});
 }
 
 std::string MatrixRun::identity() const {

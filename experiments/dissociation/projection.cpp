@@ -82,14 +82,6 @@ std::string_view name(Removal removal) {
     return "?";
 }
 
-void RemovedEnergy::join(const RemovedEnergy& next) {
-    update += next.update;
-    leading += next.leading;
-    removed += next.removed;
-    changed += next.changed;
-    missing += next.missing;
-}
-
 Eigen::MatrixXd part_along(const Eigen::MatrixXd& d, const Eigen::MatrixXd& u, const Eigen::MatrixXd& v, Sides sides) {
     switch (sides) {
         case Sides::both:

@@ -9,17 +9,10 @@
 
 #include <Eigen/Core>
 
+#include <faultline/gpt/removed_energy.hpp>
 #include <faultline/random/random_stream.hpp>
 
 namespace faultline {
-
-/// Which part of an update D of W = U S V^T counts as lying along the leading k directions (U, V: k columns each).
-enum class Sides : unsigned char {
-    both,    ///< U U^T D V V^T: what couples the leading directions with each other ("two-sided")
-    either,  ///< D - (I - U U^T) D (I - V V^T): what touches one of them ("one-sided on both sides")
-    left,    ///< U U^T D
-    right,   ///< D V V^T
-};
 
 /// What is removed in its place, in a control.
 enum class Removal : unsigned char {
@@ -35,18 +28,6 @@ enum class Removal : unsigned char {
 
 [[nodiscard]] std::string_view name(Sides sides);
 [[nodiscard]] std::string_view name(Removal removal);
-
-/// Squared Frobenius norms of one update and of what was done to it.
-struct RemovedEnergy {
-    double update = 0;   ///< of the update as it came
-    double leading = 0;  ///< of its part along the leading directions
-    double removed = 0;  ///< |D|^2 - |D'|^2: negative where energy was added
-    double changed = 0;  ///< |D - D'|^2
-    double missing = 0;  ///< elsewhere: what the complement did not have
-    void join(const RemovedEnergy& next);
-    /// removed / update; 0 for no update.
-    [[nodiscard]] double fraction() const { return update > 0 ? removed / update : 0; }
-};
 
 /// The part of D along U and V.
 [[nodiscard]] Eigen::MatrixXd part_along(const Eigen::MatrixXd& d, const Eigen::MatrixXd& u, const Eigen::MatrixXd& v,

@@ -53,16 +53,19 @@ DeviceTrainer::State::State(const TrainConfig& wanted, const TokenData& tokens, 
       attention(config, may_norm),
       planted(options.faults),
       faults(config, layout, planted != nullptr ? planted->faults() : std::vector<Fault>()),
-      update_apart(hooked.update != nullptr || faults.alters_update()),
+      projecting(options.projection),
+      projected(memory_of_projection()),
+      update_apart(hooked.update != nullptr || faults.alters_update() || projecting != nullptr),
       memory(config, layout,
              {attention.scratch_bytes(), muon_scratch(), attention.parts(), monitors, config.monitor_every > 0,
-              may_norm, faults.bytes(), update_apart}),
+              may_norm, faults.bytes(), projected ? projected->bytes : 0, update_apart}),
       input(config),
       staged{on_device::PinnedMemory(input.bytes * static_cast<std::size_t>(rounds_of(options.ranks, config))),
              on_device::PinnedMemory(input.bytes * static_cast<std::size_t>(rounds_of(options.ranks, config)))},
       result(sizeof(on_device::StepResult)),
       totals(sizeof(on_device::HeadTotals) * heads()),
       injected(faults.totals_bytes()),
+      removed(projected ? projected->energy_bytes : sizeof(RemovedEnergy)),
       exchange(options.ranks, config, layout, options.exchange),
       hooks(hooked) {
     if (hooks.attention != nullptr || hooks.model != nullptr)
@@ -127,6 +130,7 @@ void DeviceTrainer::State::start() {
     layout.initialize(config.seed, std::span(weights), hardware_threads());
     set_weights(weights);
     clear_moments();
+    take_directions();
 }
 
 void DeviceTrainer::State::clear_moments() {

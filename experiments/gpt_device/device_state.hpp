@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a run on the device consists of, and the parts of a step. Private to this folder: device_trainer.cpp is what others see.
-// Set up in device_state.cpp; a step in device_step.cpp, its update in device_update.cpp, its report in device_report.cpp; what a
-// step hook may do in step_control.cpp; where a value is not finite in non_finite.cpp.
+// Set up in device_state.cpp; a step in device_step.cpp, its update in device_update.cpp, its report in device_report.cpp; its projection in
+// device_projection.cpp; what a // step hook may do in step_control.cpp; where a value is not finite in non_finite.cpp.
 #pragma once
 
 #include <array>
@@ -19,6 +19,7 @@
 #include <faultline/gpt_device/exchange.hpp>
 #include <faultline/gpt_device/late_spectra.hpp>
 #include <faultline/gpt_device/pass.hpp>
+#include <faultline/gpt_device/projection.hpp>
 
 namespace faultline::gpt {
 
@@ -36,7 +37,9 @@ struct DeviceTrainer::State {
     AttentionOnDevice attention;
     PlantedFaults* planted;
     DeviceFaults faults;
-    bool update_apart;  ///< it stands in memory before it is added
+    PlantedProjection* projecting;
+    std::optional<on_device::ProjectionMemory> projected;  ///< where its parts are
+    bool update_apart;                                     ///< it stands in memory before it is added
     RunMemory memory;
     InputLayout input;
     on_device::Device device;
@@ -44,7 +47,7 @@ struct DeviceTrainer::State {
     /// Inputs of this step and of the next, for each micro-batch; and where the step's result comes.
     std::array<on_device::PinnedMemory, 2> staged;
     std::array<std::int64_t, 2> staged_step{-1, -1};
-    on_device::PinnedMemory result, totals, injected;
+    on_device::PinnedMemory result, totals, injected, removed;
     Exchange exchange;
     std::optional<on_device::Memory> base;
     std::unique_ptr<Pass> pass;
@@ -111,6 +114,16 @@ struct DeviceTrainer::State {
     void finish_update();
     /// W_Q and W_K of the proposal through the hook, and all of it onto the weights.
     void show_update();
+    /// Null where there is none; RequestError where the kernel has it not.
+    [[nodiscard]] std::optional<on_device::ProjectionMemory> memory_of_projection() const;
+    [[nodiscard]] char* projection_part(std::size_t offset) const { return pass->at<char>(memory.projection) + offset; }
+    /// The directions that the projection goes on from, to the device and back.
+    void take_directions();
+    void leave_directions() const;
+    /// W_Q and W_K of the proposal, in memory; then what was removed, which fetch_energies() brought.
+    void project();
+    void fetch_energies();
+    void report_energies() const;
     [[nodiscard]] on_device::StepScalars scalars_of(std::int64_t step, int micro_step) const;
     [[nodiscard]] double rate_of(std::int64_t step) const {
         return learning_rate(config.schedule, step, config.steps) * switches.rate_factor;

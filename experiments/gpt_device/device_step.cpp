@@ -74,6 +74,7 @@ const StepReport& DeviceTrainer::State::run_step() {
         on_device::download_later(totals.data(), pass->at<char>(memory.totals), heads() * sizeof(on_device::HeadTotals),
                                   stream);
     if (faults.any()) on_device::download_later(injected.data(), faults.totals(), faults.totals_bytes(), stream);
+    if (projected) fetch_energies();
     if (hooks.update != nullptr && step_is_finite()) show_update();
     if (spectra_are_due()) begin_spectra();
     try {
@@ -98,6 +99,7 @@ const StepReport& DeviceTrainer::State::run_step() {
         std::memcpy(did.data(), injected.data(), faults.totals_bytes());
         planted->did(did);
     }
+    if (projected) report_energies();
     const bool last = next + 1 == config.steps;
     const bool validate = config.validate_every > 0 && ((next + 1) % config.validate_every == 0 || last);
     report.validation_loss = validate ? validation_loss() : std::numeric_limits<double>::quiet_NaN();

@@ -11,6 +11,7 @@
 namespace faultline::gpt {
 
 bool device_trainer_is_built() { return true; }
+bool device_projects(const Projection& wanted, int width) { return on_device::has_projection(wanted, width); }
 
 void check_for_device(const TrainConfig& config, const std::vector<Fault>& faults) {
     (void)AttentionOnDevice(checked_for_device(config), true);
@@ -61,6 +62,7 @@ std::vector<float> DeviceTrainer::gradient() const {
 
 void DeviceTrainer::save(const std::string& path) const {
     state_->finish_report();
+    state_->leave_directions();
     DeviceSwitches switches = state_->switches;
     for (int l = 0; l < state_->config.model.layers; ++l)
         switches.qk_scales.push_back(state_->pass->switched_scales(l));
@@ -94,6 +96,7 @@ void DeviceTrainer::restore(const std::string& path) {
     }
     if (switched) state_->record_graphs();
     if (state_->hooks.step != nullptr) state_->hooks.step->load(from.hook);
+    state_->take_directions();
 }
 
 }  // namespace faultline::gpt

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <faultline/gpt/planted_faults.hpp>
+#include <faultline/gpt/planted_projection.hpp>
 #include <faultline/gpt/training.hpp>
 
 namespace faultline::gpt {
@@ -31,6 +32,9 @@ struct DeviceOptions {
     bool monitors = true;
     /// Faults that the device plants; null: none.
     PlantedFaults* faults = nullptr;
+    /// A projection that the device makes, after the faults of the update; null: none. RequestError where has_projection()
+    /// says no.
+    PlantedProjection* projection = nullptr;
 };
 
 class DeviceTrainer final : public Training {
@@ -80,6 +84,9 @@ class DeviceTrainer final : public Training {
 
 /// Whether this build has it.
 [[nodiscard]] bool device_trainer_is_built();
+
+/// Whether the device makes this projection itself in a model of this width; in a build without device code, false.
+[[nodiscard]] bool device_projects(const Projection& wanted, int width);
 
 /// RequestError, one sentence, where the device does not run this configuration with these faults: what the constructor would
 /// refuse, before there is a device. WorkError in a build without.

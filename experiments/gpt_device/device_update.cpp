@@ -70,6 +70,7 @@ void DeviceTrainer::State::run_update() {
         faults.at_update(arrays.proposed);
         faults.join_update_records();
     }
+    if (projected) project();
     if (hooks.update == nullptr) finish_update();
 }
 

@@ -132,6 +132,7 @@ RunMemory::RunMemory(const TrainConfig& config, const ParameterLayout& layout, c
     products_beside = scratch("products beside", tokens * width <= small ? product_workspace : 0);
     muon = scratch("Newton-Schulz", needs.muon_scratch);
     faults = scratch("faults", needs.faults);
+    projection = scratch("projection", needs.projection);
     proposed = plan.add("gradient", "update", needs.update_apart ? parameters * fp32 : 0);
     hats = scratch("q and k after their norm", needs.may_norm ? tokens * 2 * width * element : 0);
     const auto layers_heads = static_cast<std::size_t>(m.layers) * heads;

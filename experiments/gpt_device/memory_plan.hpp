@@ -65,9 +65,10 @@ struct RunNeeds {
     std::size_t muon_scratch = 0;       ///< and its optimizer
     on_device::PartCounts parts;        ///< of what its heads see, where `monitors`
     bool monitors = false, spectra = false;
-    bool may_norm = false;      ///< QK norm is on, or may be switched on
-    std::size_t faults = 0;     ///< bytes that its faults ask for
-    bool update_apart = false;  ///< what is added to the weights stands in memory first
+    bool may_norm = false;       ///< QK norm is on, or may be switched on
+    std::size_t faults = 0;      ///< bytes that its faults ask for
+    std::size_t projection = 0;  ///< and its projection
+    bool update_apart = false;   ///< what is added to the weights stands in memory first
 };
 
 /// The plan of a run of this configuration, and where its parts are.
@@ -79,7 +80,7 @@ struct RunMemory {
     std::size_t x_out, final_statistics, final_h, logits;
     std::size_t dx, dbranch, dh, da, din, dheads, partials, sums, losses, result, input, delta, attention, products,
         products_beside;
-    std::size_t muon, faults, proposed;
+    std::size_t muon, faults, projection, proposed;
     std::size_t hats, scales;  ///< where QK norm may be: q and k after it [tokens, 2 width], and scales [layers, heads]
     /// Where there are monitors: HeadParts of all layers, and HeadTotals [layers, heads].
     std::size_t largest, rms, zero_sums, rows, totals;

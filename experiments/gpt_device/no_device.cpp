@@ -15,6 +15,7 @@ namespace {
 struct DeviceTrainer::State {};
 
 bool device_trainer_is_built() { return false; }
+bool device_projects(const Projection&, int) { return false; }
 void check_for_device(const TrainConfig&, const std::vector<Fault>&) { fail(); }
 DeviceTrainer::DeviceTrainer(const TrainConfig&, const TokenData&, const WindowOrder&, const DeviceOptions&,
                              const Hooks&) {

@@ -291,7 +291,8 @@ TEST(DeviceFaults, RunsGoTheCpusWay) {
 TEST(DeviceFaults, InterventionsAreTheCpus) {
     NEEDS_HOPPER();
     const TrainConfig c = small(false);
-    for (const char* word : {"project:sides=either:k=2", "project:removal=elsewhere", "repair:from=6",
+    for (const char* word : {"project", "project:sides=either:k=2", "project:sides=left:k=1", "project:sides=right:k=4",
+                             "project:removal=shrink", "project:removal=elsewhere", "repair:from=6",
                              "guard:monitor=grad_norm:threshold=0.01:action=lower_rate",
                              "guard:monitor=grad_norm:threshold=0.01:action=tighter_clip",
                              "guard:monitor=grad_norm:threshold=0.01:action=reset_optimizer",
@@ -307,9 +308,14 @@ TEST(DeviceFaults, InterventionsAreTheCpus) {
         on_cpu.step = &a;
         on_cpu.update = &a;
         on_device.step = &b;
-        on_device.update = &b;
+        // Projections but for "elsewhere" are the device's own, the others a hook.
+        const bool by_itself =
+            intervention.kind == Intervention::Kind::project && intervention.removal != Removal::elsewhere;
+        ASSERT_TRUE(!by_itself || device_projects(b.projection(), clipped.model.width));
+        if (!by_itself) on_device.update = &b;
         Trainer cpu(clipped, text(), order, on_cpu);
-        DeviceTrainer device(clipped, text(), order, {.faults = &of_device.hooks}, on_device);
+        DeviceTrainer device(clipped, text(), order,
+                             {.faults = &of_device.hooks, .projection = by_itself ? &b : nullptr}, on_device);
         for (int step = 0; step < clipped.steps; ++step) {
             const StepReport& from = device.step();
             EXPECT_NEAR(from.loss, cpu.step().loss, 1e-5) << step;
@@ -334,28 +340,33 @@ TEST(DeviceFaults, GoOnFromACheckpoint) {
     const test::Folder folder;
     const std::string path = (folder.path() / "half.safetensors").string();
     const WindowOrder order(1);
-    const Intervention intervention =
-        parse_intervention("guard:monitor=grad_norm:threshold=0.01:action=reset_optimizer");
-    const auto run = [&](auto&& use) {
-        Faults faults(c, {"ds:random_step:5%"});
-        Channel channel(intervention, 2, 2, 7, &faults.hooks);
-        Hooks hooks;
-        hooks.step = &channel;
-        hooks.update = &channel;
-        DeviceTrainer trainer(c, text(), order, {.faults = &faults.hooks}, hooks);
-        use(trainer);
-        return trainer.weights();
-    };
-    const std::vector<float> whole = run([&](DeviceTrainer& t) { (void)losses(t); });
-    (void)run([&](DeviceTrainer& t) {
-        for (int i = 0; i < 7; ++i) t.step();
-        t.save(path);
-    });
-    const std::vector<float> resumed = run([&](DeviceTrainer& t) {
-        t.restore(path);
-        (void)losses(t);
-    });
-    EXPECT_EQ(resumed, whole);
+    for (const char* word :
+         {"guard:monitor=grad_norm:threshold=0.01:action=reset_optimizer", "project", "project:k=2"}) {
+        SCOPED_TRACE(word);
+        const Intervention intervention = parse_intervention(word);
+        const bool projects = intervention.kind == Intervention::Kind::project;
+        const auto run = [&](auto&& use) {
+            Faults faults(c, {"ds:random_step:5%"});
+            Channel channel(intervention, 2, 2, 7, &faults.hooks);
+            Hooks hooks;
+            hooks.step = &channel;
+            if (!projects) hooks.update = &channel;
+            DeviceTrainer trainer(c, text(), order,
+                                  {.faults = &faults.hooks, .projection = projects ? &channel : nullptr}, hooks);
+            use(trainer);
+            return trainer.weights();
+        };
+        const std::vector<float> whole = run([&](DeviceTrainer& t) { (void)losses(t); });
+        (void)run([&](DeviceTrainer& t) {
+            for (int i = 0; i < 7; ++i) t.step();
+            t.save(path);
+        });
+        const std::vector<float> resumed = run([&](DeviceTrainer& t) {
+            t.restore(path);
+            (void)losses(t);
+        });
+        EXPECT_EQ(resumed, whole);
+    }
 }
 
 TEST(DeviceFaults, WhatCannotStandIsRefused) {
