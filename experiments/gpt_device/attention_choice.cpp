@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <faultline/gpt_device/attention_choice.hpp>
 
+#include <algorithm>
 #include <cmath>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <faultline/base/error.hpp>
 #include <faultline/cpu/row_sums.hpp>
@@ -30,16 +32,31 @@ AttentionOnDevice::AttentionOnDevice(const TrainConfig& config, bool may_norm) {
               m.head_dim(),
               static_cast<float>(1.0 / std::sqrt(static_cast<double>(m.head_dim()))),
               static_cast<float>(m.softcap)};
-    const RoundingPlan* plan = nullptr;
-    for (int l = 0; l < m.layers; ++l)
-        for (int h = 0; h < m.heads; ++h) {
-            if ((l > 0 || h > 0) && m.plan(l, h) != plan)
+    std::vector<const RoundingPlan*> plans;
+    for (int l = 0; l < m.layers; ++l) {
+        const RoundingPlan* plan = m.plan(l, 0);
+        for (int h = 0; h < m.heads; ++h)
+            if (m.plan(l, h) != plan)
                 throw RequestError(
-                    "device cuda: layer-attention: the device has one kernel for all heads: expected none");
-            plan = m.plan(l, h);
-        }
-    rms_by_kernel_ = plan == nullptr && !may_norm;
-    if (plan == nullptr) return;
+                    "device cuda: layer-attention: the device has one kernel for all heads of a layer: expected whole "
+                    "layers");
+        if ((plan == nullptr) != (m.plan(0, 0) == nullptr))
+            throw RequestError(
+                "device cuda: layer-attention: the device has fast in all layers or in none: expected plans of the "
+                "tensor cores' kernel in the others too");
+        if (plan == nullptr) continue;
+        const auto at = std::ranges::find(plans, plan);
+        of_layer_.push_back(static_cast<std::size_t>(at - plans.begin()));
+        if (at == plans.end()) plans.push_back(plan);
+    }
+    rms_by_kernel_ = plans.empty() && !may_norm;
+    for (const RoundingPlan* plan : plans) kernels_.push_back(tensor_of(*plan, m));
+    layers_.resize(plans.size());
+    for (int l = 0; on_tensor_cores() && l < m.layers; ++l)
+        layers_[of_layer_[static_cast<std::size_t>(l)]].push_back(l);
+}
+
+AttentionOnDevice::Tensor AttentionOnDevice::tensor_of(const RoundingPlan& plan, const ModelConfig& m) {
     if (m.softcap != 0)
         throw RequestError(fmt::format(
             "device cuda: softcap: {}: the tensor cores' kernel has none: expected 0, or attention fast", m.softcap));
@@ -47,28 +64,34 @@ AttentionOnDevice::AttentionOnDevice(const TrainConfig& config, bool may_norm) {
         throw RequestError(
             fmt::format("device cuda: attention: {}: the tensor cores' kernel has bf16 operands: expected precision "
                         "bf16, or attention fast",
-                        plan->name));
-    const tensor_kernel::ForwardSupport forward = tensor_kernel::supported(*plan, m.head_dim(), true);
-    const tensor_kernel::BackwardSupport backward = tensor_kernel::supported_backward(*plan, m.head_dim(), true);
+                        plan.name));
+    const tensor_kernel::ForwardSupport forward = tensor_kernel::supported(plan, m.head_dim(), true);
+    const tensor_kernel::BackwardSupport backward = tensor_kernel::supported_backward(plan, m.head_dim(), true);
     for (const std::string& why : {forward.why, backward.why})
         if (!why.empty())
-            throw RequestError(fmt::format("device cuda: attention: plan {}: {}; or attention fast", plan->name, why));
+            throw RequestError(fmt::format("device cuda: attention: plan {}: {}; or attention fast", plan.name, why));
     if (forward.kernel.element != tensor_kernel::Element::bf16)
-        throw RequestError(fmt::format("device cuda: attention: plan {}: casts to fp16: expected bf16", plan->name));
-    tensor_ = std::make_unique<Tensor>(Tensor{plan->name, forward.kernel, backward.kernel, plan->schedule});
+        throw RequestError(fmt::format("device cuda: attention: plan {}: casts to fp16: expected bf16", plan.name));
+    return {plan.name, forward.kernel, backward.kernel, plan.schedule};
 }
 
 AttentionOnDevice::~AttentionOnDevice() = default;
 
 std::string AttentionOnDevice::text() const {
-    if (tensor_ == nullptr) return "fast, on CUDA cores";
-    return fmt::format("plan {}, on tensor cores (forward {}, backward {})", tensor_->plan, tensor_->forward.name,
-                       tensor_->backward.name);
+    if (!on_tensor_cores()) return "fast, on CUDA cores";
+    std::string text;
+    for (std::size_t i = 0; i < kernels_.size(); ++i) {
+        const Tensor& kernel = kernels_[i];
+        text += fmt::format("{}plan {} (forward {}, backward {})", i > 0 ? ", " : "", kernel.plan, kernel.forward.name,
+                            kernel.backward.name);
+        if (kernels_.size() > 1) text += fmt::format(" in layers {}", fmt::join(layers_[i], ","));
+    }
+    return text + ", on tensor cores";
 }
 
 on_device::PartCounts AttentionOnDevice::parts() const {
     on_device::PartCounts counts = on_device::fast_parts(shape_.length);
-    if (tensor_ != nullptr) {
+    if (on_tensor_cores()) {
         counts.largest = counts.rows = tensor_kernel::row_groups(shape_.length);
         counts.zero_sums = tensor_kernel::zero_sum_parts(shape_.length);
     }
@@ -76,8 +99,12 @@ on_device::PartCounts AttentionOnDevice::parts() const {
     return counts;
 }
 
-double AttentionOnDevice::zero_sum_unit(double scale) const {
-    return tensor_ == nullptr ? 1 : score_gradient_site(tensor_->schedule, scale, false).unit;
+const AttentionOnDevice::Tensor& AttentionOnDevice::kernel_of(int layer) const {
+    return kernels_[of_layer_.at(static_cast<std::size_t>(layer))];
+}
+
+double AttentionOnDevice::zero_sum_unit(int layer, double scale) const {
+    return on_tensor_cores() ? score_gradient_site(kernel_of(layer).schedule, scale, false).unit : 1;
 }
 
 namespace {
@@ -124,10 +151,10 @@ void for_launches(const on_device::AttentionShape& s, const std::vector<double>&
 }  // namespace
 
 std::size_t AttentionOnDevice::scratch_bytes() const {
-    return tensor_ == nullptr ? 0 : tensor_kernel::backward_workspace(backward_call(shape_));
+    return !on_tensor_cores() ? 0 : tensor_kernel::backward_workspace(backward_call(shape_));
 }
 
-void AttentionOnDevice::forward(const Inputs& in, const std::vector<double>& scales, Bf16* o, float* lse,
+void AttentionOnDevice::forward(int layer, const Inputs& in, const std::vector<double>& scales, Bf16* o, float* lse,
                                 const on_device::HeadParts& seen, const tensor_kernel::Alterations* faults,
                                 on_device::Stream stream) const {
     const HeadStrides strides =
@@ -152,9 +179,10 @@ void AttentionOnDevice::forward(const Inputs& in, const std::vector<double>& sca
         call.v_strides = strides.v;
         call.o_strides = strides.o;
         if (faults != nullptr)
-            tensor_kernel::launch_altered_forward(call, tensor_->forward, from_head(*faults, call, first), stream);
+            tensor_kernel::launch_altered_forward(call, kernel_of(layer).forward, from_head(*faults, call, first),
+                                                  stream);
         else
-            tensor_kernel::launch_forward(call, tensor_->forward, stream);
+            tensor_kernel::launch_forward(call, kernel_of(layer).forward, stream);
         if (seen.rows == nullptr) return;
         tensor_kernel::RowStatisticsCall rows;
         rows.batch = call.batch;
@@ -171,8 +199,8 @@ void AttentionOnDevice::forward(const Inputs& in, const std::vector<double>& sca
     });
 }
 
-void AttentionOnDevice::backward(const Inputs& in, const std::vector<double>& scales, const Bf16* o, const float* lse,
-                                 const Bf16* dout, Bf16* dqkv, void* scratch, bool deterministic,
+void AttentionOnDevice::backward(int layer, const Inputs& in, const std::vector<double>& scales, const Bf16* o,
+                                 const float* lse, const Bf16* dout, Bf16* dqkv, void* scratch, bool deterministic,
                                  const on_device::HeadParts& seen, const tensor_kernel::Alterations* faults,
                                  on_device::Stream stream) const {
     const std::ptrdiff_t width = std::ptrdiff_t{1} * shape_.heads * shape_.head_dim;
@@ -202,9 +230,10 @@ void AttentionOnDevice::backward(const Inputs& in, const std::vector<double>& sc
         call.o_strides = call.dout_strides = strides.o;
         call.dq_strides = call.dk_strides = call.dv_strides = strides.gradient;
         if (faults != nullptr)
-            tensor_kernel::launch_altered_backward(call, tensor_->backward, from_head(*faults, call, first), stream);
+            tensor_kernel::launch_altered_backward(call, kernel_of(layer).backward, from_head(*faults, call, first),
+                                                   stream);
         else
-            tensor_kernel::launch_backward(call, tensor_->backward, stream);
+            tensor_kernel::launch_backward(call, kernel_of(layer).backward, stream);
     });
 }
 

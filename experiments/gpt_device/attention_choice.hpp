@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which attention kernel a run on the device has: the trainer's own on CUDA cores, or a plan that the tensor cores' kernel runs.
+// Which attention kernel a run on the device has: the trainer's own on CUDA cores, or plans that the tensor cores' kernels run, of
+// each layer its own.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +25,7 @@ class AttentionOnDevice {
 
     /// "fast, on CUDA cores", "plan NAME, on tensor cores".
     [[nodiscard]] std::string text() const;
-    [[nodiscard]] bool on_tensor_cores() const { return tensor_ != nullptr; }
+    [[nodiscard]] bool on_tensor_cores() const { return !kernels_.empty(); }
     /// Device memory that the backward needs.
     [[nodiscard]] std::size_t scratch_bytes() const;
 
@@ -33,26 +34,31 @@ class AttentionOnDevice {
     /// `rms_by_kernel`, else those of qk_rows.
     [[nodiscard]] on_device::PartCounts parts() const;
     [[nodiscard]] bool rms_by_kernel() const { return rms_by_kernel_; }
-    /// What a sum of ds as the kernel has it is to be divided by to be in nat/logit, for a head of this scale.
-    [[nodiscard]] double zero_sum_unit(double scale) const;
+    /// What a sum of ds as the layer's kernel has it is to be divided by to be in nat/logit, for a head of this scale.
+    [[nodiscard]] double zero_sum_unit(int layer, double scale) const;
 
     /// o and dout [tokens, width], dqkv [tokens, 3 width]; lse [batch, heads, length], or [heads, batch, length] with
     /// `scales`, as are the parts then. scales: empty, or the scale of each head, for which the tensor cores' kernel is launched
     /// head by head (fast takes inputs.scales). faults: null, or those inside the kernel. Launches on the stream. Only where on_tensor_cores(), in a build with the device.
     using Inputs = on_device::AttentionInputs<on_device::Bf16>;
-    void forward(const Inputs& inputs, const std::vector<double>& scales, on_device::Bf16* o, float* lse,
+    void forward(int layer, const Inputs& inputs, const std::vector<double>& scales, on_device::Bf16* o, float* lse,
                  const on_device::HeadParts& seen, const tensor_kernel::Alterations* faults,
                  on_device::Stream stream) const;
-    void backward(const Inputs& inputs, const std::vector<double>& scales, const on_device::Bf16* o, const float* lse,
-                  const on_device::Bf16* dout, on_device::Bf16* dqkv, void* scratch, bool deterministic,
-                  const on_device::HeadParts& seen, const tensor_kernel::Alterations* faults,
+    void backward(int layer, const Inputs& inputs, const std::vector<double>& scales, const on_device::Bf16* o,
+                  const float* lse, const on_device::Bf16* dout, on_device::Bf16* dqkv, void* scratch,
+                  bool deterministic, const on_device::HeadParts& seen, const tensor_kernel::Alterations* faults,
                   on_device::Stream stream) const;
 
   private:
     struct Tensor;
+    /// RequestError where the tensor cores do not run the plan.
+    static Tensor tensor_of(const RoundingPlan& plan, const ModelConfig& model);
+    [[nodiscard]] const Tensor& kernel_of(int layer) const;
     on_device::AttentionShape shape_;
     bool rms_by_kernel_ = false;
-    std::unique_ptr<Tensor> tensor_;
+    std::vector<Tensor> kernels_;           ///< of the plans that are there
+    std::vector<std::vector<int>> layers_;  ///< of each, in ascending order
+    std::vector<std::size_t> of_layer_;     ///< which of them
 };
 
 }  // namespace faultline::gpt

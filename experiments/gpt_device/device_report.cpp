@@ -43,8 +43,8 @@ void DeviceTrainer::State::fill_monitors() {
     for (std::size_t i = 0; i < heads(); ++i) {
         const int layer = static_cast<int>(i) / config.model.heads;
         const std::vector<double>& switched = pass->switched_scales(layer);
-        const double unit = attention.zero_sum_unit(switched.empty() ? static_cast<double>(attention.shape().scale)
-                                                                     : switched[i % switched.size()]);
+        const double unit = attention.zero_sum_unit(
+            layer, switched.empty() ? static_cast<double>(attention.shape().scale) : switched[i % switched.size()]);
         report.max_logit[i] = seen[i].largest;
         report.qk_rms[i] = (seen[i].q_rms / tokens) * (seen[i].k_rms / tokens);
         report.zero_sum[i] = seen[i].zero_sum / unit;

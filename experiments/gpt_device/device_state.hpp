@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a run on the device consists of, and the parts of a step. Private to this folder: device_trainer.cpp is what others see.
-// Set up in device_state.cpp; a step in device_step.cpp, its update in device_update.cpp, its report in device_report.cpp; its projection in
-// device_projection.cpp; what a // step hook may do in step_control.cpp; where a value is not finite in non_finite.cpp.
+// Set up in device_state.cpp; a step in device_step.cpp, its update in device_update.cpp, a projection of it in
+// device_projection.cpp, its report in device_report.cpp; what a step hook may do in step_control.cpp; where a value is not finite
+// in non_finite.cpp.
 #pragma once
 
 #include <array>

@@ -235,7 +235,7 @@ class PassOf final : public Pass {
         const LayerRegions& layer = memory_.layers[static_cast<std::size_t>(l)];
         if constexpr (std::is_same_v<E, Bf16>)
             if (how_.on_tensor_cores())
-                return how_.forward(inputs, switched_scales(l), at<E>(layer.o), at<float>(layer.lse), seen,
+                return how_.forward(l, inputs, switched_scales(l), at<E>(layer.o), at<float>(layer.lse), seen,
                                     faulty_ ? faults_.altered_forward(l) : nullptr, stream_);
         on_device::fast_forward(inputs, how_.shape(), at<E>(layer.o), at<float>(layer.lse), seen,
                                 faulty_ ? faults_.forward(l) : nullptr, stream_);
@@ -283,7 +283,7 @@ class PassOf final : public Pass {
         const LayerRegions& layer = memory_.layers[static_cast<std::size_t>(l)];
         if constexpr (std::is_same_v<E, Bf16>)
             if (how_.on_tensor_cores())
-                return how_.backward(inputs, switched_scales(l), at<E>(layer.o), at<float>(layer.lse), dout, din,
+                return how_.backward(l, inputs, switched_scales(l), at<E>(layer.o), at<float>(layer.lse), dout, din,
                                      at<char>(memory_.attention), deterministic_, parts_of(l),
                                      faulty_ ? faults_.altered_backward(l) : nullptr, stream_);
         float* delta = at<float>(memory_.delta);

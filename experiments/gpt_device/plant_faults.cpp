@@ -90,6 +90,10 @@ void DeviceFaults::plant(const Fault& fault) {
 void DeviceFaults::plant_in_attention(Planted& planted, Site site) {
     const ModelConfig& m = config_.model;
     const Fault& fault = planted.fault;
+    for (int layer = 1; layer < m.layers; ++layer)
+        if (m.plan(layer, 0) != plan_)
+            refuse(fault,
+                   "layers have different kernels: expected one in all of them, or a fault at a site of the model");
     const RoundingPlan plan = plan_ != nullptr ? *plan_ : fast_plan(m.bf16);
     (void)AttentionInjector(fault, plan, m.heads);  // says what cannot stand in the plan
     planted.format = plan[site].format;

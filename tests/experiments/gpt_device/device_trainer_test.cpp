@@ -72,6 +72,9 @@ TEST(DeviceTrainer, GradientsInBf16DifferFromTheCpusByLessThanBf16Costs) {
     c.model = {.layers = 2, .width = 128, .heads = 2, .context = 200, .vocabulary = 256, .bias = true};
     all.push_back({"tensor cores, heads of 64", with_tensor_kernel(c)});
     all.push_back({"tensor cores, streaming state in bf16", with_streaming_state(c)});
+    all.push_back({"tensor cores, streaming state in layer 1", with_tensor_kernel(c)});
+    all.back().config.model.attention.push_back(with_streaming_state(c).model.attention[0]);
+    all.back().config.model.attention.back().layer = 1;
     c.model.heads = 1;
     all.push_back({"tensor cores, heads of 128", with_tensor_kernel(c)});
     for (const Named& named : all) {
@@ -253,7 +256,11 @@ TEST(DeviceTrainer, RefusesPlansThatNoKernelHas) {
     EXPECT_THAT(why(c), HasSubstr("expected precision bf16, or attention fast"));
     c = with_tensor_kernel(small());
     c.model.attention[0].layer = 1;
-    EXPECT_THAT(why(c), HasSubstr("one kernel for all heads"));
+    EXPECT_THAT(why(c), HasSubstr("fast in all layers or in none"));
+    c.model.attention[0].layer = -1;
+    c.model.attention.push_back(with_streaming_state(c).model.attention[0]);
+    c.model.attention[1].heads = {1};
+    EXPECT_THAT(why(c), HasSubstr("one kernel for all heads of a layer"));
 }
 
 }  // namespace
