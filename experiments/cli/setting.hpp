@@ -11,6 +11,7 @@ struct Settings::Setting {
     std::string key, value, help, expected;
     char letter = 0;
     bool is_flag = false, is_choice = false, is_list = false, is_positional = false, is_needed = false;
+    bool holds_options = false;                           ///< of another program: they begin with "--"
     std::function<bool(const toml::node&)> from_toml;     ///< false: of another type, or out of range
     std::function<bool(const std::string&)> from_text;    ///< the same, one value or items between separators
     char separator = ',';                                 ///< between the items of a list

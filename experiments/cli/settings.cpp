@@ -275,6 +275,8 @@ void Settings::config_too(const std::string& key, std::vector<std::string_view> 
     config_too_tables_ = std::move(others);
 }
 
+void Settings::holds_options(const std::string& key) { find(key)->holds_options = true; }
+
 void Settings::short_name(const std::string& key, char letter) { find(key)->letter = letter; }
 
 void Settings::add_to(CLI::App& command) {

@@ -76,6 +76,9 @@ class Settings {
     /// One key of it.
     struct Value;
     void read(const Value& value, const std::string& where);
+    /// The values of this key are options of another program, "--account=x"; of any other key such a value is refused, as the
+    /// next option in place of a value that was forgotten.
+    void holds_options(const std::string& key);
     /// The file that this positional argument names last is read as --config is, where it is one: its table of the command
     /// need not be there, and `others` may be.
     void config_too(const std::string& key, std::vector<std::string_view> others);

@@ -67,9 +67,17 @@ void Settings::read(const Value& value, const std::string& where) {
     Setting* setting = find(value.key);
     if (setting == nullptr)
         throw RequestError(fmt::format("{}: unknown key: {}", place, expected_one_of(value.key, keys())));
-    if (!setting->from_toml(value.node))
+    if (!setting->from_toml(value.node)) {
+        if (const toml::array* items = value.node.as_array(); items != nullptr && setting->is_list)
+            for (std::size_t i = 0; i < items->size(); ++i) {
+                const toml::node& item = *items->get(i);
+                if (setting->from_toml(toml::array{item})) continue;
+                throw RequestError(fmt::format("{}: item {} is {}{}: expected {}", place, i + 1, kind(item),
+                                               value_text(item), setting->expected));
+            }
         throw RequestError(fmt::format("{}: is {}{}: expected {}", place, kind(value.node), value_text(value.node),
                                        setting->expected));
+    }
     setting->origin = place;
 }
 
@@ -141,7 +149,7 @@ void Settings::read_assignment(const std::string& assignment) {
 
 /// A forgotten value takes the next option: --report --quiet would write a file of that name.
 void Settings::expect_no_option(const Setting& setting) {
-    if (setting.is_flag || setting.is_positional) return;
+    if (setting.is_flag || setting.is_positional || setting.holds_options) return;
     for (const std::string& item : setting.given) refuse_option("--" + setting.key, item);
 }
 

@@ -15,6 +15,7 @@
 #include <faultline/base/parallel.hpp>
 #include <faultline/cli/command.hpp>
 #include <faultline/cli/sweep_file.hpp>
+#include <faultline/cli/sweep_settings.hpp>
 #include <faultline/cli/terminal.hpp>
 #include <faultline/gpt_device/device_trainer.hpp>
 #include <faultline/sweep/cell_state.hpp>
@@ -29,16 +30,6 @@ namespace faultline::cli {
 namespace {
 
 namespace fs = std::filesystem;
-
-struct SweepSettings {
-    std::vector<std::string> words;  // [run|status|merge|one] FILE
-    std::int64_t jobs = 0;
-    std::vector<std::string> devices;
-    bool slurm = false, every = false;
-    std::optional<bool> submit;
-    std::string partition, gres, time;
-    std::vector<std::string> lines;
-};
 
 /// What is to be done, and with which sweep.
 struct Request {
@@ -97,6 +88,11 @@ void write_text(const std::string& path, const std::string& text) {
 void prepare(const Request& request, const SweepFile& file, const std::vector<sweep::Cell>& cells) {
     const fs::path folder(request.folder);
     std::error_code error;
+    fs::path whole = fs::absolute(folder).lexically_normal();
+    if (!whole.has_filename()) whole = whole.parent_path();  // "sweeps/new/"
+    if (const fs::path parent = whole.parent_path(); !fs::is_directory(parent, error))
+        throw RequestError(fmt::format("{}: folder {} does not exist: expected an existing folder",
+                                       shown(request.folder), in_quotes(parent.string())));
     if (fs::exists(folder) && !fs::is_empty(folder, error) && !fs::exists(folder / "sweep.lock"))
         throw RequestError(
             fmt::format("{}: is there and is no sweep's folder: expected a new name", shown(request.folder)));
@@ -143,12 +139,17 @@ void merge(const Request& request, const SweepFile& file, const std::vector<swee
     print(call.common.json ? sweep::to_json(all) : sweep::table(all));
 }
 
-/// Failures by name and reason, and what is left: on standard error.
-void say_what_is_left(const sweep::Status& status, const std::string& folder) {
+/// Failures by name and reason: on standard error.
+void say_failures(const sweep::Status& status) {
     for (std::size_t i = 0; i < status.cells.size(); ++i)
         if (status.states[i].state == sweep::State::failed)
             remark(fmt::format("faultline sweep: {}: {} (runs/{}.log)", status.cells[i].name,
                                escaped(status.states[i].what, status.states[i].what.size()), status.cells[i].name));
+}
+
+/// The same, and what is left.
+void say_what_is_left(const sweep::Status& status, const std::string& folder) {
+    say_failures(status);
     remark(fmt::format("faultline sweep: {}; the same command goes on from what is in {}", sweep::summary(status),
                        shown(folder)));
 }
@@ -157,8 +158,6 @@ Status run_locally(const SweepSettings& own, const Request& request, const Sweep
                    const std::vector<sweep::Cell>& cells, const Invocation& call) {
     const bool any_device =
         std::ranges::any_of(file.recipes, [](const SweepRecipe& r) { return r.config.trainers != nullptr; });
-    if (any_device && !gpt::device_trainer_is_built())
-        throw WorkError("device cuda: this build has no device code: expected the preset cuda, or device = \"cpu\"");
     sweep::Local local;
     local.program = {program(), "sweep", "one", "--quiet", "--threads", threads_of(call)};
     local.devices = own.devices;
@@ -195,13 +194,15 @@ Status run_under_slurm(const SweepSettings& own, const Request& request, const s
         const sweep::State state = sweep::state_of(request.folder, cell).state;
         if (!sweep::is_done(state) && state != sweep::State::at_work) missing.push_back(cell);
     }
-    const std::string summary = sweep::summary(sweep::status_of(request.folder, cells));
+    const sweep::Status status = sweep::status_of(request.folder, cells);
+    const std::string summary = sweep::summary(status);
     if (missing.empty()) {
+        say_failures(status);
         print(call.common.json
                   ? nlohmann::json{{"schema", "faultline.sweep-jobs/1"}, {"jobs", nlohmann::json::array()}}.dump(1) +
                         "\n"
                   : fmt::format("nothing to submit: {}\n", summary));
-        return Status::done;
+        return status.all_done() ? Status::done : Status::failed;
     }
     sweep::Slurm slurm;
     const std::string folder = fs::absolute(request.folder).lexically_normal().string();
@@ -224,12 +225,15 @@ Status run_under_slurm(const SweepSettings& own, const Request& request, const s
     std::string text = fmt::format("{} in {}; {}\n", counted(static_cast<std::int64_t>(missing.size()), "run", "runs"),
                                    counted(static_cast<std::int64_t>(scripts.size()), "array", "arrays"), summary);
     for (std::size_t i = 0; i < scripts.size(); ++i)
-        text += jobs.empty() ? fmt::format("  sbatch --array={} {}\n", scripts[i].array, shown(scripts[i].path))
-                             : fmt::format("  job {}: {}\n", jobs[i], shown(scripts[i].path));
+        text += jobs.empty()
+                    ? fmt::format("  {}\n", sweep::shell({"sbatch", "--array=" + scripts[i].array, scripts[i].path}))
+                    : fmt::format("  job {}: {}\n", jobs[i], shown(scripts[i].path));
+    if (jobs.empty())
+        text += fmt::format("  and when they have ended\n  {}\n", sweep::shell({"sbatch", folder + "/slurm/merge.sh"}));
     if (!jobs.empty()) {
         text += fmt::format("  job {} merges them into {}/sweep.h5 when they have ended\n", jobs.back(), shown(folder));
-        text += fmt::format("to watch: faultline sweep status {}\n          squeue -j {}\n", shown(request.folder),
-                            fmt::join(jobs, ","));
+        text += fmt::format("to watch: {}\n          squeue -j {}\n",
+                            sweep::shell({"faultline", "sweep", "status", request.folder}), fmt::join(jobs, ","));
     }
     print(text);
     return Status::done;
@@ -289,6 +293,7 @@ Status run_one(const std::string& path, const Invocation& call) {
 Status run(const SweepSettings& own, const Invocation& call) {
     watch_for_interrupts();
     const Request request = request_of(own, call);
+    check_options(own, call.settings);
     if (request.verb == "one") return run_one(own.words.back(), call);
     if (request.verb == "status") {
         const sweep::Status status = sweep::status_of(request.folder, sweep::read_cells(request.folder));
@@ -305,8 +310,12 @@ Status run(const SweepSettings& own, const Invocation& call) {
                             "merge",
                             shown(request.file), shown(request.folder)));
         merge(request, file, cells, call);
-        return Status::done;
+        const sweep::Status status = sweep::status_of(request.folder, cells);
+        if (!status.any_unreadable()) return Status::done;
+        say_failures(status);
+        return Status::failed;
     }
+    check_launch(own, call.settings, file);
     prepare(request, file, cells);
     return own.slurm ? run_under_slurm(own, request, cells, call) : run_locally(own, request, file, cells, call);
 }
@@ -321,20 +330,7 @@ Command sweep_command() {
         "  faultline sweep big.toml --slurm --partition gpu --gres gpu:1 --time 01:00:00",
         [](Settings& settings) -> Run {
             const auto own = std::make_shared<SweepSettings>();
-            settings.positionals("what", own->words,
-                                 "[run|status|merge] FILE.toml, or the sweep's folder (docs/sweeps.md)");
-            settings.config_too("what", {"matrix", "vary", "recipe", "cell"});
-            settings.integer("jobs", own->jobs, 0, "N",
-                             "Runs at a time; 0: one per hardware thread, or per card; under Slurm no limit", 1 << 16);
-            settings.list("devices", own->devices, "0,1", "Cards, as CUDA_VISIBLE_DEVICES has them: each run sees one");
-            settings.flag("every", own->every, "status: a line for each run");
-            settings.flag("slurm", own->slurm, "Submit the runs as a Slurm job array");
-            settings.choice("submit", own->submit, "Slurm: submit, or (--no-submit) write the scripts alone");
-            settings.text("partition", own->partition, "NAME", "Slurm: partition");
-            settings.text("gres", own->gres, "gpu:1", "Slurm: generic resources of a run");
-            settings.text("time", own->time, "HH:MM:SS", "Slurm: time limit of a run");
-            settings.items("sbatch", own->lines, "OPTION",
-                           "Slurm: a further option, as --sbatch=--account=x; again for more");
+            own->declare(settings);
             return [own](const Invocation& call) { return run(*own, call); };
         }};
     command.output = "FOLDER";

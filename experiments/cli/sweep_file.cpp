@@ -8,6 +8,7 @@
 #include <set>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <faultline/base/error.hpp>
 #include <faultline/cli/device_trainers.hpp>
@@ -16,6 +17,7 @@
 #include <faultline/dissociation/intervention.hpp>
 #include <faultline/dissociation/source.hpp>
 #include <faultline/plan/nearest_name.hpp>
+#include <faultline/plan/plan_toml.hpp>
 #include <faultline/plan/tomlplusplus.hpp>
 #include <faultline/tensor/input.hpp>
 #include <faultline/tensor/text.hpp>
@@ -140,6 +142,11 @@ std::vector<Variant> recipes_of(const toml::table& root, const std::string& file
             throw RequestError(
                 fmt::format("{}: recipe: number {}: has no name: expected name = \"…\" in each", file, all.size() + 1));
         Variant variant{*name->value<std::string>(), {}};
+        if (variant.name.find('/') != std::string::npos || variant.name == ".")  // a group of the merged file
+            throw RequestError(
+                fmt::format("{}: recipe: name: {}: expected a name without /, which names groups in the "
+                            "merged file",
+                            file, in_quotes(variant.name)));
         for (const auto& [key, value] : *table)
             if (key.str() != "name")
                 variant.changes.push_back(
@@ -160,7 +167,9 @@ std::vector<Variant> varied(std::vector<Variant> variants, const toml::table& va
         for (const Variant& variant : variants)
             for (const toml::node& value : *list) {
                 Variant one = variant;
-                one.name += fmt::format("{}{}={}", one.name.empty() ? "" : ",", key.str(), text_of(value));
+                std::string text = text_of(value);
+                std::ranges::replace(text, '/', '_');  // of a plan's path: the name is a group of the merged file
+                one.name += fmt::format("{}{}={}", one.name.empty() ? "" : ",", key.str(), text);
                 one.changes.push_back({key.str(), &value, fmt::format("{}: vary", file)});
                 next.push_back(std::move(one));
             }
@@ -244,6 +253,26 @@ void check_words(const std::vector<std::string>& words, const std::string& where
     }
 }
 
+/// All that a source is made of, however it is written: "ds:fixed:0.3" and "ds:fixed:0.30" are one.
+std::string made_of(const Source& source) {
+    std::string all;
+    for (const Fault& fault : source.faults) all += to_string(fault) + "\n";
+    for (const gpt::AttentionChoice& choice : source.attention)
+        all += fmt::format("{} {} {}\n", choice.layer, choice.heads, to_toml(*choice.plan));
+    return all;
+}
+
+void expect_different(const std::vector<std::string>& sources, const std::string& where, const MatrixConfig& config) {
+    std::map<std::string, std::string> seen;
+    check_words(sources, where, [&](const std::string& word) {
+        const auto [other, is_new] =
+            seen.try_emplace(made_of(parse_source(word, config.train.model.head_dim(), config.folder)), word);
+        if (!is_new)
+            throw RequestError(fmt::format("{}: is there twice{}: expected each source once", in_quotes(word),
+                                           other->second == word ? "" : ", as " + in_quotes(other->second) + " too"));
+    });
+}
+
 }  // namespace
 
 SweepFile read_sweep(const std::string& path) {
@@ -285,9 +314,7 @@ SweepFile read_sweep(const std::string& path) {
         recipe.config.seeds.assign(crossed.seeds.begin(), crossed.seeds.end());
         if (crossed.sigma_ratio) recipe.config.rule.sigma_ratio = *crossed.sigma_ratio;
         if (crossed.loss_ratio) recipe.config.rule.loss_ratio = *crossed.loss_ratio;
-        check_words(sources, fmt::format("{}: matrix.source", file), [&](const std::string& word) {
-            (void)parse_source(word, recipe.config.train.model.head_dim(), recipe.config.folder);
-        });
+        expect_different(sources, fmt::format("{}: matrix.source", file), recipe.config);
         out.recipes.push_back(std::move(recipe));
     }
     return out;

@@ -9,10 +9,11 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <faultline/base/error.hpp>
 #include <faultline/dissociation/report.hpp>
 #include <faultline/dissociation/single_run.hpp>
 #include <faultline/record/record_reader.hpp>
-#include <faultline/sweep/cell_state.hpp>
+#include <faultline/tensor/text.hpp>
 
 namespace faultline::sweep {
 namespace {
@@ -120,23 +121,35 @@ void write_steps(const std::vector<Merged>& merged, RecordFile& file, const std:
 
 }  // namespace
 
+Outcome outcome_of(const std::string& folder, const Cell& cell, const CellState& state) {
+    const RunPlan plan{cell.source, cell.intervention, cell.seed};
+    const std::string record = files_of(folder, cell.name).record;
+    Outcome out;
+    if (is_done(state.state)) {
+        try {
+            out.result =
+                result_of(plan, record, {true, state.state == State::not_finite ? state.what : "", 0, state.steps});
+            if (state.state != State::done || out.result.steps == state.steps) return out;
+            out.trouble = fmt::format("{}: holds {} steps: expected the {} that its run has made",
+                                      escaped(record, record.size()), out.result.steps, state.steps);
+        } catch (const RequestError& error) {
+            out.trouble = error.what();
+        } catch (const WorkError& error) {
+            out.trouble = error.what();
+        }
+        out.trouble += "; where the file is removed the run is made anew";
+    }
+    out.result = {};
+    out.result.source = plan.source;
+    out.result.intervention = plan.intervention;
+    out.result.seed = plan.seed;
+    return out;
+}
+
 Merged collect(const std::string& folder, const std::string& recipe, const MatrixConfig& config,
                const std::vector<Cell>& cells) {
     Merged out{recipe, {config, {}}, cells};
-    for (const Cell& cell : cells) {
-        const CellState state = state_of(folder, cell);
-        const RunPlan plan{cell.source, cell.intervention, cell.seed};
-        if (is_done(state.state)) {
-            const SingleOutcome outcome{true, state.state == State::not_finite ? state.what : "", 0, state.steps};
-            out.matrix.runs.push_back(result_of(plan, files_of(folder, cell.name).record, outcome));
-        } else {
-            RunResult run;
-            run.source = plan.source;
-            run.intervention = plan.intervention;
-            run.seed = plan.seed;
-            out.matrix.runs.push_back(run);
-        }
-    }
+    for (const Cell& cell : cells) out.matrix.runs.push_back(outcome_of(folder, cell, state_of(folder, cell)).result);
     return out;
 }
 

@@ -7,7 +7,7 @@
 
 #include <faultline/dissociation/matrix.hpp>
 #include <faultline/record/record_file.hpp>
-#include <faultline/sweep/cell.hpp>
+#include <faultline/sweep/cell_state.hpp>
 
 namespace faultline::sweep {
 
@@ -18,8 +18,15 @@ struct Merged {
     std::vector<Cell> cells;
 };
 
-/// The results of `cells`, which are those of `config` under that recipe: of runs that are done, from their records; the
-/// others are not finished. RequestError where a record cannot be read.
+/// What a run has come to: of one that is done, from its record; else it is not finished. Nor is one whose record cannot be
+/// read, as `trouble` says, and how it is made anew; else `trouble` is empty.
+struct Outcome {
+    RunResult result;
+    std::string trouble;
+};
+[[nodiscard]] Outcome outcome_of(const std::string& folder, const Cell& cell, const CellState& state);
+
+/// The results of `cells`, which are those of `config` under that recipe.
 [[nodiscard]] Merged collect(const std::string& folder, const std::string& recipe, const MatrixConfig& config,
                              const std::vector<Cell>& cells);
 

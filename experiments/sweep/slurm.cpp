@@ -20,12 +20,6 @@ namespace fs = std::filesystem;
 
 constexpr std::size_t largest_array = 1000;
 
-std::string shell(const std::vector<std::string>& words) {
-    std::vector<const char*> argv;
-    for (const std::string& word : words) argv.push_back(word.c_str());
-    return shell_line(static_cast<int>(argv.size()), argv.data());
-}
-
 void write_script(const std::string& path, const std::string& text) {
     PartialFile file(path);
     file.write(std::as_bytes(std::span(text)));
@@ -46,6 +40,29 @@ std::string options_of(const Slurm& slurm, const std::string& name, const std::s
 }
 
 }  // namespace
+
+std::string shell(const std::vector<std::string>& words) {
+    std::vector<const char*> argv;
+    for (const std::string& word : words) argv.push_back(word.c_str());
+    return shell_line(static_cast<int>(argv.size()), argv.data());
+}
+
+bool is_time_limit(std::string_view text) {
+    if (text == "INFINITE" || text == "UNLIMITED") return true;
+    const auto all_digits = [](std::string_view part) {
+        return !part.empty() && part.find_first_not_of("0123456789") == std::string_view::npos;
+    };
+    if (const std::size_t dash = text.find('-'); dash != std::string_view::npos) {
+        if (!all_digits(text.substr(0, dash))) return false;
+        text.remove_prefix(dash + 1);
+    }
+    int parts = 1;
+    for (std::size_t colon = text.find(':'); colon != std::string_view::npos; colon = text.find(':'), ++parts) {
+        if (!all_digits(text.substr(0, colon))) return false;
+        text.remove_prefix(colon + 1);
+    }
+    return parts <= 3 && all_digits(text);
+}
 
 std::vector<SlurmScript> write_scripts(const std::string& folder, const std::vector<Cell>& cells, const Slurm& slurm,
                                        const std::vector<std::string>& merge) {

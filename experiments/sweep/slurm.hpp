@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <faultline/sweep/cell.hpp>
@@ -23,6 +24,12 @@ struct SlurmScript {
     std::string path;   ///< in FOLDER/slurm/
     std::string array;  ///< "0-17%4"
 };
+
+/// Whether sbatch --time takes it (sbatch(1): minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes,
+/// days-hours:minutes:seconds; slurm's time_str2secs also INFINITE and UNLIMITED).
+[[nodiscard]] bool is_time_limit(std::string_view text);
+/// The words as a shell reads them, quoted where they have to be.
+[[nodiscard]] std::string shell(const std::vector<std::string>& words);
 
 /// Writes FOLDER/slurm/arrayN.sh for the cells, and merge.sh, which merges them. WorkError when the disk refuses.
 [[nodiscard]] std::vector<SlurmScript> write_scripts(const std::string& folder, const std::vector<Cell>& cells,

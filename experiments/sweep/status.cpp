@@ -6,6 +6,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <faultline/sweep/merge.hpp>
+
 namespace faultline::sweep {
 
 std::size_t Status::count(State state) const {
@@ -17,9 +19,17 @@ bool Status::all_done() const {
     return std::ranges::all_of(states, [](const CellState& s) { return is_done(s.state); });
 }
 
+bool Status::any_unreadable() const { return std::ranges::find(unreadable, true) != unreadable.end(); }
+
 Status status_of(const std::string& folder, const std::vector<Cell>& cells) {
-    Status status{cells, {}};
-    for (const Cell& cell : cells) status.states.push_back(state_of(folder, cell));
+    Status status{cells, {}, {}};
+    for (const Cell& cell : cells) {
+        CellState state = state_of(folder, cell);
+        const Outcome outcome = outcome_of(folder, cell, state);
+        if (!outcome.trouble.empty()) state = {State::failed, state.steps, outcome.trouble};
+        status.states.push_back(std::move(state));
+        status.unreadable.push_back(!outcome.trouble.empty());
+    }
     return status;
 }
 

@@ -14,8 +14,11 @@ struct Status {
     std::vector<Cell> cells;
     std::vector<CellState> states;  ///< parallel
     [[nodiscard]] std::size_t count(State state) const;
+    std::vector<bool> unreadable;  ///< parallel: the run was done, and its record cannot be read; its state is failed
     [[nodiscard]] bool all_done() const;
+    [[nodiscard]] bool any_unreadable() const;
 };
+/// As the locks, the results and the records of the folder say it.
 [[nodiscard]] Status status_of(const std::string& folder, const std::vector<Cell>& cells);
 
 /// One line with the counts; then one for each run that is at work, stopped or failed, and for each that ended at a value that

@@ -13,6 +13,7 @@
 #include <gmock/gmock.h>
 
 #include <faultline/record/record_reader.hpp>
+#include <faultline/sweep/launch.hpp>
 
 #include "small_sweep.hpp"
 
@@ -48,6 +49,35 @@ std::vector<int> at_work(const std::string& folder) {
             if (const std::string what = run.value("what", ""); what.find("process ") != std::string::npos)
                 processes.push_back(std::stoi(what.substr(what.find("process ") + 8)));
     return processes;
+}
+
+// What a run left is whole, or its run is not done, and what to do is said; the others are merged.
+TEST(Sweep, ARecordThatCannotBeReadIsOneRunsTrouble) {
+    const Folder folder;
+    const std::string file = small_sweep(folder, 4), out = folder / "s";
+    const Outcome whole = run_program({"sweep", file, "-o", out, "--quiet"});
+    ASSERT_EQ(whole.status, 0) << whole.err;
+    const std::string record = run_files(out, ".h5").front(), bytes = slurp(record);
+    const std::string name = fs::path(record).stem().string();
+    ASSERT_THAT(name, ::testing::StartsWith("delta"));
+    std::ofstream(record, std::ios::binary) << bytes.substr(0, bytes.size() / 2);
+    const json status = status_of(out);
+    EXPECT_EQ(status["complete"], false);
+    EXPECT_EQ(status["counts"]["done"], 1);
+    EXPECT_EQ(status["counts"]["failed"], 1);
+    for (const std::vector<std::string>& how :
+         {std::vector<std::string>{"sweep", file, "-o", out, "--quiet"}, {"sweep", "merge", out, "--quiet"}}) {
+        const Outcome run = run_program(how);
+        EXPECT_EQ(run.status, 1);
+        EXPECT_THAT(run.err, ::testing::AllOf(HasSubstr(name + ": "), HasSubstr("where the file is removed the run is "
+                                                                                "made anew")));
+        EXPECT_THAT(run.out, HasSubstr("no fault\n  none"));
+        EXPECT_EQ(slurp(record).size(), bytes.size() / 2);  // it is the user's to remove
+    }
+    fs::remove(record);
+    const Outcome again = run_program({"sweep", file, "-o", out, "--quiet"});
+    EXPECT_EQ(again.status, 0) << again.err;
+    EXPECT_EQ(again.out, whole.out);
 }
 
 // Data, the model's plans and a source's are found from the sweep's folder, by the process of a run too; runs are called the
@@ -216,25 +246,27 @@ TEST(Sweep, TwoLaunchersMakeEveryRunOnce) {
         EXPECT_EQ(RecordReader(record).read("steps/step").shape, std::vector<std::int64_t>{100});
 }
 
-// Each process sees one card, and with more processes than cards they share them evenly.
+// Each process sees one card, and with more processes than cards they share them evenly. Processes that say which one they see
+// stand for runs, which would need the cards; they wait until all four have said it.
 TEST(Sweep, EachRunSeesOneOfTheDevices) {
     const Folder folder;
-    const std::string file = small_sweep(folder, 400, "seeds = [0, 1]");
-    Child launcher({"sweep", file, "-o", folder / "s", "--quiet", "--devices", "3,GPU-5", "--jobs", "4"},
-                   folder / "err");
+    fs::create_directories(folder / "s/runs");
+    std::vector<sweep::Cell> cells;
+    for (std::uint64_t seed = 0; seed < 4; ++seed) {
+        cells.push_back({"", "none", "none", seed, 1, std::to_string(seed), ""});
+        cells.back().name = sweep::name_of(cells.back());
+    }
+    sweep::Local local;
+    local.program = {"sh", "-c",
+                     "echo \"$CUDA_VISIBLE_DEVICES\"; i=0; while [ $i -lt 100 ] && [ $(cat \"${0%/*}\"/*.log | wc -l) "
+                     "-lt 4 ]; do sleep 0.1; i=$((i + 1)); done"};
+    local.jobs = 4;
+    local.devices = {"3", "GPU-5"};
+    (void)sweep::launch(folder / "s", cells, local, {}, {});
     std::vector<std::string> seen;
-    ASSERT_TRUE(wait_for([&] {
-        seen.clear();
-        for (const int process : at_work(folder / "s")) {
-            const std::string all = slurp("/proc/" + std::to_string(process) + "/environ");
-            if (const std::size_t at = all.find("CUDA_VISIBLE_DEVICES="); at != std::string::npos)
-                seen.emplace_back(all.c_str() + at + 21);
-        }
-        return seen.size() == 4;
-    }));
+    for (const std::string& log : run_files(folder / "s", ".log")) seen.push_back(slurp(log));
     std::ranges::sort(seen);
-    EXPECT_EQ(seen, (std::vector<std::string>{"3", "3", "GPU-5", "GPU-5"}));
-    EXPECT_EQ(launcher.wait(), 0);
+    EXPECT_EQ(seen, (std::vector<std::string>{"3\n", "3\n", "GPU-5\n", "GPU-5\n"}));
 }
 
 }  // namespace

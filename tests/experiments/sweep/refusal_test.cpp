@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sweep files that cannot be run: one sentence with file and field, exit 2, and nothing is there that was not.
+#include <fstream>
+#include <iterator>
+
 #include <gmock/gmock.h>
+
+#include <faultline/gpt_device/device_trainer.hpp>
 
 #include "paths.hpp"
 #include "small_sweep.hpp"
@@ -45,6 +50,23 @@ INSTANTIATE_TEST_SUITE_P(
             "matrix.source: fault \"ds:fxied:1\""},
         Bad{"UnknownIntervention", "[matrix]\nsource = [\"ds:fixed:1\"]\nintervention = [\"pray\"]\n",
             "matrix.intervention: intervention \"pray\""},
+        Bad{"SeedOfAnotherType", "[matrix]\nsource = [\"ds:fixed:1\"]\nseeds = [0, \"a\"]\n",
+            "matrix.seeds: item 2 is a string (\"a\"): expected a list of integers"},
+        Bad{"SourceTwice", "[matrix]\nsource = [\"ds:fixed:1\", \"ds:fixed:1\"]\n[train]\ndata = \"DATA\"\n",
+            "matrix.source: \"ds:fixed:1\": is there twice: expected each source once"},
+        Bad{"SourceTwiceInOtherWords",
+            "[matrix]\nsource = [\"ds:fixed:0.3\", \"ds:fixed:0.30\"]\n[train]\ndata = \"DATA\"\n",
+            "matrix.source: \"ds:fixed:0.30\": is there twice, as \"ds:fixed:0.3\" too"},
+        Bad{"PlanTwice",
+            "[matrix]\nsource = [\"plan:fa2\", \"plan:fa2:layers=0\", \"plan:fa2\"]\n[train]\ndata = \"DATA\"\n",
+            "matrix.source: \"plan:fa2\": is there twice: expected"},
+        Bad{"RecipeWithASlash", "[matrix]\nsource = [\"ds:fixed:1\"]\n[[recipe]]\nname = \"a/b\"\n",
+            "recipe: name: \"a/b\": expected a name without /"},
+        Bad{"OptionOfSbatch", "[matrix]\nsource = [\"ds:fixed:1\"]\n[sweep]\nsbatch = [\"account\"]\n",
+            "sweep.sbatch: \"account\": expected an option of sbatch, as --account=x"},
+        Bad{"CardsForTheCpu",
+            "[matrix]\nsource = [\"ds:fixed:1\"]\n[train]\ndata = \"DATA\"\n[sweep]\ndevices = [\"0\"]\n",
+            "sweep.devices: no run of this sweep is on a card"},
         Bad{"SeedTwice", "[matrix]\nsource = [\"ds:fixed:1\"]\nseeds = [1, 1]\n", "matrix.seeds: 1: is there twice"},
         Bad{"RecipeKey", "[matrix]\nsource = [\"ds:fixed:1\"]\n[train]\nlr = \"fast\"\n",
             "train.lr: is a string (\"fast\"): expected a positive number"},
@@ -79,6 +101,46 @@ TEST(Sweep, RefusesWhatIsNoSweep) {
     const std::string file = small_sweep(folder, 20);
     EXPECT_THAT(refused("sweep", {file, "-o", folder / "."}, &folder), HasSubstr("is there and is no sweep's folder"));
     EXPECT_THAT(refused("sweep", {file, "--device", "cuda"}, &folder), HasSubstr("device = \"cuda\" in its [train]"));
+}
+
+TEST(Sweep, RefusesOptionsThatItWouldNotHeed) {
+    const Folder folder;
+    const std::string file = small_sweep(folder, 20);
+    const auto said = [&](std::vector<std::string> more) {
+        more.insert(more.begin(), {file, "-o", folder / "s"});
+        return refused("sweep", more, &folder);
+    };
+    for (const char* option : {"--no-submit", "--partition=p", "--gres=gpu:1", "--time=01:00:00", "--sbatch=--quiet"})
+        EXPECT_THAT(said({option}), HasSubstr("is Slurm's: expected --slurm with it"));
+    EXPECT_THAT(said({"--devices", "0,x"}), HasSubstr("--devices: \"x\": expected numbers or UUIDs of cards"));
+    EXPECT_THAT(said({"--devices", "0,0"}), HasSubstr("--devices: \"0\": expected each card once"));
+    EXPECT_THAT(said({"--devices", "0"}), HasSubstr("--devices: no run of this sweep is on a card"));
+    EXPECT_THAT(said({"--devices", "0", "--slurm"}), HasSubstr("--devices: Slurm gives cards to its tasks"));
+    for (const char* time : {"xx", "1:2:3:4", "1-", ":1", "1:", "-1", "1h"})
+        EXPECT_THAT(said({"--slurm", "--no-submit", std::string("--time=") + time}), HasSubstr("a time as sbatch"));
+    EXPECT_THAT(said({"--slurm", "--no-submit", "--partition", "a\nb"}), HasSubstr("expected one line"));
+    EXPECT_THAT(refused("sweep", {file, "-o", folder / "none/s"}, &folder), HasSubstr("does not exist: expected an"));
+}
+
+// A build with device code would begin to run it.
+TEST(Sweep, ForCardsIsRefusedByABuildWithoutDeviceCodeAndLaidOutForOthers) {
+    if (gpt::device_trainer_is_built()) GTEST_SKIP() << "this build has device code";
+    const Folder folder;
+    const std::string file = small_sweep(folder, 20, "", "device = \"cuda\"");
+    for (const std::vector<std::string>& how : {std::vector<std::string>{}, {"--slurm"}}) {
+        std::vector<std::string> words{file, "-o", folder / "s"};
+        words.insert(words.end(), how.begin(), how.end());
+        EXPECT_THAT(refused("sweep", words, &folder), HasSubstr("this build has no device code"));
+    }
+    const Outcome run = run_program({"sweep", file, "-o", folder / "it's", "--slurm", "--no-submit", "--time=1-12",
+                                     "--sbatch=--account=x", "--sbatch=--mail-type=FAIL,END"});
+    EXPECT_EQ(run.status, 0) << run.err;
+    // Lines that a shell reads as they were meant.
+    EXPECT_THAT(run.out, HasSubstr("  sbatch --array=0-1 '" + (folder / "it'\\''s") + "/slurm/array0.sh'\n"));
+    EXPECT_THAT(run.out, HasSubstr("  sbatch '" + (folder / "it'\\''s") + "/slurm/merge.sh'\n"));
+    std::ifstream in(folder / "it's/slurm/array0.sh");
+    const std::string script{std::istreambuf_iterator<char>(in), {}};
+    EXPECT_THAT(script, HasSubstr("\n#SBATCH --time=1-12\n#SBATCH --account=x\n#SBATCH --mail-type=FAIL,END\n"));
 }
 
 TEST(Sweep, ItsConfigurationsAreRead) {
