@@ -22,7 +22,8 @@ template <class T>
 void time_shape(const Shape& shape, const std::vector<ForwardKernel>& kernels) {
     const std::size_t q_rows = std::size_t{1} * shape.batch * shape.heads * shape.n;
     const std::size_t q_count = q_rows * shape.d, k_count = q_count / shape.heads * shape.kv_heads;
-    const DeviceMemory<T> q(q_count), k(k_count), v(k_count), o(q_count);
+    const DeviceMemory<T> q(q_count), k(k_count), v(k_count);
+    const DeviceMemory<__nv_bfloat16> o(q_count);  // 16 bits in every case
     const DeviceMemory<float> lse(q_rows);
     const RandomStream stream(1, 2);
     fill<<<2048, 256>>>(q.data(), q_count, stream.child(0));
@@ -43,11 +44,13 @@ void time_shape(const Shape& shape, const std::vector<ForwardKernel>& kernels) {
                      .lse = lse.data()};
     call.q_strides = call.o_strides = contiguous(shape.heads, shape.n, shape.d);
     call.k_strides = call.v_strides = contiguous(shape.kv_heads, shape.n, shape.d);
+    const DeviceMemory<unsigned char> workspace(forward_workspace(call, kernels.front()));
+    call.workspace = workspace.data();
     const double flops = 4.0 * q_rows * shape.n * shape.d / (shape.causal ? 2 : 1);
     const auto print = [&](const std::string& name, double ms) {
         std::printf("B%d H%d/%d N%d d%d %s %s  %-28s %8.3f ms %7.1f TFLOP/s\n", shape.batch, shape.heads,
                     shape.kv_heads, shape.n, shape.d, shape.causal ? "causal" : "full",
-                    std::is_same_v<T, __half> ? "fp16" : "bf16", name.c_str(), ms, flops / ms * 1e-9);
+                    std::is_same_v<T, __half> ? "fp16" : sizeof(T) == 1 ? "e4m3" : "bf16", name.c_str(), ms, flops / ms * 1e-9);
         std::fflush(stdout);
     };
     for (const ForwardKernel& kernel : kernels) print(kernel.name, median_ms([&] { launch_forward(call, kernel); }));
@@ -99,9 +102,11 @@ int main(int argc, char** argv) {
         check(cudaGetDeviceProperties(&device, 0), "asking the device");
         std::printf("%s\n", device.name);
         const ForwardKernel half = supported(forward_plan(Element::fp16), 128, true).kernel;
+        const ForwardKernel bytes = supported(forward_plan(Element::e4m3), 128, true).kernel;
         for (const Shape& shape : shapes) {
             time_shape<__nv_bfloat16>(shape, every_variant());
             time_shape<__half>(shape, {half});
+            time_shape<__nv_fp8_e4m3>(shape, {bytes});
         }
     } catch (const std::exception& e) {
         std::fprintf(stderr, "tensor_attention_bench: %s\n", e.what());

@@ -25,7 +25,7 @@ void set_call(Arguments& in, const ForwardCall& call, const ForwardKernel& kerne
     in.n_k = call.n_k;
     in.causal = call.causal;
     in.natural = static_cast<float>(call.scale);
-    in.scales.exponent = static_cast<float>(static_cast<double>(in.natural) * 1.4426950408889634074);
+    in.scales.exponent = exponent_of(in.natural);
     in.scales.stable_beta = static_cast<float>(kernel.stable_beta);
     in.scales.stable_tolerance = static_cast<float>(kernel.stable_tolerance / static_cast<double>(in.natural));
     in.scales.state = kernel.state;
@@ -33,7 +33,8 @@ void set_call(Arguments& in, const ForwardCall& call, const ForwardKernel& kerne
     const int all_heads = call.batch * call.heads;
     in.tiles = in.q_tiles * all_heads;
     // Keys and values of the heads in work at once stay in half of an H100's second-level cache of 50 MB.
-    const double head_bytes = 4.0 * call.n_k * call.head_dim * call.kv_heads / call.heads;
+    const double head_bytes =
+        (kernel.element == Element::e4m3 ? 2.0 : 4.0) * call.n_k * call.head_dim * call.kv_heads / call.heads;
     in.heads_at_once = std::clamp(static_cast<int>(25e6 / head_bytes), 1, all_heads);
 }
 

@@ -6,6 +6,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
 #include <faultline/format/format.hpp>
 #include <faultline/tensor_kernel/tensor_map.cuh>
@@ -15,7 +16,7 @@ namespace faultline::tensor_kernel {
 /// The double as the kernel's tensor holds it: rounded once, to nearest even.
 template <class T>
 T rounded(double x) {
-    constexpr Format format = std::is_same_v<T, __half> ? fp16 : bf16;
+    constexpr Format format = std::is_same_v<T, __half> ? fp16 : std::is_same_v<T, __nv_fp8_e4m3> ? e4m3 : bf16;
     return static_cast<T>(static_cast<float>(round(x, format, Rounding::nearest_even)));
 }
 

@@ -12,6 +12,8 @@ namespace faultline::tensor_kernel {
 /// forward_launch.cuh, in forward_bf16.cu and forward_fp16.cu.
 template <class T>
 void launch_forward_of(const ForwardCall& call, const ForwardKernel& kernel, cudaStream_t stream);
+/// forward_e4m3.cu.
+void launch_e4m3(const ForwardCall& call, const ForwardKernel& kernel, cudaStream_t stream);
 /// forward_mma.cu.
 void launch_mma_of(const ForwardCall& call, const ForwardKernel& kernel, cudaStream_t stream);
 /// forward_state.cu, forward_mma_state.cu.
@@ -39,7 +41,8 @@ RecordedForward run(std::span<const HeadGroup> groups, const ForwardKernel& kern
         k(stored<T>(groups.size(), [&](std::size_t g) { return Views{groups[g].k}; })),
         v(stored<T>(groups.size(), [&](std::size_t g) { return Views{groups[g].v}; }));
     const std::size_t rows = static_cast<std::size_t>(call.heads) * call.n_q, elements = rows * call.head_dim;
-    const DeviceMemory<T> o(elements);
+    using Out = std::conditional_t<std::is_same_v<T, __nv_fp8_e4m3>, __nv_bfloat16, T>;
+    const DeviceMemory<Out> o(elements);
     const DeviceMemory<float> o_unrounded(elements), lse(rows);
     call.q = q.data();
     call.k = k.data();
@@ -47,6 +50,8 @@ RecordedForward run(std::span<const HeadGroup> groups, const ForwardKernel& kern
     call.o = o.data();
     call.o_unrounded = o_unrounded.data();
     call.lse = lse.data();
+    const DeviceMemory<unsigned char> workspace(forward_workspace(call, kernel));
+    call.workspace = workspace.data();
     RecordedForward result;
     if (recorder != nullptr) {
         const DeviceMemory<RecordedCell> cells(std::vector<RecordedCell>(RecordedShape(call).cells()));
@@ -60,10 +65,10 @@ RecordedForward run(std::span<const HeadGroup> groups, const ForwardKernel& kern
         launch_forward(call, kernel);
         check(cudaDeviceSynchronize(), "running the tensor-core forward");
     }
-    const std::vector<T> host_o = o.host();
+    const std::vector<Out> host_o = o.host();
     const std::vector<float> host_unrounded = o_unrounded.host(), host_lse = lse.host();
     result.groups.resize(groups.size());
-    const T* next_o = host_o.data();
+    const Out* next_o = host_o.data();
     const float *next_unrounded = host_unrounded.data(), *next_lse = host_lse.data();
     for (GroupForward& g : result.groups)
         for (std::size_t h = 0; h < groups.front().q.size(); ++h) {
@@ -84,6 +89,7 @@ RecordedForward run_plan(std::span<const HeadGroup> groups, const RoundingPlan& 
     const ForwardSupport support = supported(plan, static_cast<int>(first.k.cols), first.causal, unit);
     if (!support) throw RequestError("plan " + plan.name + ": " + support.why);
     if (support.kernel.element == Element::bf16) return run<__nv_bfloat16>(groups, support.kernel, recorder);
+    if (support.kernel.element == Element::e4m3) return run<__nv_fp8_e4m3>(groups, support.kernel, recorder);
     return run<__half>(groups, support.kernel, recorder);
 }
 
@@ -97,6 +103,7 @@ void launch_forward(const ForwardCall& call, const ForwardKernel& kernel, void* 
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
     if (kernel.variant.state)
         return (kernel.unit == Unit::mma ? launch_mma_state : launch_state)(call, kernel, cuda_stream);
+    if (kernel.element == Element::e4m3) return launch_e4m3(call, kernel, cuda_stream);
     if (kernel.unit == Unit::mma) return launch_mma_of(call, kernel, cuda_stream);
     if (kernel.element == Element::bf16) return launch_forward_of<__nv_bfloat16>(call, kernel, cuda_stream);
     launch_forward_of<__half>(call, kernel, cuda_stream);

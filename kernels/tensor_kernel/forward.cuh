@@ -11,6 +11,9 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
+
+#include <cuda_fp8.h>
 
 #include <faultline/tensor_kernel/forward_common.cuh>
 #include <faultline/tensor_kernel/recorder.cuh>
@@ -23,6 +26,8 @@ struct ForwardTiles {
     static constexpr int head_dim = d, consumers = consumer_groups;
     static constexpr int block_q = 64 * consumers, block_k = keys, stages = key_stages, panels = d / 64;
     static constexpr int threads = 128 * (consumers + 1);
+    static constexpr bool is_e4m3 = std::is_same_v<T, __nv_fp8_e4m3>;
+    static constexpr int k_step = is_e4m3 ? 32 : 16;  ///< of k in one wgmma
     // setmaxnreg: the sum over warpgroups is what the launch allots, 65536/threads rounded down to 8.
     static constexpr int producer_registers = consumers == 2 ? 24 : 32, consumer_registers = consumers == 2 ? 240 : 160;
 
@@ -35,10 +40,30 @@ struct ForwardTiles {
     };
 };
 
-/// One call. Shapes: q [batch, heads, n_q, d], k, v [batch, kv_heads, n_k, d], by tensor maps of five dimensions: 64 columns,
-/// row, panel, head, batch.
+/// Element type of the output.
 template <class T>
-struct ForwardArguments : ForwardShape, ForwardOutput<T> {
+using OutputOf = std::conditional_t<std::is_same_v<T, __nv_fp8_e4m3>, __nv_bfloat16, T>;
+
+/// Null, or ForwardCall's factors [batch, kv_heads], which e4m3 has alone.
+template <class T>
+struct DescaleFactors {};
+template <>
+struct DescaleFactors<__nv_fp8_e4m3> {
+    const float *q_descale, *k_descale, *v_descale;
+};
+/// ForwardShape::natural and SoftmaxScales::exponent with the factors of a query tile's head, of e4m3.
+template <class T>
+struct DescaledScales {};
+template <>
+struct DescaledScales<__nv_fp8_e4m3> {
+    float natural, exponent;
+};
+
+/// One call. Shapes: q [batch, heads, n_q, d], k, v [batch, kv_heads, n_k, d], by tensor maps of five dimensions: 64 columns
+/// (of e4m3 d, and one panel), row, panel, head, batch. v of e4m3: [batch, kv_heads, d, n_k], keys as transposed_values.cuh has
+/// them.
+template <class T>
+struct ForwardArguments : ForwardShape, ForwardOutput<OutputOf<T>>, DescaleFactors<T> {
     CUtensorMap q, k, v;
     int* next;  ///< zero before the launch, and after it
 };
@@ -81,6 +106,12 @@ __device__ __forceinline__ void produce(const ForwardArguments<T>& in, typename 
                               const CUtensorMap& map, int key_tile) {
             empty[ring.slot].wait(ring.parity ^ 1);
             full[ring.slot].arrive_expect(sizeof slots[0]);
+            if constexpr (Tiles::is_e4m3)
+                if (&map == &in.v) {  // its rows are the head's columns
+                    load_tile(slots[ring.slot], &map, full[ring.slot], key_tile * Tiles::block_k, 0, 0, kv_head, at.batch);
+                    ring.advance();
+                    return;
+                }
             load_tile(slots[ring.slot], &map, full[ring.slot], 0, key_tile * Tiles::block_k, 0, kv_head, at.batch);
             ring.advance();
         };
@@ -106,12 +137,12 @@ struct Consumer {
     int group;  ///< 0 to consumers - 1
     float s[s_count];
     float o[o_count];
-    std::uint32_t p[keys / 16][4];
+    std::uint32_t p[keys / Tiles::k_step][4];
     Ring<2> q_ring;
     Ring<Tiles::stages> k_ring, v_ring;
 
     /// A query tile as this thread sees it.
-    struct QueryTile {
+    struct QueryTile : DescaledScales<T> {
         TilePlace at;
         int row;    ///< the first of this thread's two, which are 8 apart
         int count;  ///< key tiles
@@ -134,6 +165,17 @@ struct Consumer {
         if (threadIdx.x % 32 == 0) empty.arrive();
     }
 
+    __device__ __forceinline__ void pack_probabilities() {
+        if constexpr (Tiles::is_e4m3)
+            pack_p_e4m3<keys>(s, p);
+        else
+            pack_p<T, keys>(s, p);
+    }
+    /// Of the keys' head that a query tile sees; 1 where the call has none.
+    __device__ __forceinline__ float descale(const float* factors, const TilePlace& at) const {
+        return factors == nullptr ? 1.0f : factors[at.batch * in.kv_heads + in.kv_head(at.head)];
+    }
+
     /// Waits for the next query tile; false where there is none.
     __device__ __forceinline__ bool next_tile(QueryTile& tile) {
         m.q_full[q_ring.slot].wait(q_ring.parity);
@@ -145,6 +187,10 @@ struct Consumer {
         tile.count = in.template key_tiles<keys>((tile.at.q_tile + 1) * Tiles::block_q);
         tile.whole = in.template whole_tiles<keys>(group_row);
         tile.softmax = Softmax{};
+        if constexpr (Tiles::is_e4m3) {
+            tile.natural = in.natural * (descale(in.q_descale, tile.at) * descale(in.k_descale, tile.at));
+            tile.exponent = exponent_of(tile.natural);
+        }
         if constexpr (Rec::records) {
             const int warp_row = group * 64 + threadIdx.x % 128 / 32 * 16,
                       head = tile.at.batch * in.heads + tile.at.head;
@@ -172,7 +218,13 @@ struct Consumer {
         float kept[Rec::kept_scores];  // p takes the scores' place
         if constexpr (Rec::records)
             if (recorded) Rec::keep_scores(kept, s);
-        tile.softmax.template step<first>(s, alpha, in.scales);
+        if constexpr (Tiles::is_e4m3) {
+            SoftmaxScales scales = in.scales;
+            scales.exponent = tile.exponent;
+            tile.softmax.template step<first>(s, alpha, scales);
+        } else {
+            tile.softmax.template step<first>(s, alpha, in.scales);
+        }
         if constexpr (Rec::records)
             if (recorded) {
                 recorder.elements(tile.place, tile.softmax, kept, s, in.scales.exponent, sums);
@@ -184,23 +236,41 @@ struct Consumer {
 
     /// Issues s = q k^T of the next key tile.
     __device__ __forceinline__ void issue_scores() {
-        const std::uint64_t q = k_major(m.q[q_ring.slot] + group * 64 * 64), k = k_major(m.k[k_ring.slot]);
-        wgmma_fence();
+        if constexpr (Tiles::is_e4m3) {
+            const auto* const rows = m.q[q_ring.slot] + group * 64 * d;
+            const auto* const columns = m.k[k_ring.slot];
+            const std::uint64_t q = d == 64 ? k_major_64(rows) : k_major(rows),
+                                k = d == 64 ? k_major_64(columns) : k_major(columns);
+            wgmma_fence();
 #pragma unroll
-        for (int i = 0; i < d / 16; ++i) {
-            const int panel = i / 4, step = i % 4 * k_major_step;
-            Wgmma<T, keys>::ss(s, q + panel * (Tiles::block_q * 128 / 16) + step, k + panel * (keys * 128 / 16) + step,
-                               i > 0);
+            for (int i = 0; i < d / 32; ++i)
+                WgmmaE4m3<keys>::ss(s, q + i * k_major_step, k + i * k_major_step, i > 0);
+        } else {
+            const std::uint64_t q = k_major(m.q[q_ring.slot] + group * 64 * 64), k = k_major(m.k[k_ring.slot]);
+            wgmma_fence();
+#pragma unroll
+            for (int i = 0; i < d / 16; ++i) {
+                const int panel = i / 4, step = i % 4 * k_major_step;
+                Wgmma<T, keys>::ss(s, q + panel * (Tiles::block_q * 128 / 16) + step,
+                                   k + panel * (keys * 128 / 16) + step, i > 0);
+            }
         }
         wgmma_commit();
     }
     /// Issues o (+)= p v of this key tile.
     __device__ __forceinline__ void issue_output(bool accumulate) {
-        const std::uint64_t v = mn_major(m.v[v_ring.slot], keys * 128);
-        wgmma_fence();
+        if constexpr (Tiles::is_e4m3) {
+            const std::uint64_t v = k_major(m.v[v_ring.slot]);
+            wgmma_fence();
 #pragma unroll
-        for (int i = 0; i < keys / 16; ++i)
-            Wgmma<T, d>::template rs<1>(o, p[i], v + i * mn_major_step, i > 0 || accumulate);
+            for (int i = 0; i < keys / 32; ++i) WgmmaE4m3<d>::rs(o, p[i], v + i * k_major_step, i > 0 || accumulate);
+        } else {
+            const std::uint64_t v = mn_major(m.v[v_ring.slot], keys * 128);
+            wgmma_fence();
+#pragma unroll
+            for (int i = 0; i < keys / 16; ++i)
+                Wgmma<T, d>::template rs<1>(o, p[i], v + i * mn_major_step, i > 0 || accumulate);
+        }
         wgmma_commit();
     }
 
@@ -243,7 +313,7 @@ struct Consumer {
         ErrorSum sums[4];
         step<false, masked>(tile, key_tile + 1, key_tile + 2 < tile.count, tile, key_tile, alpha, recorded, recorded,
                             sums);
-        pack_p<T, keys>(s, p);
+        pack_probabilities();
         if constexpr (recorded) recorder.rescale(tile.place, o, alpha, sums, key_tile);
         Softmax::rescale(o, alpha, in.scales.state);
     }
@@ -270,7 +340,7 @@ struct Consumer {
             ErrorSum sums[4];
             scores_to_p<true, true>(tile, tile.count - 1, none, tile.recorded, sums);
         }
-        pack_p<T, keys>(s, p);
+        pack_probabilities();
         while (true) {
             if (Rec::records && tile.recorded)
                 all_tiles<Rec::records>(tile);
@@ -292,14 +362,18 @@ struct Consumer {
             }
             store(tile);
             if (!more) return;
-            pack_p<T, keys>(s, p);
+            pack_probabilities();
             tile = next;
         }
     }
 
     __device__ __forceinline__ void store(const QueryTile& tile) const {
         float inverse[2];
-        store_rows<T, d>(in, in, tile.at, tile.row, tile.softmax, o, inverse);
+        if constexpr (Tiles::is_e4m3)
+            store_rows<OutputOf<T>, d>(in, in, tile.at, tile.row, tile.softmax, o, inverse, tile.natural,
+                                       descale(in.v_descale, tile.at));
+        else
+            store_rows<T, d>(in, in, tile.at, tile.row, tile.softmax, o, inverse, in.natural);
         if constexpr (Rec::records)
             if (tile.recorded) recorder.output_cast(tile.place, o, inverse);
         if constexpr (Rec::alters) recorder.keep(tile.place, tile.at, in.q_tiles);

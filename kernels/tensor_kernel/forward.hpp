@@ -5,7 +5,9 @@
 // Bits: o and lse are those of kernels/cpu under the same plan, wherever no p of a row underflows: ex2 here is MUFU.EX2, which
 // returns 0 for a result below 2^-126, where the emulation keeps the subnormal; p that small is lost beside the row's
 // largest p, 1, in every sum, except under stable_max, which may leave a row without a p of 1. lib/tensor_core's rules
-// for Hopper's mma and wgmma are the card's (docs/results/tensor-core-rule.md); those of other cards' mma are not checked.
+// for Hopper's mma and wgmma are the card's (docs/results/tensor-core-rule.md); those of other cards' mma are not checked. The
+// kernel in e4m3 has not run on a card yet; the arithmetic is meant to be the emulation's, lse's as the plan has it (log sum -
+// 8 ln 2 in fp32, where FlashAttention-3 takes the logarithm of the sum over 256).
 #pragma once
 
 #include <cstdint>
@@ -22,7 +24,7 @@ struct Strides {
     std::int64_t row = 0, head = 0, batch = 0;
 };
 
-/// One call, on device memory. q, o [batch, heads, n_q, head_dim]; k, v [batch, kv_heads, n_k, head_dim], all of the
+/// One call, on device memory, whose rows of e4m3 are multiples of 16 elements apart. q, o [batch, heads, n_q, head_dim]; k, v [batch, kv_heads, n_k, head_dim], all of the
 /// kernel's element type and 16-byte aligned; lse [batch, heads, n_q] contiguous, fp32, natural units, +inf where a row sees
 /// no key (o is 0 there). heads is a multiple of kv_heads: query head h reads key head h / (heads / kv_heads).
 struct ForwardCall {
@@ -39,7 +41,16 @@ struct ForwardCall {
     /// the score's, whatever the variant makes of a repeated maximum.
     float* largest = nullptr;
     Strides q_strides, k_strides, v_strides, o_strides;
+    /// Of e4m3 (o is bf16), each null or fp32 [batch, kv_heads], what the elements are to be multiplied with: scale by q's and
+    /// k's product in fp32, the output, where it is divided by the row sum, by v's (flash-attention 0251105a,
+    /// hopper/flash_fwd_kernel_sm90.h:408-414, softmax.h:144).
+    const float* q_descale = nullptr;
+    const float* k_descale = nullptr;
+    const float* v_descale = nullptr;
+    void* workspace = nullptr;  ///< forward_workspace() bytes, 16-byte aligned; nothing in it outlives the call
 };
+/// Bytes that a call needs between its steps: of e4m3 v transposed, 0 of others.
+[[nodiscard]] std::size_t forward_workspace(const ForwardCall& call, const ForwardKernel& kernel);
 /// Groups of 16 rows, as the warps take them.
 [[nodiscard]] constexpr int row_groups(int n_q) { return (n_q + 15) / 16; }
 

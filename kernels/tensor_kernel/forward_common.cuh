@@ -81,6 +81,24 @@ __device__ __forceinline__ void pack_p(const float (&s)[keys / 2], std::uint32_t
         for (int w = 0; w < 4; ++w) p[i][w] = pack<T>(s[8 * i + 2 * w], s[8 * i + 2 * w + 1]);
 }
 
+/// The same in e4m3, 32 keys a step, in the order in which the thread has them: V's keys are in that order (key_at(),
+/// transposed_values.cuh).
+template <int keys>
+__device__ __forceinline__ void pack_p_e4m3(const float (&s)[keys / 2], std::uint32_t (&p)[keys / 32][4]) {
+#pragma unroll
+    for (int i = 0; i < keys / 32; ++i)
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+            const float* const x = &s[16 * i + w / 2 * 8 + w % 2 * 2];
+            asm("{\n.reg .b16 low, high;\n"
+                "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+                "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+                "mov.b32 %0, {low, high};\n}\n"
+                : "=r"(p[i][w])
+                : "f"(x[0]), "f"(x[1]), "f"(x[4]), "f"(x[5]));
+        }
+}
+
 /// Four neighbouring columns groups of a row meet in one thread of the quad, which then has eight columns in a row.
 __device__ __forceinline__ uint4 transpose_quad(const std::uint32_t (&x)[4], int t) {
     // Thread t has words x[i] of group i; it wants word u of group t from thread u. Two rounds of exchanges.
@@ -100,11 +118,11 @@ __device__ __forceinline__ uint4 transpose_quad(const std::uint32_t (&x)[4], int
 /// The largest scaled score of the warp's 16 rows. row: the thread's first.
 template <class Softmax>
 __device__ __forceinline__ void store_largest(const ForwardShape& in, float* to, const TilePlace& at, int row,
-                                              const Softmax& softmax) {
+                                              const Softmax& softmax, const float& natural) {
     float largest = -INFINITY;
 #pragma unroll
     for (int r = 0; r < 2; ++r)
-        if (row + 8 * r < in.n_q) largest = fmaxf(largest, softmax.largest(r) * in.natural);
+        if (row + 8 * r < in.n_q) largest = fmaxf(largest, softmax.largest(r) * natural);
 #pragma unroll
     for (int step = 4; step < 32; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
     const int group = row / 16, groups = (in.n_q + 15) / 16;
@@ -112,29 +130,33 @@ __device__ __forceinline__ void store_largest(const ForwardShape& in, float* to,
         to[(static_cast<std::int64_t>(at.batch) * in.heads + at.head) * groups + group] = largest;
 }
 
-/// A query tile's end: o divided by the row sums, cast and stored, and lse. inverse: what o was multiplied with.
+/// A query tile's end: o divided by the row sums, cast and stored, and lse. inverse: what o was multiplied with. natural: what
+/// makes logits of scores; factor, where max_offset is not 0: what multiplies the output beside 1 / row sum.
 template <class T, int d, class Softmax>
 __device__ __forceinline__ void store_rows(const ForwardShape& in, const ForwardOutput<T>& out, const TilePlace& at,
                                            int row, const Softmax& softmax, const float (&o)[d / 2],
-                                           float (&inverse)[2]) {
+                                           float (&inverse)[2], const float& natural, float factor = 1) {
     const int t = threadIdx.x % 4;
-    if (out.largest != nullptr) store_largest(in, out.largest, at, row, softmax);
+    if (out.largest != nullptr) store_largest(in, out.largest, at, row, softmax, natural);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const int i = row + 8 * r;
         const float sum = softmax.joined(r);
         const bool empty = sum == 0 || sum != sum;
         inverse[r] = empty ? 1.0f : __frcp_rn(sum);
+        if constexpr (Softmax::max_offset != 0) inverse[r] *= factor;
         const std::int64_t begin = at.batch * out.o_batch + at.head * out.o_head + i * out.o_row;
         const bool inside = i < in.n_q;
         if (t == 0 && inside) {
             float log2_sum;
             asm("lg2.approx.f32 %0, %1;" : "=f"(log2_sum) : "f"(sum));
             // max scale + logf(sum), one fma; __logf is lg2.approx times ln 2 (special/lg2_approx.hpp).
-            const float logarithm = log2_sum * 0.693147182464599609375f;
-            const float lse = Softmax::has_state
-                                  ? held_lse(softmax.maximum[r], in.natural, logarithm, in.scales.state.lse)
-                                  : fmaf(softmax.maximum[r], in.natural, logarithm);
+            float logarithm = log2_sum * 0.693147182464599609375f;
+            if constexpr (Softmax::max_offset != 0)
+                logarithm =
+                    static_cast<float>(static_cast<double>(logarithm) - Softmax::max_offset * 0.693147180559945309417);
+            const float lse = Softmax::has_state ? held_lse(softmax.maximum[r], natural, logarithm, in.scales.state.lse)
+                                                 : fmaf(softmax.maximum[r], natural, logarithm);
             out.lse[(static_cast<std::int64_t>(at.batch) * in.heads + at.head) * in.n_q + i] = empty ? INFINITY : lse;
         }
 #pragma unroll

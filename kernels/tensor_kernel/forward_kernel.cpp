@@ -8,6 +8,7 @@
 #include <faultline/plan/difference.hpp>
 #include <faultline/plan/presets.hpp>
 #include <faultline/tensor_core/accumulate.hpp>
+#include <faultline/tensor_kernel/forward.hpp>
 
 namespace faultline::tensor_kernel {
 namespace {
@@ -19,6 +20,7 @@ struct Named {
 };
 /// Of the variant with a streaming state, which has key tiles of its own.
 constexpr Named with_state{"streaming_state", WithState::value};
+constexpr Named of_e4m3{"fused", UpTo256::value, false};
 constexpr std::array variants{
     Named{"fused", {}},
     Named{"unfused", {.argument = ArgumentForm::unfused}},
@@ -122,10 +124,10 @@ std::span<const int> state_tiles(Unit unit, int head_dim) {
 }  // namespace
 
 RoundingPlan forward_plan(Element element, Unit unit, int head_dim) {
-    RoundingPlan own = plan(unit == Unit::wgmma ? "fa3" : "fa2");
+    RoundingPlan own = plan(element == Element::e4m3 ? "fa3-fp8" : unit == Unit::wgmma ? "fa3" : "fa2");
     own.schedule.block_k = unit == Unit::wgmma || head_dim == 64 ? 128 : 64;
     own.tiles.clear();
-    if (element == Element::bf16) return own;
+    if (element != Element::fp16) return own;
     const auto in_half = [](const Accumulation& accumulation) {
         for (const char* name : {"hopper-wgmma-", "hopper-mma-"})
             if (accumulation == *find_accumulation(std::string(name) + "bf16"))
@@ -149,13 +151,20 @@ ForwardSupport supported(const RoundingPlan& plan, int head_dim, bool causal, st
     }
     const RoundingPlan asked = for_head_dim(plan, head_dim, causal);
     ForwardKernel& kernel = answer.kernel;
-    kernel.element = asked[Site::q_cast].format == fp16 ? Element::fp16 : Element::bf16;
+    const Format& format = asked[Site::q_cast].format;
+    kernel.element = format == fp16 ? Element::fp16 : format == e4m3 ? Element::e4m3 : Element::bf16;
+    if (kernel.element == Element::e4m3 && wanted == Unit::mma) {
+        answer.why =
+            "sites.q_cast.format is e4m3: the tensor-core forward has it by wgmma alone, on compute capability 9.0 (mma "
+            "has e4m3 from 8.9 on, of which Hopper makes products of fp16)";
+        return answer;
+    }
     kernel.stable_beta = asked.schedule.stable_beta;
     kernel.stable_tolerance = asked.schedule.stable_tolerance;
     const StreamingState state = state_of(asked);
     std::vector<Difference> nearest;
     for (const Unit unit : {Unit::wgmma, Unit::mma}) {
-        if (wanted && unit != *wanted) continue;
+        if ((wanted && unit != *wanted) || (kernel.element == Element::e4m3 && unit == Unit::mma)) continue;
         const RoundingPlan own = forward_plan(kernel.element, unit, head_dim);
         const RoundingPlan forward = forward_of(asked, own);
         const auto is = [&](const Named& named, const RoundingPlan& compiled) {
@@ -170,7 +179,9 @@ ForwardSupport supported(const RoundingPlan& plan, int head_dim, bool causal, st
             kernel.block_k = compiled.schedule.block_k;
             return true;
         };
-        for (const Named& named : variants) {
+        const std::span<const Named> compiled =
+            kernel.element == Element::e4m3 ? std::span(&of_e4m3, 1) : std::span<const Named>(variants);
+        for (const Named& named : compiled) {
             if (unit == Unit::mma && !named.by_mma) continue;
             if (is(named, with_variant(own, named.variant))) return answer;
         }
@@ -185,6 +196,12 @@ ForwardSupport supported(const RoundingPlan& plan, int head_dim, bool causal, st
     const Difference& first = nearest.front();
     answer.why = first.field + " is " + first.from + ": the tensor-core forward has " + first.to;
     return answer;
+}
+
+std::size_t forward_workspace(const ForwardCall& call, const ForwardKernel& kernel) {
+    if (kernel.element != Element::e4m3) return 0;
+    const auto size = [](int n) { return static_cast<std::size_t>(n); };
+    return size(call.batch) * size(call.kv_heads) * size(call.head_dim) * size((call.n_k + 127) / 128 * 128);
 }
 
 }  // namespace faultline::tensor_kernel

@@ -10,8 +10,8 @@
 
 namespace faultline::tensor_kernel {
 
-/// Element type of q, k, v, p and o.
-enum class Element : unsigned char { bf16, fp16 };
+/// Element type of q, k, v, p and o; with e4m3 o is bf16.
+enum class Element : unsigned char { bf16, fp16, e4m3 };
 
 /// Which matrix instruction: mma.sync of compute capability 8.0 and later, or wgmma of 9.0.
 enum class Unit : unsigned char { mma, wgmma };
@@ -39,6 +39,7 @@ struct ForwardSupport {
 ///   by mma preset fa2 (key tiles of 128 for heads of 64, of 64 for heads of 128), fused, unfused, subtract_then_scale and
 ///   stable_max,
 /// in bf16 or fp16;
+///   by wgmma in e4m3 preset fa3-fp8 with key tiles of 128;
 ///   by both in bf16 preset fa2-unfused with s_cast, row_max, row_sum, o_rescale, pv_accumulate and lse each in fp32, bf16 or
 ///   fp16, in key tiles of 64 for heads of 64 by wgmma, of 32, 64 or 128 for heads of 64 and of 32 or 64 for heads of 128 by
 ///   mma.
@@ -49,7 +50,7 @@ struct ForwardSupport {
 [[nodiscard]] ForwardSupport supported(const RoundingPlan& plan, int head_dim, bool causal,
                                        std::optional<Unit> unit = std::nullopt);
 
-/// Preset fa3 (wgmma) or fa2 (mma) as the kernels run it for heads of this size.
+/// Preset fa3 (wgmma; of e4m3 fa3-fp8) or fa2 (mma) as the kernels run it for heads of this size.
 [[nodiscard]] RoundingPlan forward_plan(Element element = Element::bf16, Unit unit = Unit::wgmma, int head_dim = 128);
 
 }  // namespace faultline::tensor_kernel

@@ -18,13 +18,10 @@ namespace faultline::tensor_kernel {
 static __device__ int next_tiles[64];
 static std::atomic<unsigned> launches{0};
 
+/// With the tensor maps, and what is of its element type alone, in `in`.
 template <class T, class Tiles, class Variant, class Rec>
-void launch(const ForwardCall& call, const ForwardKernel& kernel, const typename Rec::Arguments& recording,
-            cudaStream_t stream) {
-    ForwardArguments<T> in{};
-    in.q = head_map<T>(call.q, call.q_strides, call.batch, call.heads, call.n_q, call.head_dim, Tiles::block_q);
-    in.k = head_map<T>(call.k, call.k_strides, call.batch, call.kv_heads, call.n_k, call.head_dim, Tiles::block_k);
-    in.v = head_map<T>(call.v, call.v_strides, call.batch, call.kv_heads, call.n_k, call.head_dim, Tiles::block_k);
+void launch_filled(ForwardArguments<T>& in, const ForwardCall& call, const ForwardKernel& kernel,
+                   const typename Rec::Arguments& recording, cudaStream_t stream) {
     set_call(in, call, kernel, Tiles::block_q);
     void* counters = nullptr;
     check(cudaGetSymbolAddress(&counters, next_tiles), "finding the tile counters");
@@ -35,6 +32,16 @@ void launch(const ForwardCall& call, const ForwardKernel& kernel, const typename
     run<<<std::min(in.tiles, multiprocessors()), Tiles::threads, BlockMemory<Tiles, Rec>::bytes, stream>>>(in,
                                                                                                            recording);
     check(cudaGetLastError(), "launching the tensor-core forward");
+}
+
+template <class T, class Tiles, class Variant, class Rec>
+void launch(const ForwardCall& call, const ForwardKernel& kernel, const typename Rec::Arguments& recording,
+            cudaStream_t stream) {
+    ForwardArguments<T> in{};
+    in.q = head_map<T>(call.q, call.q_strides, call.batch, call.heads, call.n_q, call.head_dim, Tiles::block_q);
+    in.k = head_map<T>(call.k, call.k_strides, call.batch, call.kv_heads, call.n_k, call.head_dim, Tiles::block_k);
+    in.v = head_map<T>(call.v, call.v_strides, call.batch, call.kv_heads, call.n_k, call.head_dim, Tiles::block_k);
+    launch_filled<T, Tiles, Variant, Rec>(in, call, kernel, recording, stream);
 }
 
 template <class T, class Tiles, class Rec>

@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(128) forward_mma(const __grid_constant__ MmaAr
         softmax.hold_output(o, in.scales.state);
     }
     float inverse[2];
-    store_rows<T, d>(in, in, at, row, softmax, o, inverse);
+    store_rows<T, d>(in, in, at, row, softmax, o, inverse, in.natural);
 }
 
 }  // namespace faultline::tensor_kernel

@@ -30,16 +30,20 @@ struct ForwardVariant {
     bool stable = false;      ///< Algorithm 1 of arXiv 2510.04212
     RowSumAdds row_sum_adds = RowSumAdds::unrounded;  ///< not two_sums
     bool state = false;  ///< roundings of the streaming state (StreamingState), in key tiles of the call's size
+    int max_offset = 0;  ///< Schedule::max_offset; of a fused argument
 
     friend constexpr bool operator==(const ForwardVariant&, const ForwardVariant&) = default;
 };
 
 /// A variant as a type: nvcc 13.0 writes host code that does not compile for a kernel with a class value as its argument.
 template <ArgumentForm argument = ArgumentForm::fused, bool polynomial = false, bool stable = false,
-          RowSumAdds row_sum_adds = RowSumAdds::unrounded, bool state = false>
+          RowSumAdds row_sum_adds = RowSumAdds::unrounded, bool state = false, int max_offset = 0>
 struct Compiled {
-    static constexpr ForwardVariant value{argument, polynomial, stable, row_sum_adds, state};
+    static constexpr ForwardVariant value{argument, polynomial, stable, row_sum_adds, state, max_offset};
 };
+
+/// That of e4m3, whose p reach 2^8 (preset fa3-fp8).
+using UpTo256 = Compiled<ArgumentForm::fused, false, false, RowSumAdds::unrounded, false, 8>;
 
 /// The variant that holds its streaming state as the call says: FlashAttention-2 in PyTorch (preset fa2-unfused) otherwise.
 using WithState = Compiled<ArgumentForm::unfused, false, false, RowSumAdds::unrounded, true>;

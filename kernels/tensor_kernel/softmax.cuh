@@ -18,6 +18,11 @@ struct SoftmaxScales {
     StreamingState state;    ///< where the variant has it
 };
 
+/// natural log2(e), rounded once from double.
+FAULTLINE_HD inline float exponent_of(float natural) {
+    return static_cast<float>(static_cast<double>(natural) * 1.4426950408889634074);
+}
+
 /// exp2_polynomial (special/ex2_polynomial.hpp) by the instructions that give its bits: floor as an addition that rounds down.
 __device__ __forceinline__ float exp2_by_polynomial(float x) {
     constexpr float round_down = 12582912.0f;  // 2^23 + 2^22
@@ -33,6 +38,7 @@ __device__ __forceinline__ float exp2_by_polynomial(float x) {
 template <class T, ForwardVariant variant, int columns>
 struct StreamingSoftmax {
     static constexpr bool has_state = variant.state;
+    static constexpr int max_offset = variant.max_offset;
     float maximum[2] = {-INFINITY, -INFINITY};
     float sum[2] = {0, 0};                   ///< this thread's lane of the quad
     float seen[2] = {-INFINITY, -INFINITY};  ///< where the variant moves or rounds maxima: the largest score itself
@@ -56,6 +62,7 @@ struct StreamingSoftmax {
     }
     /// scale (score - reference) in log2 units, as the variant rounds it.
     [[nodiscard]] __device__ __forceinline__ static float argument(float score, float reference, float scale) {
+        if constexpr (variant.max_offset != 0) return fmaf(score, scale, -(reference * scale - variant.max_offset));
         if constexpr (variant.argument == ArgumentForm::fused) return fmaf(score, scale, -(reference * scale));
         if constexpr (variant.argument == ArgumentForm::unfused) return score * scale - reference * scale;
         return (score - reference) * scale;
@@ -97,7 +104,7 @@ struct StreamingSoftmax {
                     pair[e] = variant.polynomial && j < columns / 8 - 4 ? exp2_by_polynomial(x) : ex2(x);
                 }
                 float2 terms{pair[0], pair[1]};
-                if (variant.row_sum_adds == RowSumAdds::rounded) terms = unpack<T>(pack<T>(terms.x, terms.y));
+                if constexpr (variant.row_sum_adds == RowSumAdds::rounded) terms = unpack<T>(pack<T>(terms.x, terms.y));
                 if (j > 0)
                     lane += terms.x;
                 else

@@ -38,7 +38,12 @@ __device__ __forceinline__ std::uint64_t mn_major(const void* panel, std::uint32
     return detail::address_field(shared_address(panel)) | std::uint64_t{panel_bytes >> 4} << 16 |
            std::uint64_t{1024 >> 4} << 32 | detail::swizzle_128;
 }
-constexpr std::uint64_t k_major_step = 2, mn_major_step = 128;  ///< what 16 of k add to a descriptor
+/// k_major of panels whose rows are 64 bytes, under the 64-byte swizzle (512-byte aligned).
+__device__ __forceinline__ std::uint64_t k_major_64(const void* panel) {
+    return detail::address_field(shared_address(panel)) | std::uint64_t{1} << 16 | std::uint64_t{512 >> 4} << 32 |
+           std::uint64_t{2} << 62;
+}
+constexpr std::uint64_t k_major_step = 2, mn_major_step = 128;  ///< what 16 of k (32 of e4m3) add to a descriptor
 
 /// Before the first wgmma of a group, and wherever the accumulator or A's registers were written by other instructions.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -112,6 +117,36 @@ FAULTLINE_WGMMA(__nv_bfloat16, "bf16", 128, "64", "65", "66", "67", "68", "69", 
 FAULTLINE_WGMMA(__half, "f16", 128, "64", "65", "66", "67", "68", "69", "70")
 FAULTLINE_WGMMA(__nv_bfloat16, "bf16", 256, "128", "129", "130", "131", "132", "133", "134")
 FAULTLINE_WGMMA(__half, "f16", 256, "128", "129", "130", "131", "132", "133", "134")
+#undef FAULTLINE_WGMMA
+
+/// The same of e4m3, 32 of k a step, which has no transposed read: both operands are K-major. A in registers, four words of
+/// four elements for 32 of k: {row g, k 4t to 4t+3}, {row g+8, the same}, {row g, k 16+4t to 16+4t+3}, {row g+8, the same}.
+template <int n>
+struct WgmmaE4m3;
+#define FAULTLINE_WGMMA(N, N0, N1, N2, N3, N4, N5)                                                                 \
+    template <>                                                                                                    \
+    struct WgmmaE4m3<N> {                                                                                          \
+        __device__ __forceinline__ static void ss(float (&d)[N / 2], std::uint64_t a, std::uint64_t b,             \
+                                                  int accumulate) {                                                \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" N2                                                   \
+                         ", 0;\n"                                                                                  \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" FAULTLINE_D##N               \
+                         "}, %" N0 ", %" N1 ", p, 1, 1;\n}\n"                                                      \
+                         : FAULTLINE_C##N                                                                          \
+                         : "l"(a), "l"(b), "r"(accumulate));                                                       \
+        }                                                                                                          \
+        __device__ __forceinline__ static void rs(float (&d)[N / 2], const std::uint32_t (&a)[4], std::uint64_t b, \
+                                                  int accumulate) {                                                \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" N5                                                   \
+                         ", 0;\n"                                                                                  \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" FAULTLINE_D##N               \
+                         "}, {%" N0 ", %" N1 ", %" N2 ", %" N3 "}, %" N4 ", p, 1, 1;\n}\n"                         \
+                         : FAULTLINE_C##N                                                                          \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));                   \
+        }                                                                                                          \
+    };
+FAULTLINE_WGMMA(64, "32", "33", "34", "35", "36", "37")
+FAULTLINE_WGMMA(128, "64", "65", "66", "67", "68", "69")
 #undef FAULTLINE_WGMMA
 #undef FAULTLINE_D64
 #undef FAULTLINE_C64

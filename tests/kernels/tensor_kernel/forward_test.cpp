@@ -161,6 +161,25 @@ TEST(TensorForwardPlans, TakesFa3WithItsOwnKeyTilesAndEveryVariant) {
     EXPECT_EQ(supported(forward_plan(Element::fp16), 64, true).kernel.element, Element::fp16);
 }
 
+TEST(TensorForwardPlans, TakesFa3Fp8ByWgmmaAlone) {
+    const RoundingPlan own = forward_plan(Element::e4m3);
+    const ForwardSupport support = supported(own, 64, true);
+    EXPECT_EQ(support.why, "");
+    EXPECT_EQ(support.kernel.element, Element::e4m3);
+    EXPECT_EQ(support.kernel.variant.max_offset, 8);
+    EXPECT_EQ(
+        supported(own, 64, true, Unit::mma).why,
+        "sites.q_cast.format is e4m3: the tensor-core forward has it by wgmma alone, on compute capability 9.0 (mma has "
+        "e4m3 from 8.9 on, of which Hopper makes products of fp16)");
+    EXPECT_EQ(supported(plan("fa3-fp8"), 128, true).why, "schedule.block_k is 224: the tensor-core forward has 128");
+    RoundingPlan other = own;
+    other.schedule.max_offset = 0;
+    EXPECT_EQ(supported(other, 64, true).why, "schedule.max_offset is 0: the tensor-core forward has 8");
+    other = own;
+    other.schedule.argument = ArgumentForm::unfused;
+    EXPECT_EQ(supported(other, 64, true).why, "schedule.argument is unfused: the tensor-core forward has fused");
+}
+
 TEST(TensorForwardPlans, SaysWhatItDoesNotHave) {
     EXPECT_EQ(supported(plan("fa3"), 96, true).why, "head_dim is 96: expected 64 or 128");
     EXPECT_EQ(supported(plan("fa3"), 128, false).why, "schedule.block_k is 176: the tensor-core forward has 128");
