@@ -50,7 +50,10 @@ void time_shape(const Shape& shape, const std::vector<ForwardKernel>& kernels) {
     const auto print = [&](const std::string& name, double ms) {
         std::printf("B%d H%d/%d N%d d%d %s %s  %-28s %8.3f ms %7.1f TFLOP/s\n", shape.batch, shape.heads,
                     shape.kv_heads, shape.n, shape.d, shape.causal ? "causal" : "full",
-                    std::is_same_v<T, __half> ? "fp16" : sizeof(T) == 1 ? "e4m3" : "bf16", name.c_str(), ms, flops / ms * 1e-9);
+                    std::is_same_v<T, __half> ? "fp16"
+                    : sizeof(T) == 1          ? "e4m3"
+                                              : "bf16",
+                    name.c_str(), ms, flops / ms * 1e-9);
         std::fflush(stdout);
     };
     for (const ForwardKernel& kernel : kernels) print(kernel.name, median_ms([&] { launch_forward(call, kernel); }));

@@ -44,7 +44,8 @@ void DeviceFaults::bind(char* memory, const on_device::StepScalars* scalars, on_
     for (KernelFaults& of : forward_) of.count = 0;
     for (KernelFaults& of : backward_) of.count = 0;
     static_assert(sizeof(tensor_kernel::AlteredSums) == sizeof(Realised));  // and the same numbers in the same order
-    for (const InsideSite& at : inside_sites)
+    for (const InsideSite& at : inside_sites) {
+        if (plan_ == nullptr && !at.in_kernel) continue;
         for (const Planted& planted : planted_) {
             const Site* site = std::get_if<Site>(&planted.fault.site);
             if (site == nullptr || *site != at.site) continue;
@@ -54,16 +55,17 @@ void DeviceFaults::bind(char* memory, const on_device::StepScalars* scalars, on_
                     tensor_kernel::Alterations& in_registers =
                         (at.backward ? altered_backward_ : altered_forward_)[static_cast<std::size_t>(layer)];
                     in_registers.at[in_registers.count++] = {
-                        *altered_site(at.site), planted.heads + layer * config_.model.heads,
+                        at.in_registers, planted.heads + layer * config_.model.heads,
                         reinterpret_cast<tensor_kernel::AlteredSums*>(device_records_ + first)};
                     continue;
                 }
                 KernelFaults& of = (at.backward ? backward_ : forward_)[static_cast<std::size_t>(layer)];
-                of.one[of.count++] = {at.in_kernel, planted.of_rms, planted.heads + layer * config_.model.heads,
+                of.one[of.count++] = {*at.in_kernel, planted.of_rms, planted.heads + layer * config_.model.heads,
                                       device_records_ + first, draws};
             }
             draws += planted.draws;
         }
+    }
 }
 
 void DeviceFaults::prepare(std::int64_t step, int micro_step, bool stopped) {

@@ -14,27 +14,30 @@
 
 namespace faultline::gpt {
 
-/// A site of the fast kernel that is in registers on the device.
+/// A site inside the kernels on the device: in_kernel in the fast one, where delta stands in memory between two of them,
+/// in_registers in the tensor cores'.
 struct InsideSite {
     Site site;
-    on_device::KernelSite in_kernel;
+    std::optional<on_device::KernelSite> in_kernel;
+    tensor_kernel::AlteredSite in_registers;
     bool backward;
 };
-/// In the order in which its kernels come by.
+/// In the order in which the kernels come by.
 inline constexpr std::array inside_sites{
-    InsideSite{Site::row_max, on_device::KernelSite::row_max, false},
-    InsideSite{Site::p_cast, on_device::KernelSite::p_cast, false},
-    InsideSite{Site::row_sum, on_device::KernelSite::row_sum, false},
-    InsideSite{Site::pv_accumulate, on_device::KernelSite::pv_accumulate, false},
-    InsideSite{Site::dp_accumulate, on_device::KernelSite::dp_accumulate, true},
-    InsideSite{Site::ds, on_device::KernelSite::ds, true},
-    InsideSite{Site::bwd_p_cast, on_device::KernelSite::bwd_p_cast, true},
-    InsideSite{Site::ds_cast, on_device::KernelSite::ds_cast, true},
+    InsideSite{Site::row_max, on_device::KernelSite::row_max, tensor_kernel::AlteredSite::row_max, false},
+    InsideSite{Site::p_cast, on_device::KernelSite::p_cast, tensor_kernel::AlteredSite::p_cast, false},
+    InsideSite{Site::row_sum, on_device::KernelSite::row_sum, tensor_kernel::AlteredSite::row_sum, false},
+    InsideSite{Site::pv_accumulate, on_device::KernelSite::pv_accumulate, tensor_kernel::AlteredSite::pv_accumulate,
+               false},
+    InsideSite{Site::delta, {}, tensor_kernel::AlteredSite::delta, true},
+    InsideSite{Site::dp_accumulate, on_device::KernelSite::dp_accumulate, tensor_kernel::AlteredSite::dp_accumulate,
+               true},
+    InsideSite{Site::ds, on_device::KernelSite::ds, tensor_kernel::AlteredSite::ds, true},
+    InsideSite{Site::bwd_p_cast, on_device::KernelSite::bwd_p_cast, tensor_kernel::AlteredSite::bwd_p_cast, true},
+    InsideSite{Site::ds_cast, on_device::KernelSite::ds_cast, tensor_kernel::AlteredSite::ds_cast, true},
 };
-/// Null: it is none.
-[[nodiscard]] const InsideSite* inside_site(Site site);
-/// Where it stands in the tensor cores' kernels; nothing: it does not.
-[[nodiscard]] std::optional<tensor_kernel::AlteredSite> altered_site(Site site);
+/// Null: it is none of the kernel's (on_tensor_cores: of theirs).
+[[nodiscard]] const InsideSite* inside_site(Site site, bool on_tensor_cores);
 /// o, dq, dk or dv as they are cast: in memory.
 [[nodiscard]] bool is_cast_in_memory(Site site);
 

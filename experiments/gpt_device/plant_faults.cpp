@@ -97,9 +97,8 @@ void DeviceFaults::plant_in_attention(Planted& planted, Site site) {
     const RoundingPlan plan = plan_ != nullptr ? *plan_ : fast_plan(m.bf16);
     (void)AttentionInjector(fault, plan, m.heads);  // says what cannot stand in the plan
     planted.format = plan[site].format;
-    const InsideSite* in_kernel = inside_site(site);
-    if (plan_ != nullptr && (in_kernel != nullptr || site == Site::delta))
-        expect_in_registers(fault, site, *plan_, m.head_dim(), m.bf16);
+    const InsideSite* in_kernel = inside_site(site, plan_ != nullptr);
+    if (plan_ != nullptr && in_kernel != nullptr) expect_in_registers(fault, site, *plan_, m.head_dim(), m.bf16);
     if (in_kernel == nullptr && site != Site::lse && site != Site::delta && !is_cast_in_memory(site))
         refuse(fault, fmt::format("the device's kernel has no site {}: expected one of row_max, row_sum, p_cast, "
                                   "pv_accumulate, lse, o_cast, delta, bwd_p_cast, dp_accumulate, ds, ds_cast, dq_cast, "
@@ -184,7 +183,7 @@ void DeviceFaults::plant_in_model(Planted& planted, ModelSite site) {
 
 void DeviceFaults::add_inside(const Planted& planted) {
     const Site site = std::get<Site>(planted.fault.site);
-    const InsideSite* at = inside_site(site);
+    const InsideSite* at = inside_site(site, plan_ != nullptr);
     for (const auto& [where, first] : planted.records) {
         const auto layer = static_cast<std::size_t>(std::get<0>(where));
         KernelFaults& of = (at->backward ? backward_ : forward_)[layer];

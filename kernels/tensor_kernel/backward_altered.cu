@@ -65,10 +65,47 @@ struct BackwardAlterer {
     }
 };
 
+/// delta [batch * heads, n_padded] of one head and batch element a block. Its sums are those of the first key tile's warps.
+__global__ void __launch_bounds__(256)
+    alter_delta(const __grid_constant__ Alterations all, float* delta, int heads, int n_q, int n_padded, int k_tiles) {
+    const int head = blockIdx.x % heads, batch = blockIdx.x / heads, batches = gridDim.x / heads;
+    AlteredOfThread sums;
+    for (int row = threadIdx.x; row < n_q; row += 256) {
+        float x[1] = {delta[static_cast<std::size_t>(blockIdx.x) * n_padded + row]};
+        alter(
+            all, AlteredSite::delta, head, batch, 0, 1, x,
+            [&](int, int& e, int& i, int& j) {
+                e = j = 0;
+                i = row;
+                return true;
+            },
+            sums);
+        delta[static_cast<std::size_t>(blockIdx.x) * n_padded + row] = x[0];
+    }
+    const std::size_t first = (static_cast<std::size_t>(head) * batches + batch) * k_tiles;
+    const int warp = threadIdx.x / 32;
+    keep_sums(all, sums, first * 8 + warp);
+    for (int tile = 1; tile < k_tiles; ++tile) keep_sums(all, AlteredOfThread{}, (first + tile) * 8 + warp);
+}
+
+/// Those of `all` that stand at delta, or the others.
+Alterations part_of(const Alterations& all, bool at_delta) {
+    Alterations part;
+    for (int f = 0; f < all.count; ++f)
+        if ((all.at[f].site == AlteredSite::delta) == at_delta) part.at[part.count++] = all.at[f];
+    return part;
+}
+
 template <int d>
 void run(const BackwardCall& call, const BackwardKernel& kernel, const Alterations& all, cudaStream_t stream) {
+    const Alterations of_delta = part_of(all, true), others = part_of(all, false);
     launch_steps<__nv_bfloat16, d>(call, kernel, stream, [&](const BackwardWorkspace& at) {
-        run_backward<__nv_bfloat16, d, Fused, BackwardAlterer>(call, at, kernel.zero_sum, {all}, stream);
+        if (of_delta.count > 0) {
+            alter_delta<<<call.batch * call.heads, 256, 0, stream>>>(of_delta, at.delta, call.heads, call.n_q,
+                                                                     at.n_padded, (call.n_k + 127) / 128);
+            check(cudaGetLastError(), "launching the faults of delta");
+        }
+        run_backward<__nv_bfloat16, d, Fused, BackwardAlterer>(call, at, kernel.zero_sum, {others}, stream);
     });
 }
 

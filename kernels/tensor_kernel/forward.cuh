@@ -108,7 +108,8 @@ __device__ __forceinline__ void produce(const ForwardArguments<T>& in, typename 
             full[ring.slot].arrive_expect(sizeof slots[0]);
             if constexpr (Tiles::is_e4m3)
                 if (&map == &in.v) {  // its rows are the head's columns
-                    load_tile(slots[ring.slot], &map, full[ring.slot], key_tile * Tiles::block_k, 0, 0, kv_head, at.batch);
+                    load_tile(slots[ring.slot], &map, full[ring.slot], key_tile * Tiles::block_k, 0, 0, kv_head,
+                              at.batch);
                     ring.advance();
                     return;
                 }
@@ -130,7 +131,7 @@ template <class T, class Tiles, class Variant, class Rec>
 struct Consumer {
     static constexpr ForwardVariant variant = Variant::value;
     static constexpr int d = Tiles::head_dim, keys = Tiles::block_k, s_count = keys / 2, o_count = d / 2;
-    using Softmax = StreamingSoftmax<T, variant, keys>;
+    using Softmax = StreamingSoftmax<T, variant, keys, std::conditional_t<Rec::alters_state, double, float>>;
     const ForwardArguments<T>& in;
     typename Tiles::Memory& m;
     Rec recorder;
@@ -222,6 +223,10 @@ struct Consumer {
             SoftmaxScales scales = in.scales;
             scales.exponent = tile.exponent;
             tile.softmax.template step<first>(s, alpha, scales);
+        } else if constexpr (Rec::alters_state) {
+            tile.softmax.template step<first>(
+                s, alpha, in.scales,
+                recorder.rows(tile.place, in, tile.at, tile.at.q_tile * Tiles::block_q, tile.row, key_tile * keys));
         } else {
             tile.softmax.template step<first>(s, alpha, in.scales);
         }
@@ -243,8 +248,7 @@ struct Consumer {
                                 k = d == 64 ? k_major_64(columns) : k_major(columns);
             wgmma_fence();
 #pragma unroll
-            for (int i = 0; i < d / 32; ++i)
-                WgmmaE4m3<keys>::ss(s, q + i * k_major_step, k + i * k_major_step, i > 0);
+            for (int i = 0; i < d / 32; ++i) WgmmaE4m3<keys>::ss(s, q + i * k_major_step, k + i * k_major_step, i > 0);
         } else {
             const std::uint64_t q = k_major(m.q[q_ring.slot] + group * 64 * 64), k = k_major(m.k[k_ring.slot]);
             wgmma_fence();
@@ -302,6 +306,8 @@ struct Consumer {
         if constexpr (Rec::records)
             if (recorded && !sample::has_scores(tile.at.q_tile, key_tile))
                 recorder.output(tile.place, o, m.v[v_ring.slot], key_tile);
+        if constexpr (Rec::alters_state)
+            recorder.output(tile.place, in, tile.at, tile.at.q_tile * Tiles::block_q, tile.row, key_tile * keys, o);
         release(m.v_empty[v_ring.slot]);
         v_ring.advance();
         Softmax::hold_output(o, in.scales.state);
@@ -321,8 +327,12 @@ struct Consumer {
     template <bool recorded>
     __device__ __forceinline__ void all_tiles(QueryTile& tile) {
         int key_tile = tile.count - 2;
-        for (; key_tile >= tile.whole; --key_tile) same_tile<true, recorded>(tile, key_tile);
-        for (; key_tile >= 0; --key_tile) same_tile<false, recorded>(tile, key_tile);
+        if constexpr (Rec::alters_state) {  // what changes elements is compiled once
+            for (; key_tile >= 0; --key_tile) same_tile<true, recorded>(tile, key_tile);
+        } else {
+            for (; key_tile >= tile.whole; --key_tile) same_tile<true, recorded>(tile, key_tile);
+            for (; key_tile >= 0; --key_tile) same_tile<false, recorded>(tile, key_tile);
+        }
     }
 
     __device__ __forceinline__ void run() {

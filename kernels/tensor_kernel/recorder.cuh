@@ -80,7 +80,7 @@ __device__ __forceinline__ float copied(float x) {
 }
 
 struct NoRecorder {
-    static constexpr bool records = false, alters = false;
+    static constexpr bool records = false, alters = false, alters_state = false;
     struct Arguments {};
     struct Memory {};
     struct Place {};
@@ -112,7 +112,7 @@ __device__ __forceinline__ double widened<__nv_bfloat16>(std::uint16_t bits) {
 
 template <class T, int d, int keys>
 struct Recorder {
-    static constexpr bool records = true, alters = false;
+    static constexpr bool records = true, alters = false, alters_state = false;
     struct Arguments {
         RecordedCell* cells;
         std::uint64_t threshold;

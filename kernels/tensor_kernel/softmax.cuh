@@ -35,12 +35,19 @@ __device__ __forceinline__ float exp2_by_polynomial(float x) {
     return __uint_as_float(__float_as_uint(p) + (__float_as_uint(shifted) << 23));
 }
 
-template <class T, ForwardVariant variant, int columns>
+/// What changes the state of two rows in the kernels with such faults: nothing. Those that do have row_max(maxima) and
+/// row_sum(joined sums, this thread's lanes of them).
+struct UnalteredRows {
+    static constexpr bool alters = false;
+};
+
+/// Lane: of the row sums; double holds a changed one as the emulation does, whose lane is the sum that it had plus the change.
+template <class T, ForwardVariant variant, int columns, class Lane = float>
 struct StreamingSoftmax {
     static constexpr bool has_state = variant.state;
     static constexpr int max_offset = variant.max_offset;
     float maximum[2] = {-INFINITY, -INFINITY};
-    float sum[2] = {0, 0};                   ///< this thread's lane of the quad
+    Lane sum[2] = {0, 0};                    ///< this thread's lane of the quad
     float seen[2] = {-INFINITY, -INFINITY};  ///< where the variant moves or rounds maxima: the largest score itself
 
     /// The largest score of a row so far, before a state rounds it.
@@ -70,8 +77,10 @@ struct StreamingSoftmax {
 
     /// s <- exp2(scale (s - max)) of a tile of `columns` keys; maxima and sums move on. alpha: what the output so far is to be
     /// multiplied with. In the first tile the sums begin at zero and alpha has no meaning.
-    template <bool first>
-    __device__ __forceinline__ void step(float (&s)[columns / 2], float (&alpha)[2], const SoftmaxScales& scales) {
+    template <bool first, class Altered = UnalteredRows>
+    __device__ __forceinline__ void step(float (&s)[columns / 2], float (&alpha)[2], const SoftmaxScales& scales,
+                                         const Altered& altered = {}) {
+        constexpr bool alters = Altered::alters;
         if constexpr (variant.state)
             if (scales.state.s != StateFormat::fp32) {
 #pragma unroll
@@ -87,14 +96,23 @@ struct StreamingSoftmax {
             for (int r = 0; r < 2; ++r) seen[r] = fmaxf(seen[r], tile_maximum[r]);
         }
         if constexpr (variant.stable) move_repeated(s, tile_maximum, scales);
+        float before[2];
+        if constexpr (alters) {
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                before[r] = maximum[r];
+                maximum[r] = fmaxf(before[r], tile_maximum[r]);
+            }
+            altered.row_max(maximum);
+        }
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const float old = maximum[r];
-            maximum[r] = fmaxf(old, tile_maximum[r]);
+            const float old = alters ? before[r] : maximum[r];
+            if constexpr (!alters) maximum[r] = fmaxf(old, tile_maximum[r]);
             if constexpr (variant.state) maximum[r] = held(maximum[r], scales.state.row_max);
             const float top = reference(r);
             if (!first) alpha[r] = ex2((old - top) * scales.exponent);
-            float lane = first ? 0.0f : sum[r];
+            auto lane = static_cast<float>(first ? 0.0f : sum[r]);
 #pragma unroll
             for (int j = 0; j < columns / 8; ++j) {
                 float* const pair = &s[4 * j + 2 * r];
@@ -107,11 +125,17 @@ struct StreamingSoftmax {
                 if constexpr (variant.row_sum_adds == RowSumAdds::rounded) terms = unpack<T>(pack<T>(terms.x, terms.y));
                 if (j > 0)
                     lane += terms.x;
+                else if constexpr (alters)
+                    lane = first ? terms.x : static_cast<float>(sum[r] * alpha[r] + terms.x);
                 else
                     lane = first ? terms.x : fmaf(lane, alpha[r], terms.x);  // nvcc contracts FlashAttention's so
                 lane += terms.y;
             }
             sum[r] = variant.state ? held(lane, scales.state.row_sum) : lane;
+        }
+        if constexpr (alters) {
+            const float all[2] = {joined(0), joined(1)};
+            altered.row_sum(all, sum);
         }
     }
 
@@ -139,7 +163,7 @@ struct StreamingSoftmax {
 
     /// The row's sum over the quad's lanes.
     [[nodiscard]] __device__ __forceinline__ float joined(int r) const {
-        const float half = sum[r] + __shfl_xor_sync(~0u, sum[r], 2);
+        const auto half = static_cast<float>(sum[r] + __shfl_xor_sync(~0u, sum[r], 2));
         return half + __shfl_xor_sync(~0u, half, 1);
     }
 

@@ -201,7 +201,11 @@ TEST(DeviceFaults, GradientsInBf16DifferByLessThanBf16Costs) {
                 {"o_cast:random:2%"},
                 {"dq_cast:fixed:2%"},
                 {"dk_cast:per_head:2%"},
-                {"dv_cast:multiplicative:0.02"}});
+                {"dv_cast:multiplicative:0.02"},
+                {"row_max:multiplicative:0.01"},
+                {"row_sum:random:0.02:shape=value"},
+                {"pv_accumulate:multiplicative:0.02"},
+                {"delta:multiplicative:0.1"}});
 }
 
 std::vector<double> losses(Training& trainer) {
@@ -252,11 +256,17 @@ TEST(DeviceFaults, MagnitudeZeroChangesNoBit) {
     const WindowOrder order(1);
     DeviceTrainer plain(c, text(), order);
     (void)losses(plain);
-    Faults faults(c, {"p_cast:multiplicative:0", "dp_accumulate:multiplicative:0", "ds:multiplicative:0",
-                      "bwd_p_cast:multiplicative:0", "ds_cast:multiplicative:0", "lse:multiplicative:0"});
-    DeviceTrainer with(c, text(), order, {.faults = &faults.hooks});
-    (void)losses(with);
-    EXPECT_EQ(with.weights(), plain.weights());
+    for (const std::vector<std::string>& sites :
+         {std::vector<std::string>{"row_max", "p_cast", "row_sum", "pv_accumulate", "dp_accumulate", "ds", "bwd_p_cast",
+                                   "ds_cast", "lse"},
+          {"delta"}}) {
+        std::vector<std::string> words;
+        for (const std::string& site : sites) words.push_back(site + ":multiplicative:0");
+        Faults faults(c, words);
+        DeviceTrainer with(c, text(), order, {.faults = &faults.hooks});
+        (void)losses(with);
+        EXPECT_EQ(with.weights(), plain.weights());
+    }
 }
 
 /// Laws of time, faults that begin and end, and the update: the losses of 20 steps are the CPU's as those of a run without
@@ -397,7 +407,9 @@ TEST(DeviceFaults, WhatCannotStandIsRefused) {
     c.model.attention = {{-1, {}, std::make_shared<RoundingPlan>(tensor_kernel::backward_plan(64))}};
     EXPECT_THAT(why(c, {"ds:fixed:1%"}),
                 HasSubstr("is a part of a tile's rms, which the tensor cores' kernel does not know"));
-    EXPECT_THAT(why(c, {"row_sum:multiplicative:0.1"}), HasSubstr("the tensor cores' kernel has no row_sum"));
+    for (const char* site : {"row_max", "row_sum", "pv_accumulate", "delta"})
+        EXPECT_EQ(why(c, {std::string(site) + ":multiplicative:0.1"}), "taken") << site;
+    EXPECT_THAT(why(c, {"exp:multiplicative:0.1"}), HasSubstr("the device's kernel has no site exp"));
     EXPECT_THAT(why(c, {"ds_cast:multiplicative:0.1:hold=exact"}), HasSubstr("ds_cast is an operand in bf16"));
     EXPECT_EQ(why(c, {"ds:multiplicative:0.1"}), "taken");
     EXPECT_EQ(why(c, {"lse:fixed:1%"}), "taken");
