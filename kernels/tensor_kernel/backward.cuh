@@ -118,10 +118,14 @@ class BackwardConsumer : BackwardElements<T, Tiles, Variant, Rec> {
             m_.dq_full.arrive();
         }
     }
-    /// One arrival for a warp, behind what all of its threads have read of lse and delta.
+    /// One arrival for a warp, behind what all of its threads have read of lse and delta; or every thread's own.
     __device__ __forceinline__ void release(unsigned stage) {
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) m_.tile_empty[stage].arrive();
+        if constexpr (every_thread_arrives) {
+            m_.tile_empty[stage].arrive();
+        } else {
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) m_.tile_empty[stage].arrive();
+        }
     }
     __device__ __forceinline__ void wait_for_q(unsigned step) {
         m_.q_full[step % Tiles::stages].wait(step / Tiles::stages & 1);
@@ -323,7 +327,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
         for (int i = 0; i < Tiles::stages; ++i) {
             m.q_full[i].init(1);
             m.dout_full[i].init(1);
-            m.tile_empty[i].init(8);  // one thread of each consuming warp
+            m.tile_empty[i].init(every_thread_arrives ? 256 : 8);  // consuming threads, or warps
         }
         fence_barrier_init();
     }

@@ -10,6 +10,14 @@
 
 namespace faultline::tensor_kernel {
 
+/// racecheck does not follow one thread's arrival for what its warp has read; built so that each arrives, it has no report
+/// (docs/results/tensor-kernel-backward.md).
+#ifdef FAULTLINE_EVERY_THREAD_ARRIVES
+constexpr bool every_thread_arrives = true;
+#else
+constexpr bool every_thread_arrives = false;
+#endif
+
 template <class T, int d>
 struct BackwardTiles {
     static constexpr int head_dim = d, block_k = 128, block_q = d == 64 ? 128 : 64, stages = 2;
