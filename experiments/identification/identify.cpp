@@ -158,10 +158,37 @@ NeighbourhoodOptions neighbourhood_of(const Case& c) {
     return around;
 }
 
+/// The case's heads in two: those that the search sees and those held out, in turn from the one that has most elements
+/// that are not the plan's (of `base`), since a head that has none shows no change; of a single head its rows.
+std::pair<std::vector<Unit>, std::vector<Unit>> parts_of(const Case& c, const Baseline& base) {
+    std::pair<std::vector<Unit>, std::vector<Unit>> parts;
+    std::vector<std::size_t> order(c.units.size());
+    for (std::size_t u = 0; u < order.size(); ++u) order[u] = u;
+    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+        return base.matches[a].all().differing() > base.matches[b].all().differing();
+    });
+    for (std::size_t i = 0; i < order.size(); ++i)
+        (i % 2 == 0 ? parts.first : parts.second).push_back(c.units[order[i]]);
+    if (c.units.size() > 1) return parts;
+    parts.second = parts.first;
+    parts.first.front().rows = Rows::even;
+    parts.second.front().rows = Rows::odd;
+    return parts;
+}
+
+OutputMatches sum_of(const Baseline& base) {
+    OutputMatches sum;
+    for (const OutputMatches& match : base.matches) sum.add(match);
+    return sum;
+}
+
 /// Searches from the plans of the ranking, `plans` in its order.
 void search(const Case& c, const std::vector<RoundingPlan>& plans, const IdentifyOptions& options, WorkCount& work,
             KernelIdentification& result) {
     const Evaluator evaluator(c.units, c.kernel, options.threads, work, *options.backend);
+    const auto [searched_units, held_out_units] = parts_of(c, evaluator.baseline(settled(plans.front(), c)));
+    const Evaluator searched(searched_units, c.kernel, options.threads, work, *options.backend),
+        held_out(held_out_units, c.kernel, options.threads, work, *options.backend);
     std::vector<RoundingPlan> starts;
     std::vector<std::string> names;
     for (const std::size_t i : starts_of(result.ranking)) {
@@ -171,7 +198,16 @@ void search(const Case& c, const std::vector<RoundingPlan>& plans, const Identif
         starts.push_back(std::move(start));
         names.push_back(result.ranking[i].plan);
     }
-    const SearchedPlan found = search_from(evaluator, starts, neighbourhood_of(c));
+    SearchedPlan found = search_from({searched, held_out}, starts, neighbourhood_of(c));
+    result.searched = sum_of(found.base);
+    result.held_out = sum_of(held_out.baseline(found.plan));
+    result.rows_held_out = c.units.size() == 1;
+    for (FoundChange& change : found.found)  // one that was refused may have been found again from elsewhere
+        if (std::none_of(result.found.begin(), result.found.end(), [&](const FoundChange& f) {
+                return f.changes == change.changes && f.carries == change.carries;
+            }))
+            result.found.push_back(std::move(change));
+    try_neighbours(evaluator, neighbourhood_of(c), found);
     result.plan = found.plan;
     result.nearest = names[found.start];
     result.changes = differences(starts[found.start], found.plan);
@@ -244,7 +280,8 @@ Identification identify(const Capture& capture, const IdentifyOptions& options) 
     Identification identification{capture.path, {}, true};
     std::vector<KernelIdentification> results;
     for (const Case& c : cases)
-        results.push_back({c.kernel, c.head_dim, c.causal, c.layers, {}, {}, {}, {}, {}, {}, {}, {}});
+        results.push_back(
+            {c.kernel, c.head_dim, c.causal, c.layers, {}, {}, {}, {}, {}, false, {}, {}, {}, {}, {}, {}});
     WorkCount work(options.progress, options.cancelled);
     try {
         rank(cases, candidates, options, work, results);

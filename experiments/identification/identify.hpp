@@ -2,7 +2,9 @@
 // Which plan is the kernel that left these outputs? Plans are ranked by how many output elements they reproduce bit for
 // bit; then the neighbourhood of the best is searched, one change at a time and then pairs of those that help, for a plan
 // that reproduces more, until no change helps. A change is believed when it makes more elements equal than chance would
-// (McNemar's test on the elements that flip); the rest says what the outputs cannot tell.
+// (McNemar's test on the elements that flip). It is looked for on every other head (of a single head, on every other row) and
+// judged on those held out: of some hundred changes the best fits what it was picked on, and what no plan models besides. The
+// rest says what the outputs cannot tell.
 #pragma once
 
 #include <functional>
@@ -20,6 +22,10 @@ namespace faultline {
 /// A change counts when it wins more elements than it loses by this many standard deviations of as many coin flips. Some
 /// hundred changes are tried a kernel, so that chance passes 4 once in three hundred kernels.
 inline constexpr double believed_z = 4;
+
+/// On the elements held out a change was not picked among others: it carries over from 2 standard deviations on (of chance,
+/// 2.3% one-sided), or where it loses none and leaves none that differs.
+inline constexpr double carried_z = 2;
 
 /// Of unrelated numbers in bf16 some are equal by chance: a plan that has no more elements, or no more of one output, is not
 /// the kernel.
@@ -45,6 +51,13 @@ struct Trial {
     identification::Flips flips;  ///< against the plan that was changed
 };
 
+/// A change that the search found on the elements that it was given, and what it does to those held out.
+struct FoundChange {
+    std::vector<Difference> changes;
+    identification::Flips searched, held_out;  ///< against the plan before it
+    bool carries = false;                      ///< over to the elements held out; else it was not made
+};
+
 /// What the outputs say of one site of the identified plan.
 struct SiteEvidence {
     Site site = Site::q_cast;
@@ -64,10 +77,13 @@ struct KernelIdentification {
     std::vector<RankedPlan> ranking;  ///< best first; of equals the one listed first
 
     // What the search found; without a search the best plan of the ranking, its sites not examined.
-    RoundingPlan plan;                ///< settled for the head size; named identified-KERNEL
-    std::string nearest;              ///< the plan of the ranking that it was found from
-    std::vector<Difference> changes;  ///< from that plan to this
-    OutputMatches match;
+    RoundingPlan plan;                 ///< settled for the head size; named identified-KERNEL
+    std::string nearest;               ///< the plan of the ranking that it was found from
+    std::vector<Difference> changes;   ///< from that plan to this
+    std::vector<FoundChange> found;    ///< in the order in which the search found them, made or not
+    bool rows_held_out = false;        ///< every other row was held out, there being one head; false: every other head
+    OutputMatches searched, held_out;  ///< of `plan`, on the elements that the search saw, and on those that it did not
+    OutputMatches match;               ///< on all
     std::vector<OutputMatches> layer_matches;  ///< of `plan`, parallel to layers
     std::vector<Trial> trials;        ///< every change tried on `plan` itself, in the order of the neighbourhood
     std::vector<SiteEvidence> sites;  ///< its rounding sites, schedule order

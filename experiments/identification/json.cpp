@@ -66,6 +66,12 @@ ordered_json kernel_json(const KernelIdentification& k) {
         entry["exact"] = flips_json(e.exact);
         sites[std::string(name(e.site))] = std::move(entry);
     }
+    ordered_json steps = ordered_json::array();
+    for (const FoundChange& f : k.found)
+        steps.push_back({{"changes", changes_json(f.changes)},
+                         {"searched", flips_json(f.searched)},
+                         {"held_out", flips_json(f.held_out)},
+                         {"carries_over", f.carries}});
     ordered_json found{{"plan", k.plan.name}, {"nearest", k.nearest}, {"changes", changes_json(k.changes)}};
     found["near"] = k.is_near();
     found["near_ties"] = k.near_ties();
@@ -73,6 +79,12 @@ ordered_json kernel_json(const KernelIdentification& k) {
     for (const Output output : k.unlike()) found["unlike"].push_back(name(output));
     found.update(with_outputs(k.match));
     found["layers"] = layers_json(k.layers, k.layer_matches);
+    if (!k.trials.empty()) {
+        found["held_out_by"] = k.rows_held_out ? "rows" : "heads";
+        found["searched"] = with_outputs(k.searched);
+        found["held_out"] = with_outputs(k.held_out);
+    }
+    found["found_changes"] = std::move(steps);
     found["sites"] = std::move(sites);
     found["trials"] = std::move(trials);
     found["toml"] = to_toml(k.plan);

@@ -42,14 +42,18 @@ struct OutputMatches {
 
 namespace identification {
 
+/// Which rows of an output: of a single head every other one is searched, and the rest is held out.
+enum class Rows : unsigned char { all, even, odd };
+
 /// One key head of one layer with what a kernel returned for it: what a plan is run on. The capture outlives it.
 struct Unit {
     const LayerCapture* layer = nullptr;
     std::size_t layer_index = 0;  ///< among the layers identified together
     attribution::Group group;
+    Rows rows = Rows::all;  ///< of every output, that are compared
 };
 
-/// One flag per element of an output, all matrices after each other: 1 where plan and kernel are equal.
+/// One flag per element compared of an output, all matrices after each other: 1 where plan and kernel are equal.
 using EqualFlags = std::array<std::vector<std::uint8_t>, 4>;
 
 /// Compares a run with what `kernel` returned for this unit, by attribution::SameElement. `flags` may be null.

@@ -10,15 +10,24 @@ namespace {
 constexpr std::size_t pair_candidates = 8;  // of the changes that help, the best so many are tried in pairs
 constexpr int most_rounds =
     6;  // changes accepted one after another; a preset is nearer than that, or the search says so
+constexpr std::size_t most_refused =
+    4;  // changes that do not carry over, of one plan; then there is nothing to be found here
 constexpr std::size_t most_starts = 4;  // each of the others costs some 150 runs of one head; four stay within a minute
 constexpr double nothing_left = 0.999;  // what differs then is the order of atomics and last bits (docs/kernels.md)
 
 /// The best of the changes that are believed, or none: each gains more elements than what is not modelled may decide, or
 /// leaves none that differs.
-const Neighbour* best_of(const std::vector<Neighbour>& neighbours, const std::vector<Evaluated>& results,
-                         std::ptrdiff_t& gain) {
-    const Neighbour* best = nullptr;
+struct Choice {
+    const Neighbour* neighbour = nullptr;
+    Flips flips;
+};
+Choice best_of(const std::vector<Neighbour>& neighbours, const std::vector<Evaluated>& results,
+               const std::vector<RoundingPlan>& refused, std::ptrdiff_t& gain) {
+    Choice best;
     for (std::size_t i = 0; i < neighbours.size(); ++i) {
+        if (std::any_of(refused.begin(), refused.end(),
+                        [&](const RoundingPlan& plan) { return plan.same_numerics(neighbours[i].plan); }))
+            continue;
         const Flips& f = results[i].flips;
         const auto won = static_cast<std::ptrdiff_t>(f.won) - static_cast<std::ptrdiff_t>(f.lost);
         if (f.z() < believed_z || won <= gain) continue;
@@ -26,7 +35,7 @@ const Neighbour* best_of(const std::vector<Neighbour>& neighbours, const std::ve
         if (static_cast<double>(won) <= unmodelled_share * static_cast<double>(all.total) && all.differing() > 0)
             continue;
         gain = won;
-        best = &neighbours[i];
+        best = {&neighbours[i], f};
     }
     return best;
 }
@@ -49,30 +58,51 @@ std::vector<Neighbour> pairs_of(const RoundingPlan& plan, const std::vector<Neig
     return pairs;
 }
 
-/// Changes the plan step by step while a change, or a pair of changes, is believed to help.
-SearchedPlan climb(const Evaluator& evaluator, const RoundingPlan& start, const NeighbourhoodOptions& around) {
-    SearchedPlan at;
-    at.plan = start;
-    for (int round = 0;; ++round) {
-        at.base = evaluator.baseline(at.plan);
-        at.singles = neighbours(at.plan, around);
-        at.tried = evaluator.evaluate(at.singles, at.base);
-        if (round == most_rounds) return at;
-        std::ptrdiff_t gain = 0;
-        const Neighbour* best = best_of(at.singles, at.tried, gain);
-        const std::vector<Neighbour> pairs = pairs_of(at.plan, at.singles, at.tried, around.extras);
-        const Neighbour* pair = best_of(pairs, evaluator.evaluate(pairs, at.base), gain);
-        if (pair != nullptr) best = pair;
-        if (best == nullptr) return at;
-        at.plan = best->plan;
-    }
-}
-
 /// Elements that the second run wins and loses against the first, over all units.
 Flips against(const Baseline& first, const Baseline& second) {
     Flips sum;
     for (std::size_t u = 0; u < first.equal.size(); ++u) sum.add(flips(first.equal[u], second.equal[u]));
     return sum;
+}
+
+/// What a change does on the elements held out.
+FoundChange judged(const Evaluator& held_out, const RoundingPlan& plan, const Choice& choice) {
+    const Baseline before = held_out.baseline(plan), after = held_out.baseline(choice.neighbour->plan);
+    FoundChange found{choice.neighbour->changes, choice.flips, against(before, after), false};
+    Match left;
+    for (const OutputMatches& match : after.matches) left.add(match.all());
+    found.carries =
+        found.held_out.z() >= carried_z || (found.held_out.lost == 0 && left.differing() == 0 && left.total > 0);
+    return found;
+}
+
+/// Changes the plan step by step while a change, or a pair of changes, is believed to help and carries over.
+SearchedPlan climb(const Parts& parts, const RoundingPlan& start, const NeighbourhoodOptions& around) {
+    SearchedPlan at;
+    at.plan = start;
+    for (int round = 0;; ++round) {
+        at.base = parts.searched.baseline(at.plan);
+        at.singles = neighbours(at.plan, around);
+        at.tried = parts.searched.evaluate(at.singles, at.base);
+        if (round == most_rounds) return at;
+        const std::vector<Neighbour> pairs = pairs_of(at.plan, at.singles, at.tried, around.extras);
+        const std::vector<Evaluated> tried_pairs = parts.searched.evaluate(pairs, at.base);
+        std::vector<RoundingPlan> refused;
+        bool moved = false;
+        while (!moved && refused.size() < most_refused) {
+            std::ptrdiff_t gain = 0;
+            Choice best = best_of(at.singles, at.tried, refused, gain);
+            if (const Choice pair = best_of(pairs, tried_pairs, refused, gain); pair.neighbour != nullptr) best = pair;
+            if (best.neighbour == nullptr) return at;
+            at.found.push_back(judged(parts.held_out, at.plan, best));
+            moved = at.found.back().carries;
+            if (moved)
+                at.plan = RoundingPlan(best.neighbour->plan);
+            else
+                refused.push_back(best.neighbour->plan);
+        }
+        if (!moved) return at;
+    }
 }
 
 double equal_share(const Baseline& base) {
@@ -107,9 +137,9 @@ std::vector<std::size_t> starts_of(const std::vector<RankedPlan>& ranking) {
     return starts;
 }
 
-SearchedPlan search_from(const Evaluator& evaluator, const std::vector<RoundingPlan>& starts,
+SearchedPlan search_from(const Parts& parts, const std::vector<RoundingPlan>& starts,
                          const NeighbourhoodOptions& around) {
-    SearchedPlan best = climb(evaluator, starts.front(), around);
+    SearchedPlan best = climb(parts, starts.front(), around);
     const auto changes = [&](const SearchedPlan& p) { return differences(starts[p.start], p.plan).size(); };
     const auto beats = [&](const Flips& f, const SearchedPlan& other) {
         return f.z() >= believed_z || (f.won >= f.lost && changes(other) < changes(best));
@@ -117,17 +147,26 @@ SearchedPlan search_from(const Evaluator& evaluator, const std::vector<RoundingP
     for (std::size_t s = 1; s < std::min(starts.size(), most_starts); ++s) {
         if (changes(best) <= 1 && equal_share(best.base) >= nothing_left) break;
         const std::size_t u = worst_unit(best.base);
-        SearchedPlan other = climb(evaluator.of_unit(u), starts[s], around);
+        const Evaluator one = parts.searched.of_unit(u);
+        SearchedPlan other = climb({one, parts.held_out}, starts[s], around);
         other.start = s;
         if (!beats(flips(best.base.equal[u], other.base.equal.front()), other)) continue;
         if (best.base.equal.size() > 1) {
-            other = climb(evaluator, other.plan, around);
+            std::vector<FoundChange> found = std::move(other.found);
+            other = climb(parts, other.plan, around);
             other.start = s;
+            other.found.insert(other.found.begin(), found.begin(), found.end());
             if (!beats(against(best.base, other.base), other)) continue;
         }
         best = std::move(other);
     }
     return best;
+}
+
+void try_neighbours(const Evaluator& evaluator, const NeighbourhoodOptions& around, SearchedPlan& found) {
+    found.base = evaluator.baseline(found.plan);
+    found.singles = neighbours(found.plan, around);
+    found.tried = evaluator.evaluate(found.singles, found.base);
 }
 
 std::vector<SiteEvidence> evidence_of(const SearchedPlan& found) {

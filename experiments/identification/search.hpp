@@ -12,9 +12,16 @@
 
 namespace faultline::identification {
 
+/// What a search works on, and what judges the changes that it finds.
+struct Parts {
+    const Evaluator& searched;
+    const Evaluator& held_out;  ///< of none of the same elements
+};
+
 /// A plan of whose neighbourhood no change makes it believably better, and what was tried on it.
 struct SearchedPlan {
     RoundingPlan plan;
+    std::vector<FoundChange> found;  ///< on the way there
     std::size_t start = 0;           ///< of the starts, the one that it was found from
     Baseline base;                   ///< of `plan`
     std::vector<Neighbour> singles;  ///< its neighbourhood
@@ -27,8 +34,11 @@ struct SearchedPlan {
 
 /// Climbs from the first start; from the next few on the head with most elements that still differ, and where that is believed
 /// to be better, or as good with fewer changes, on all heads. starts: settled, at least one.
-[[nodiscard]] SearchedPlan search_from(const Evaluator& evaluator, const std::vector<RoundingPlan>& starts,
+[[nodiscard]] SearchedPlan search_from(const Parts& parts, const std::vector<RoundingPlan>& starts,
                                        const NeighbourhoodOptions& around);
+
+/// The neighbourhood of the plan that was found tried again, on the elements of this evaluator.
+void try_neighbours(const Evaluator& evaluator, const NeighbourhoodOptions& around, SearchedPlan& found);
 
 /// What the outputs say of each rounding site of the plan, schedule order.
 [[nodiscard]] std::vector<SiteEvidence> evidence_of(const SearchedPlan& found);

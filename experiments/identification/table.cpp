@@ -123,16 +123,43 @@ std::string ranking_text(const KernelIdentification& k, bool full) {
     return out;
 }
 
+/// "heads held out": of what the search saw, or did not.
+std::string part_name(const KernelIdentification& k, const char* part) {
+    return fmt::format("{} {}", k.rows_held_out ? "rows" : "heads", part);
+}
+
+/// What a change did where it was found, and where it was not.
+std::string flips_text(const KernelIdentification& k, const FoundChange& f) {
+    return fmt::format("{} won, {} lost on the {}; {} won, {} lost on those held out", f.searched.won, f.searched.lost,
+                       part_name(k, "searched"), f.held_out.won, f.held_out.lost);
+}
+
+std::string refused_text(const KernelIdentification& k) {
+    std::string out;
+    for (const FoundChange& f : k.found)
+        if (!f.carries)
+            out += wrapped("  not made, as it does not carry over: ",
+                           fmt::format("{} ({})", change_text(f.changes), flips_text(k, f)));
+    return out;
+}
+
 std::string found_text(const KernelIdentification& k) {
     if (k.changes.empty())
         return fmt::format(
-            "  {}: none of {} changes tried gains more than the {:g}% that is not modelled, or makes all equal\n",
-            k.nearest, k.trials.size(), 100 * unmodelled_share);
+                   "  {}: none of {} changes tried gains more than the {:g}% that is not modelled, or makes all equal{}\n",
+                   k.nearest, k.trials.size(), 100 * unmodelled_share,
+                   refused_text(k).empty() ? "" : ", and carries over") +
+               refused_text(k);
     std::string out = fmt::format("  {} is {} with {} change{}:\n", k.plan.name, k.nearest, k.changes.size(),
                                   k.changes.size() == 1 ? "" : "s");
     for (const Difference& change : k.changes)
         out += fmt::format("    {}: {} -> {}\n", change.field, change.from, change.to);
-    return out + row(k.plan.name, k.match);
+    for (const FoundChange& f : k.found)
+        if (f.carries)
+            out += wrapped("    carries over: ", fmt::format("{} ({})", change_text(f.changes), flips_text(k, f)));
+    out += row(k.plan.name, k.match) + row("  " + part_name(k, "searched"), k.searched) +
+           row("  " + part_name(k, "held out"), k.held_out);
+    return out + refused_text(k);
 }
 
 /// What could explain the elements that still differ, and what the outputs say nothing of.

@@ -102,6 +102,51 @@ INSTANTIATE_TEST_SUITE_P(
                 }}),
     [](const auto& tested) { return std::string(tested.param.name); });
 
+// A change is looked for on one part of the elements and judged on the other: one that all heads have carries over, one that
+// fits the head searched alone is not made, and said.
+TEST(Identify, JudgesAChangeOnWhatItWasNotFoundOn) {
+    RoundingPlan wanted = for_head_dim(plan("fa2"), 32, true);
+    wanted.schedule.ds_scale = DsScale::before;
+    Capture capture = made_capture({{"unknown", wanted}, {"z", plan("fa2")}}, {.heads = 2, .kv_heads = 2, .n = 100});
+    IdentifyOptions options;
+    options.candidates = {plan("fa2")};
+    options.kernels = {"unknown"};
+    const KernelIdentification whole = identify(capture, options).kernels.front();
+    ASSERT_EQ(whole.found.size(), 1u);
+    EXPECT_TRUE(whole.found[0].carries);
+    EXPECT_GT(whole.found[0].held_out.z(), carried_z);
+    EXPECT_EQ(whole.found[0].held_out.lost, 0u);
+    EXPECT_FALSE(whole.rows_held_out);
+    EXPECT_EQ(whole.searched.all().total, whole.held_out.all().total) << "a head each";
+    EXPECT_EQ(whole.held_out.all().differing(), 0u);
+    EXPECT_THAT(table({"", {whole}, true}), ::testing::HasSubstr("heads held out"));
+
+    // The second head is fa2's to the bit, so that the first is the one searched.
+    for (std::size_t o = 0; o < 4; ++o) {
+        std::vector<double>& mixed = capture.layers[0].observed[0].outputs[o]->values;
+        const std::vector<double>& other = capture.layers[0].observed[1].outputs[o]->values;
+        const auto half = static_cast<std::ptrdiff_t>(mixed.size() / 2);
+        std::copy(other.begin() + half, other.end(), mixed.begin() + half);
+    }
+    const KernelIdentification mixed = identify(capture, options).kernels.front();
+    ASSERT_FALSE(mixed.found.empty());
+    EXPECT_EQ(mixed.found[0].changes, differences(for_head_dim(plan("fa2"), 32, true), wanted));
+    EXPECT_FALSE(mixed.found[0].carries);
+    EXPECT_EQ(mixed.found[0].held_out.won, 0u);
+    EXPECT_GT(mixed.found[0].held_out.lost, 0u);
+    EXPECT_TRUE(mixed.changes.empty());
+    EXPECT_THAT(table({"", {mixed}, true}), ::testing::HasSubstr("not made, as it does not carry over"));
+
+    // Of a single head every other row.
+    const Capture single = made_capture({{"unknown", wanted}}, {.n = 101});
+    const KernelIdentification rows = identify(single, options).kernels.front();
+    EXPECT_TRUE(rows.rows_held_out);
+    EXPECT_EQ(rows.searched.all().total, 51u * 32 * 4);
+    EXPECT_EQ(rows.held_out.all().total, 50u * 32 * 4);
+    EXPECT_EQ(rows.match.all().total, 101u * 32 * 4);
+    EXPECT_EQ(rows.changes, differences(for_head_dim(plan("fa2"), 32, true), wanted));
+}
+
 // A rule of the backward spoils two outputs of four, and other presets then have more elements than the one that the kernel is
 // a rule away from: that one has its o and dv whole, and the search starts there, too.
 TEST(Identify, SearchesAroundThePresetThatHasWholeOutputs) {
