@@ -156,7 +156,8 @@ std::string found_text(const KernelIdentification& k) {
         out += fmt::format("    {}: {} -> {}\n", change.field, change.from, change.to);
     for (const FoundChange& f : k.found)
         if (f.carries)
-            out += wrapped("    carries over: ", fmt::format("{} ({})", change_text(f.changes), flips_text(k, f)));
+            out += wrapped(f.held_out.none() ? "    of it the rest tells nothing: " : "    carries over: ",
+                           fmt::format("{} ({})", change_text(f.changes), flips_text(k, f)));
     out += row(k.plan.name, k.match) + row("  " + part_name(k, "searched"), k.searched) +
            row("  " + part_name(k, "held out"), k.held_out);
     return out + refused_text(k);

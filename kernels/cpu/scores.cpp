@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <faultline/cpu/scores.hpp>
 
+#include <faultline/plan/polynomial_columns.hpp>
 #include <faultline/special/binary64.hpp>
 #include <faultline/special/ex2_approx.hpp>
 #include <faultline/special/ex2_polynomial.hpp>
@@ -74,20 +75,13 @@ void exponential(MatrixView<double> tile, ExpBase base, Functions functions) {
 }
 
 void exponential_of_tile(MatrixView<double> tile, const Schedule& schedule) {
-    constexpr std::ptrdiff_t fragment = 32;
     if (schedule.exp_poly_every == 0) return exponential(tile, schedule.exp_base, schedule.functions);
-    const std::ptrdiff_t columns = schedule.block_k > 0 ? schedule.block_k : tile.cols;  // a last tile is padded to it
-    const std::ptrdiff_t fragments = (columns + fragment - 1) / fragment;
-    const auto by_polynomial = [&](std::ptrdiff_t j) {
-        const std::ptrdiff_t f = j / fragment, pair = j % fragment / 2 * 2;
-        return f >= schedule.exp_poly_skip && f < fragments - 1 &&
-               pair % schedule.exp_poly_every >= schedule.exp_poly_every - schedule.exp_poly_count;
-    };
     Matrix polynomial{MatrixView<const double>(tile)};
     for_each(polynomial.view(),
              [](double x, auto, auto) { return static_cast<double>(exp2_polynomial(static_cast<float>(x))); });
     exponential(tile, schedule.exp_base, schedule.functions);
-    for_each(tile, [&](double x, auto i, auto j) { return by_polynomial(j) ? polynomial(i, j) : x; });
+    for_each(tile,
+             [&](double x, auto i, auto j) { return takes_polynomial(schedule, j, tile.cols) ? polynomial(i, j) : x; });
 }
 
 double logarithm(double sum, Functions functions) {

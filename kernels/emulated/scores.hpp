@@ -4,6 +4,7 @@
 
 #include <faultline/emulated/problem.hpp>
 #include <faultline/emulated/stage.hpp>
+#include <faultline/plan/polynomial_columns.hpp>
 #include <faultline/special/binary64.hpp>
 #include <faultline/special/ex2_approx.hpp>
 #include <faultline/special/ex2_polynomial.hpp>
@@ -135,17 +136,6 @@ FAULTLINE_HD_CALLED void scores(Stage& stage, const ScoreSites& at, const Place&
         });
 }
 
-/// Whether column j of a forward tile takes exp2 by the polynomial (Schedule::exp_poly_every).
-FAULTLINE_HD inline bool by_polynomial(const Schedule& schedule, std::ptrdiff_t j, std::ptrdiff_t cols) {
-    constexpr std::ptrdiff_t fragment = 32;
-    if (schedule.exp_poly_every == 0) return false;
-    const std::ptrdiff_t columns = schedule.block_k > 0 ? schedule.block_k : cols;  // a last tile is padded to it
-    const std::ptrdiff_t fragments = (columns + fragment - 1) / fragment;
-    const std::ptrdiff_t f = j / fragment, pair = j % fragment / 2 * 2;
-    return f >= schedule.exp_poly_skip && f < fragments - 1 &&
-           pair % schedule.exp_poly_every >= schedule.exp_poly_every - schedule.exp_poly_count;
-}
-
 /// x <- exp(scale (s - reference[i])). `shift` has memory for a number of each row.
 template <class Stage>
 FAULTLINE_HD_CALLED void probabilities(Stage& stage, const ScoreSites& at, const Place& where,
@@ -188,7 +178,7 @@ FAULTLINE_HD_CALLED void probabilities(Stage& stage, const ScoreSites& at, const
         },
         at.exp,
         [&](double a, std::ptrdiff_t, std::ptrdiff_t j) {
-            if (!at.backward && by_polynomial(schedule, where.j0 + j, where.cols))
+            if (!at.backward && takes_polynomial(schedule, where.j0 + j, where.cols))
                 return static_cast<double>(exp2_polynomial(static_cast<float>(a)));
             return exponential(a, base, schedule.functions);
         },

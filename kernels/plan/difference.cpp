@@ -31,6 +31,9 @@ std::string text(const std::vector<TileCase>& tiles) {
         out += std::to_string(t.head_dim) + (t.causal ? (*t.causal ? " causal" : " full") : "") + ": " +
                size(t.block_q) + "x" + size(t.block_k) + ", backward " + size(t.bwd_block_q) + "x" +
                size(t.bwd_block_k) + ", delta threads " + size(t.delta_threads);
+        if (t.exp_poly_every || t.exp_poly_count || t.exp_poly_skip)
+            out +=
+                ", polynomial " + size(t.exp_poly_every) + "/" + size(t.exp_poly_count) + "/" + size(t.exp_poly_skip);
     }
     return out;
 }

@@ -309,6 +309,9 @@ void Reader::release_tiles(const toml::table& schedule, RoundingPlan& plan) {
         release("bwd_block_q", tile.bwd_block_q);
         release("bwd_block_k", tile.bwd_block_k);
         release("delta_threads", tile.delta_threads);
+        release("exp_poly_every", tile.exp_poly_every);
+        release("exp_poly_count", tile.exp_poly_count);
+        release("exp_poly_skip", tile.exp_poly_skip);
     }
 }
 
@@ -329,6 +332,9 @@ void Reader::read_tiles(const toml::node& node, RoundingPlan& plan) const {
             visit("bwd_block_q", tile.bwd_block_q);
             visit("bwd_block_k", tile.bwd_block_k);
             visit("delta_threads", tile.delta_threads);
+            visit("exp_poly_every", tile.exp_poly_every);
+            visit("exp_poly_count", tile.exp_poly_count);
+            visit("exp_poly_skip", tile.exp_poly_skip);
         });
         const auto expect = [&](std::string_view key, int value, int least, int most) {
             if (value >= least && value <= most) return;
@@ -343,6 +349,9 @@ void Reader::read_tiles(const toml::node& node, RoundingPlan& plan) const {
         expect("block_k", tile.block_k.value_or(0), 0, most_block);
         expect("bwd_block_q", tile.bwd_block_q.value_or(0), 0, most_block);
         expect("bwd_block_k", tile.bwd_block_k.value_or(0), 0, most_block);
+        expect("exp_poly_every", tile.exp_poly_every.value_or(0), 0, most_block);
+        expect("exp_poly_count", tile.exp_poly_count.value_or(0), 0, most_block);
+        expect("exp_poly_skip", tile.exp_poly_skip.value_or(0), 0, most_block);
         const int threads = tile.delta_threads.value_or(1);
         if (threads < 1 || threads > most_delta_threads || (threads & (threads - 1)) != 0)
             fail(fields.get("delta_threads")->source(), joined(field, "delta_threads"),

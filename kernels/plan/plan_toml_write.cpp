@@ -87,6 +87,9 @@ std::string to_toml(const RoundingPlan& plan) {
         optional("bwd_block_q", tile.bwd_block_q);
         optional("bwd_block_k", tile.bwd_block_k);
         optional("delta_threads", tile.delta_threads);
+        optional("exp_poly_every", tile.exp_poly_every);
+        optional("exp_poly_count", tile.exp_poly_count);
+        optional("exp_poly_skip", tile.exp_poly_skip);
     }
     for (const SiteInfo& site : sites()) {
         const Rule& rule = plan[site.site];

@@ -24,6 +24,9 @@ RoundingPlan for_head_dim(const RoundingPlan& plan, int head_dim, bool causal) {
     schedule.bwd_block_q = found->bwd_block_q.value_or(schedule.bwd_block_q);
     schedule.bwd_block_k = found->bwd_block_k.value_or(schedule.bwd_block_k);
     schedule.delta_threads = found->delta_threads.value_or(schedule.delta_threads);
+    schedule.exp_poly_every = found->exp_poly_every.value_or(schedule.exp_poly_every);
+    schedule.exp_poly_count = found->exp_poly_count.value_or(schedule.exp_poly_count);
+    schedule.exp_poly_skip = found->exp_poly_skip.value_or(schedule.exp_poly_skip);
     return settled;
 }
 

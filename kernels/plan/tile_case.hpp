@@ -13,6 +13,7 @@ struct TileCase {
     std::optional<bool> causal{};  ///< fits only calls with (or without) a causal mask; empty: both
     /// Replace the schedule's fields of the same name; empty: kept.
     std::optional<int> block_q{}, block_k{}, bwd_block_q{}, bwd_block_k{}, delta_threads{};
+    std::optional<int> exp_poly_every{}, exp_poly_count{}, exp_poly_skip{};
 
     friend bool operator==(const TileCase&, const TileCase&) = default;
 };

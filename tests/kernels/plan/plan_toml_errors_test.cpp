@@ -66,7 +66,7 @@ TEST(PlanErrors, UnknownKeys) {
          "f.toml:2:1: sites.p_cast.formt: no such field: expected one of format, rounding, accumulation (did you mean \"format\"?)"},
         {"[[tiles]]\nhead = 64",
          "f.toml:2:1: tiles[0].head: no such field: expected one of head_dim, causal, block_q, block_k, bwd_block_q, bwd_block_k, "
-         "delta_threads"},
+         "delta_threads, exp_poly_every, exp_poly_count, exp_poly_skip"},
         {"sites.p_cast.format = { precision = 4, emin = -6, emax = 8, bias = 7 }",
          "f.toml:1:61: sites.p_cast.format.bias: no such field: expected one of precision, emin, emax, subnormals, infinities, nans, "
          "saturates"},
@@ -254,8 +254,14 @@ TEST_F(PlanFiles, BasesThatAreNotThereOrComeBack) {
     EXPECT_TRUE(error_of("base = \"fa2.toml\"").starts_with("f.toml:1:8: base: no such value \"fa2.toml\": "));
     // A chain that no path shows to be one ends as well.
     (void)write("b0.toml", "base = \"fa2\"");
-    for (int i = 1; i < 70; ++i)
-        (void)write("b" + std::to_string(i) + ".toml", "base = \"b" + std::to_string(i - 1) + ".toml\"");
+    std::string before = "b0.toml";
+    for (int i = 1; i < 70; ++i) {
+        std::string name("b");
+        name += std::to_string(i);
+        name += ".toml";
+        (void)write(name, std::string("base = \"").append(before).append("\""));
+        before = name;
+    }
     EXPECT_NE(error_of_file(std::filesystem::path(testing::TempDir()) / "b69.toml")
                   .find("expected a base that ends in a preset"),
               std::string::npos);

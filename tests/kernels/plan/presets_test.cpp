@@ -90,6 +90,28 @@ TEST(Presets, FlashAttention2Tiles) {
     EXPECT_THAT(tiles("fa2-unfused-splitkv", 128), ElementsAre(64, 128, 64, 128));
 }
 
+// flash_attn/cute of flash-attention 0251105a, the table that fa4.toml cites: every, count, skip by head size and mask.
+TEST(Presets, FlashAttention4Polynomial) {
+    const auto polynomial = [](int head_dim, bool causal) {
+        const Schedule s = for_head_dim(plan("fa4"), head_dim, causal).schedule;
+        EXPECT_EQ(s.block_k, 128) << head_dim;
+        return std::array{s.exp_poly_every, s.exp_poly_count, s.exp_poly_skip};
+    };
+    for (const int head_dim : {64, 96, 112})
+        for (const bool causal : {true, false}) EXPECT_THAT(polynomial(head_dim, causal), ElementsAre(16, 4, 1));
+    for (const int head_dim : {120, 128}) {
+        EXPECT_THAT(polynomial(head_dim, true), ElementsAre(16, 4, 1));
+        EXPECT_THAT(polynomial(head_dim, false), ElementsAre(10, 4, 1));
+    }
+    EXPECT_THAT(polynomial(160, true), ElementsAre(0, 4, 1));
+    EXPECT_THAT(polynomial(192, true), ElementsAre(32, 4, 1));
+    EXPECT_THAT(polynomial(192, false), ElementsAre(16, 4, 0));
+    for (const bool causal : {true, false}) EXPECT_THAT(polynomial(256, causal), ElementsAre(14, 6, 0));
+    // A plan of one's own sets one rule for all heads.
+    EXPECT_EQ(for_head_dim(parse_plan("base = \"fa4\"\nschedule.exp_poly_every = 8", "x"), 256).schedule.exp_poly_every,
+              8);
+}
+
 std::set<std::string> changed_fields(std::string_view a, std::string_view b) {
     std::set<std::string> fields;
     for (const Difference& d : differences(plan(a), plan(b))) fields.insert(d.field);
