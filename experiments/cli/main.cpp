@@ -170,9 +170,9 @@ int run_program(int argc, char** argv) {
         return run_command(*chosen, names, shell_line(argc, argv), group);
     };
     const auto end = [&](std::string_view message, Status status) {
-        const int code = finish(name, message, status);
+        if (group.take_word()) finish(name, message, status);
         group.leave();
-        return code;
+        return static_cast<int>(status);
     };
     try {
         if (chosen != nullptr && chosen->command.with_ranks) group.join();
@@ -185,10 +185,6 @@ int run_program(int argc, char** argv) {
     } catch (const SharedFailure& failure) {
         const Status status = failure.refused() ? Status::refused : Status::failed;
         return failure.silent() ? static_cast<int>(status) : finish(name, failure.what(), status);
-    } catch (const PeerLost& error) {
-        if (group.speaks()) return end(error.what(), Status::failed);
-        group.leave();
-        return static_cast<int>(Status::failed);
     } catch (const RequestError& error) {
         return end(error.what(), Status::refused);
     } catch (const WorkError& error) {

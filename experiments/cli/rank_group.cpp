@@ -53,6 +53,8 @@ void RankGroup::fail(const std::exception_ptr& failed) {
         return;
     } catch (const PeerLost&) {
         return;
+    } catch (const LoneFailure&) {
+        return;
     } catch (...) {
         settle(ranks_.get(), failed);
     }

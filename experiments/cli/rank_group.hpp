@@ -27,6 +27,8 @@ class RankGroup {
     /// The command fails with this. Before ready() all ranks are told, and this throws their SharedFailure; afterwards it
     /// returns, and leave() is to be called once the failure is said.
     void fail(const std::exception_ptr& failed);
+    /// A failure that the ranks have not settled among themselves is said by one of them: whether it is this one.
+    [[nodiscard]] bool take_word() noexcept { return ranks_ == nullptr || ranks_->take_word(); }
     /// The others are not to wait for this rank.
     void leave() noexcept;
 

@@ -13,14 +13,18 @@
 #include <faultline/base/error.hpp>
 #include <faultline/base/parallel.hpp>
 #include <faultline/cli/command.hpp>
+#include <faultline/cli/same_request.hpp>
 #include <faultline/cli/terminal.hpp>
 #include <faultline/cli/train_settings.hpp>
 #include <faultline/dissociation/fault_hooks.hpp>
 #include <faultline/dissociation/passed_faults.hpp>
 #include <faultline/gpt/fast_attention.hpp>
 #include <faultline/gpt/run.hpp>
+#include <faultline/gpt/share.hpp>
 #include <faultline/gpt/trainer.hpp>
 #include <faultline/gpt_device/device_trainer.hpp>
+#include <faultline/ranks/ending.hpp>
+#include <faultline/ranks/errors.hpp>
 #include <faultline/tensor/text.hpp>
 
 namespace faultline::cli {
@@ -125,13 +129,50 @@ std::string summary(const gpt::Training& trainer, const gpt::RunOutcome& outcome
     return text;
 }
 
+/// Settings that name what there is not, or that the CPU would not heed.
+void check_options(const TrainCommand& own, const Invocation& call) {
+    const Settings& settings = call.settings;
+    if (own.reduce != "fp32" && own.reduce != "bf16")
+        throw RequestError(
+            fmt::format("{}: {}: expected fp32 or bf16", settings.where("reduce"), in_quotes(own.reduce)));
+    if (call.common.device == "cuda") return;
+    for (const auto& [key, asked] : {std::pair("deterministic", !own.deterministic.value_or(true)),
+                                     {"overlap", !own.overlap.value_or(true)},
+                                     {"monitors", !own.monitors.value_or(true)},
+                                     {"reduce", own.reduce != "fp32"}})
+        if (asked)
+            throw RequestError(fmt::format("{}: {}: the CPU has no choice of it: expected --device cuda with it",
+                                           settings.where(key),
+                                           key == std::string_view("reduce") ? own.reduce : "false"));
+}
+
+/// Everything that is wrong with the run and can be seen by one process: before there are others, so that it is said once and
+/// nothing is read many times in vain.
+void check_run(const TrainCommand& own, const gpt::TrainConfig& config, const TrainData& data, int ranks,
+               const Settings& settings, bool on_device) {
+    gpt::check(config.model);
+    gpt::check(config);
+    gpt::check_tokens(data.tokens, config.model.vocabulary, config.model.context);
+    data.windows.check(config.steps,
+                       static_cast<std::size_t>(config.batch) * static_cast<std::size_t>(config.accumulate),
+                       data.tokens.training.size(), config.model.context);
+    for (const int step : own.capture)
+        if (step < 0 || step >= config.steps)
+            throw RequestError(fmt::format("{}: step {}: expected steps of the run, 0 to {}", settings.where("capture"),
+                                           step, config.steps - 1));
+    if (ranks == 1) return;
+    if (on_device)
+        (void)gpt::micro_batches_of_a_rank(ranks, config);
+    else
+        gpt::expect_work_for(
+            ranks, config,
+            gpt::groups_of_batch(gpt::ParameterLayout(config.model).size(), config.batch, config.model.context));
+}
+
 /// A run on the device, and what is to be said of it.
 std::unique_ptr<gpt::Training> on_device(const gpt::TrainConfig& config, const TrainData& data, const TrainCommand& own,
                                          const Invocation& call, FaultHooks& faults, gpt::StepHook* step,
                                          Manifest& manifest) {
-    if (own.reduce != "fp32" && own.reduce != "bf16")
-        throw RequestError(
-            fmt::format("{}: {}: expected fp32 or bf16", call.settings.where("reduce"), in_quotes(own.reduce)));
     gpt::Hooks hooks;
     hooks.step = step;
     auto trainer = std::make_unique<gpt::DeviceTrainer>(
@@ -165,6 +206,27 @@ std::unique_ptr<gpt::Training> on_host(const gpt::TrainConfig& config, const Tra
     }
 }
 
+/// The run. Where this rank fails alone, or another one is lost, a card may wait for sums that do not come: the record is closed by
+/// then, and the process ends without waiting for the card, which tells the others.
+template <class F>
+gpt::RunOutcome whole_or_at_once(RankGroup& group, const gpt::Training& trainer, Progress& line, F&& work) {
+    if (group.ranks() == nullptr || !trainer.runs_elsewhere()) return work();
+    const auto end = [&](const std::exception& error, Status status) {
+        line.clear();
+        end_at_once(*group.ranks(), fmt::format("faultline train: {}", error.what()), static_cast<int>(status));
+    };
+    try {
+        return work();
+    } catch (const SharedFailure&) {
+        throw;  // all of them end, each with its step done
+    } catch (const RequestError& error) {
+        end(error, Status::refused);
+    } catch (const std::exception& error) {
+        end(error, Status::failed);
+    }
+    return {};  // not reached
+}
+
 Status run(const TrainCommand& own, const Invocation& call) {
     watch_for_interrupts();
     const Settings& settings = call.settings;
@@ -172,20 +234,29 @@ Status run(const TrainCommand& own, const Invocation& call) {
         throw RequestError(
             fmt::format("{}: {}: is beside {}: expected one of them; a resumed run goes on in its own file",
                         settings.where("output"), in_quotes(call.common.output), settings.where("resume")));
+    check_options(own, call);
     const std::vector<Fault> faults = faults_of(own, settings);
-    call.group.start(own.ranks, settings.where("ranks"));
     const TrainData data = read_data(own.train, settings);
     end_if_interrupted();
+    gpt::TrainConfig config = train_config(own.train, settings, data, 1);
+    const bool joined = call.group.ranks() != nullptr;
+    check_run(own, config, data, joined ? call.group.ranks()->size() : static_cast<int>(own.ranks), settings,
+              call.common.device == "cuda");
+    call.group.start(own.ranks, settings.where("ranks"));
     Ranks* const ranks = call.group.ranks();
     const int local = ranks == nullptr ? 1 : ranks->local_size();
-    const int threads =
+    config.threads =
         call.common.threads > 0 ? static_cast<int>(call.common.threads) : std::max(1, hardware_threads() / local);
-    gpt::TrainConfig config = train_config(own.train, settings, data, threads);
     std::vector<std::string> planted, hashes;
     for (const Fault& fault : faults) planted.push_back(to_string(fault));
     for (const InputHash& input : data.inputs()) hashes.push_back(input.hash);
     config.also = {{"data", fmt::format("{}", fmt::join(hashes, " "))},
                    {"inject", fmt::format("{}", fmt::join(planted, " "))}};
+    AgreedOn agreed = agreed_on(call, config);
+    // What is held out goes by the files' names, of which the hashes know nothing.
+    agreed.emplace_back("tokens",
+                        fmt::format("{} and {} held out", data.tokens.training.size(), data.tokens.validation.size()));
+    expect_same(ranks, agreed);
 
     const RoundingPlan fast = gpt::fast_plan(config.model.bf16);
     FaultHooks hooks(faults, config.model.layers, config.model.heads, [&](int layer, int head) {
@@ -199,10 +270,6 @@ Status run(const TrainCommand& own, const Invocation& call) {
         if (hooks.any_attention()) hooked.attention = &hooks;
         if (hooks.any_model()) hooked.model = &hooks;
     }
-    for (const int step : own.capture)
-        if (step < 0 || step >= config.steps)
-            throw RequestError(fmt::format("{}: step {}: expected steps of the run, 0 to {}", settings.where("capture"),
-                                           step, config.steps - 1));
 
     gpt::RunFiles files;
     files.resume = !own.resume.empty();
@@ -236,12 +303,14 @@ Status run(const TrainCommand& own, const Invocation& call) {
     call.group.ready();
 
     Progress line(call.talks());
-    const gpt::RunOutcome outcome = gpt::run(
-        trainer, files,
-        [&](const gpt::StepReport& r) {
-            line.update(static_cast<std::size_t>(r.step) + 1, static_cast<std::size_t>(config.steps), step_text(r));
-        },
-        interrupted);
+    const gpt::RunOutcome outcome = whole_or_at_once(call.group, trainer, line, [&] {
+        return gpt::run(
+            trainer, files,
+            [&](const gpt::StepReport& r) {
+                line.update(static_cast<std::size_t>(r.step) + 1, static_cast<std::size_t>(config.steps), step_text(r));
+            },
+            interrupted);
+    });
     line.clear();
     const Status status = outcome.end == gpt::RunEnd::finished ? Status::done : Status::failed;
     if (!call.group.speaks()) return status;

@@ -63,6 +63,8 @@ class WindowOrder {
     /// them, has no such step, or an offset beyond.
     [[nodiscard]] std::vector<std::int64_t> offsets(std::int64_t step, std::size_t windows, std::size_t tokens,
                                                     int length) const;
+    /// RequestError where offsets() would throw in one of the steps 0 to steps - 1.
+    void check(std::int64_t steps, std::size_t windows, std::size_t tokens, int length) const;
     /// What a replay file holds for this step: to write one.
     [[nodiscard]] static std::string line(std::span<const std::int64_t> offsets);
     /// Files of a replay, for the manifest.

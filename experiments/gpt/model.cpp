@@ -58,11 +58,16 @@ Weights<T> Gpt<T>::passed_weights() const {
     return {full, operands_.empty() ? full : std::span<const T>(operands_)};
 }
 
+int groups_of_batch(std::ptrdiff_t parameters, int sequences, int length) {
+    const int per_chunk = std::max(1, chunk_tokens / length);
+    return std::min((sequences + per_chunk - 1) / per_chunk, parameters <= small_model ? 8 : 2);
+}
+
 template <class T>
 typename Gpt<T>::Cut Gpt<T>::cut(int sequences, int length) const {
     const int per_chunk = std::max(1, chunk_tokens / length);
     const int chunks = (sequences + per_chunk - 1) / per_chunk;
-    return {per_chunk, chunks, std::min(chunks, layout_.size() <= small_model ? 8 : 2)};
+    return {per_chunk, chunks, groups_of_batch(layout_.size(), sequences, length)};
 }
 
 template <class T>

@@ -57,6 +57,9 @@ class WorkspacePool {
     std::vector<std::unique_ptr<Chunk<T>>> free_;
 };
 
+/// Groups that a micro-batch of so many sequences of `length` tokens is cut into, of a model of so many parameters.
+[[nodiscard]] int groups_of_batch(std::ptrdiff_t parameters, int sequences, int length);
+
 template <class T>
 class Gpt {
   public:

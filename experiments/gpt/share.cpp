@@ -26,15 +26,18 @@ std::vector<double> flat(const BatchStatistics& s) {
 
 }  // namespace
 
-Share share_of(Ranks* ranks, const TrainConfig& config, int groups) {
-    if (ranks == nullptr) return {};
-    const int size = ranks->size();
-    if (config.accumulate % size == 0) return {ranks, Division::micro_batches};
-    if (size <= groups) return {ranks, Division::groups};
+void expect_work_for(int size, const TrainConfig& config, int groups) {
+    if (config.accumulate % size == 0 || size <= groups) return;
     throw RequestError(
         fmt::format("ranks: {}: a batch of {} is cut into {} group{}: expected at most so many, or a divisor of "
                     "accumulate, {}",
                     size, config.batch, groups, groups == 1 ? "" : "s", config.accumulate));
+}
+
+Share share_of(Ranks* ranks, const TrainConfig& config, int groups) {
+    if (ranks == nullptr) return {};
+    expect_work_for(ranks->size(), config, groups);
+    return {ranks, config.accumulate % ranks->size() == 0 ? Division::micro_batches : Division::groups};
 }
 
 std::string reductions_text(const Share& share) {

@@ -19,7 +19,9 @@ namespace faultline::gpt {
 
 struct TrainConfig;
 
-/// RequestError where there are more ranks than units of work.
+/// RequestError where there are more ranks than units of work: `groups` of a micro-batch (groups_of_batch), micro-batches.
+void expect_work_for(int ranks, const TrainConfig& config, int groups);
+/// RequestError as of expect_work_for().
 [[nodiscard]] Share share_of(Ranks* ranks, const TrainConfig& config, int groups);
 /// What is added up over ranks, and in which order: for the record of a run.
 [[nodiscard]] std::string reductions_text(const Share& share);

@@ -8,8 +8,8 @@
 
 #include <fmt/format.h>
 
-#include <faultline/base/error.hpp>
 #include <faultline/gpt/share.hpp>
+#include <faultline/ranks/errors.hpp>
 
 namespace faultline::gpt {
 namespace {
@@ -27,10 +27,10 @@ void Trainer::expect_same_update(double norm) const {
     const std::vector<std::string> norms = all_texts(share_.ranks, bytes_of(norm));
     for (std::size_t rank = 1; rank < norms.size(); ++rank)
         if (norms[rank] != norms[0])
-            throw WorkError(
-                fmt::format("step {}: rank {} comes to another update than rank 0: expected processors and libraries "
-                            "that compute alike",
-                            next_, rank));
+            throw SharedFailure(fmt::format("step {}: rank {} comes to another update than rank 0: expected processors "
+                                            "and libraries that compute alike",
+                                            next_, rank),
+                                false, !share_.ranks->first());
 }
 
 void Trainer::share_hooks_parts() {

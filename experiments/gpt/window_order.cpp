@@ -116,6 +116,11 @@ std::vector<std::int64_t> WindowOrder::offsets(std::int64_t step, std::size_t wi
     return result;
 }
 
+void WindowOrder::check(std::int64_t steps, std::size_t windows, std::size_t tokens, int length) const {
+    if (!steps_) return;  // what is drawn fits
+    for (std::int64_t step = 0; step < steps; ++step) (void)offsets(step, windows, tokens, length);
+}
+
 std::string WindowOrder::line(std::span<const std::int64_t> offsets) {
     return fmt::format("{}\n", fmt::join(offsets, ","));
 }

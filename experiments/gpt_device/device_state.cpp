@@ -11,16 +11,6 @@
 
 namespace faultline::gpt {
 
-namespace {
-
-TrainConfig on_this_back_end(TrainConfig config, const DeviceOptions& options) {
-    config.also.emplace_back("device", "cuda");
-    config.also.emplace_back("deterministic", options.deterministic ? "true" : "false");
-    return config;
-}
-
-}  // namespace
-
 const TrainConfig& checked_for_device(const TrainConfig& config) {
     check(config.model);
     check(config);
@@ -44,7 +34,7 @@ std::vector<std::uint8_t> kinds_of(const ParameterLayout& layout) {
 
 DeviceTrainer::State::State(const TrainConfig& wanted, const TokenData& tokens, const WindowOrder& order,
                             const DeviceOptions& options, const Hooks& hooked)
-    : config(on_this_back_end(checked_for_device(wanted), options)),
+    : config(on_the_device(checked_for_device(wanted), options)),
       data(tokens),
       windows(order),
       layout(config.model),
@@ -80,9 +70,16 @@ DeviceTrainer::State::State(const TrainConfig& wanted, const TokenData& tokens, 
     switches.qk_clip = config.qk_clip;
     // What goes wrong is one rank's trouble, of which the others hear before they wait for its sums.
     together(options.ranks, [&] { prepare(options.deterministic); });
-    run_micro_batch(most_watched(), true);
-    run_update();
-    exchange.wait(stream);
+    try {
+        together(options.ranks, [&] {
+            run_micro_batch(most_watched(), true);
+            run_update();
+        });
+        exchange.wait(stream);
+    } catch (...) {
+        exchange.call_off();  // memory that a sum on its way uses is not freed, and there are no graphs yet
+        throw;
+    }
     together(options.ranks, [&] {
         record_graphs();
         start();

@@ -92,6 +92,13 @@ class DeviceTrainer final : public Training {
 /// refuse, before there is a device. WorkError in a build without.
 void check_for_device(const TrainConfig& config, const std::vector<Fault>& faults);
 
+/// The configuration with what else a run on the device depends on, and does not go on without (TrainConfig::also): back end,
+/// whether sums have an order, the number of ranks and in what they add up, which decide an element's order of additions.
+[[nodiscard]] TrainConfig on_the_device(TrainConfig config, const DeviceOptions& options);
+
+/// Micro-batches of a step that each of the ranks goes through; RequestError where they do not divide config.accumulate.
+[[nodiscard]] int micro_batches_of_a_rank(int ranks, const TrainConfig& config);
+
 /// Why the device does not run this configuration, one sentence; empty: it does.
 [[nodiscard]] std::string refusal(const TrainConfig& config);
 

@@ -13,12 +13,7 @@ namespace faultline::gpt {
 
 int rounds_of(const Ranks* ranks, const TrainConfig& config) {
     if (ranks == nullptr) return config.accumulate;
-    if (config.accumulate % ranks->size() != 0)
-        throw RequestError(
-            fmt::format("ranks: {}: expected a divisor of accumulate, {}: on the device each rank takes whole "
-                        "micro-batches of a step",
-                        ranks->size(), config.accumulate));
-    return config.accumulate / ranks->size();
+    return micro_batches_of_a_rank(ranks->size(), config);
 }
 
 GradientRange range_of_layer(const ParameterLayout& layout, int layer) {
@@ -42,15 +37,15 @@ Exchange::Exchange(Ranks* ranks, const TrainConfig& config, const ParameterLayou
       options_(options),
       heads_(static_cast<std::size_t>(config.model.layers * config.model.heads)) {
     if (!active()) return;
+    // All that one rank may fail in comes before the cards are joined, where the ranks wait for each other in NCCL.
+    together(ranks, [&] {
+        if (options_.overlapped) side_.emplace();
+        seen_.emplace(heads_ * sizeof(on_device::HeadTotals), "what the heads saw");
+        if (!options_.bf16) return;
+        const std::size_t bytes = static_cast<std::size_t>(layout.size()) * sizeof(on_device::Bf16);
+        rounded_.emplace(bytes, fmt::format("{:.2f} GiB: a gradient in bf16", static_cast<double>(bytes) * 0x1p-30));
+    });
     nccl_.emplace(*ranks);
-    if (options_.overlapped) side_.emplace();
-    together(ranks, [&] { seen_.emplace(heads_ * sizeof(on_device::HeadTotals), "what the heads saw"); });
-    if (options_.bf16)
-        together(ranks, [&] {
-            const std::size_t bytes = static_cast<std::size_t>(layout.size()) * sizeof(on_device::Bf16);
-            rounded_.emplace(bytes,
-                             fmt::format("{:.2f} GiB: a gradient in bf16", static_cast<double>(bytes) * 0x1p-30));
-        });
 }
 
 std::string Exchange::text() const {
@@ -128,6 +123,10 @@ void Exchange::first_of_ranks(int micro_batch, NonFinite& found) const {
         best = in;
         found = {found.step, text.substr(static_cast<std::size_t>(end)), row, column};
     }
+}
+
+void Exchange::call_off() noexcept {
+    if (nccl_) nccl_->call_off();
 }
 
 void Exchange::wait(on_device::Stream main) {

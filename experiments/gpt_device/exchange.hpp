@@ -61,6 +61,8 @@ class Exchange {
     void first_of_ranks(int micro_batch, NonFinite& found) const;
     /// As on_device::wait, and heeds the other ranks.
     void wait(on_device::Stream main);
+    /// As Communicator::call_off.
+    void call_off() noexcept;
 
   private:
     void add(float* gradient, const GradientRange& of, on_device::Stream stream);

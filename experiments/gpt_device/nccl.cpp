@@ -13,6 +13,7 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 
+#include <faultline/ranks/ending.hpp>
 #include <faultline/ranks/errors.hpp>
 #include <faultline/ranks/sums.hpp>
 
@@ -78,8 +79,8 @@ std::string card() {
 }
 
 /// NCCL says of two ranks with one card that the usage is invalid.
-void expect_a_card_each(Ranks& ranks) {
-    const std::vector<std::string> cards = all_texts(&ranks, card());
+void expect_a_card_each(Ranks& ranks, const std::string& mine) {
+    const std::vector<std::string> cards = all_texts(&ranks, mine);
     for (std::size_t rank = 0; rank < cards.size(); ++rank)
         for (std::size_t other = 0; other < rank; ++other)
             if (cards[rank] == cards[other])
@@ -99,13 +100,22 @@ struct Communicator::State {
 
     explicit State(Ranks& of) : ranks(of) {
         UniqueId id{};
+        std::string mine;
         together(&ranks, [&] {
             nccl = load();
+            mine = card();
             if (ranks.first()) check(nccl.unique_id(&id), "making an id");
         });
-        expect_a_card_each(ranks);
+        expect_a_card_each(ranks, mine);
         from_first(&ranks, std::as_writable_bytes(std::span(id.bytes)));
-        check(nccl.init(&comm, ranks.size(), id, ranks.rank()), "joining the ranks' cards");
+        // It waits for all ranks, in the library: one that fails here cannot tell the others, which watch for its end.
+        watched(ranks, [&] {
+            try {
+                check(nccl.init(&comm, ranks.size(), id, ranks.rank()), "joining the ranks' cards");
+            } catch (const WorkError& error) {
+                throw LoneFailure(error.what());
+            }
+        });
     }
     void check(Result result, const char* what) const {
         if (result != success && result != in_progress)
@@ -122,6 +132,7 @@ struct Communicator::State {
 };
 
 Communicator::Communicator(Ranks& ranks) : state_(std::make_unique<State>(ranks)) {}
+void Communicator::call_off() noexcept { state_->end(); }
 Communicator::~Communicator() {
     // A rank that fails must not wait for the others here: they learn that it is gone when its process ends.
     if (std::uncaught_exceptions() > state_->exceptions) state_->end();
@@ -165,7 +176,8 @@ void Communicator::wait(Stream stream) {
         const Result state = state_->state_of_work();
         const bool failed = state != success && state != in_progress;
         if (!failed && !state_->ranks.lost()) continue;
-        state_->end();  // a kernel that waits for a rank that is gone would never end
+        // What is on the stream would never end. It is not called off here: NCCL waits in ncclCommAbort for the graphs that
+        // hold its operations (since 2.26), and who has these is to say what becomes of them.
         if (failed) state_->check(state, "adding gradients");
         throw PeerLost("another rank is gone: expected all of them to stay until the run ends");
     }

@@ -34,8 +34,12 @@ class Communicator {
     void largest(double* values, std::size_t count, Stream stream);
     void add(Bf16* values, std::size_t count, Stream stream);  ///< each addition rounds to bf16
 
-    /// Waits for the stream; where meanwhile NCCL fails or another rank is gone, ends what is on its way and throws.
+    /// Waits for the stream; throws where meanwhile NCCL fails or another rank is gone (PeerLost). What is on its way is not
+    /// called off then.
     void wait(Stream stream);
+    /// Ends what is on its way, so that the device can be taken apart; only while no graph holds an operation of it. Nothing but the
+    /// end of this may come afterwards.
+    void call_off() noexcept;
 
   private:
     struct State;

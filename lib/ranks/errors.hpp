@@ -15,6 +15,13 @@ class PeerLost : public WorkError {
     using WorkError::WorkError;
 };
 
+/// A failure of this rank alone while the others wait for it where no word of it reaches them: it is said here, and they are to find
+/// this rank gone.
+class LoneFailure : public WorkError {
+  public:
+    using WorkError::WorkError;
+};
+
 /// A failure that every rank knows of: all of them end with it, and the first alone says it.
 class SharedFailure : public std::runtime_error {
   public:

@@ -3,6 +3,7 @@
 
 #include <cerrno>
 #include <charconv>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -15,6 +16,7 @@
 #include <fmt/ranges.h>
 #include <poll.h>
 #include <sched.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -24,16 +26,17 @@
 namespace faultline {
 namespace {
 
-/// "rank/size:socket to rank 0,to rank 1,…", -1 for itself.
+/// "rank/size:word:socket to rank 0,to rank 1,…", -1 where there is none.
 constexpr const char* variable = "FAULTLINE_LOCAL_RANK";
 
 class LocalRanks final : public Ranks {
   public:
-    /// sockets[i] leads to rank i.
-    LocalRanks(int rank, std::vector<int> sockets)
-        : Ranks(rank, static_cast<int>(sockets.size())), sockets_(std::move(sockets)) {}
+    /// sockets[i] leads to rank i. `word`: an event counter of 1 that the ranks share.
+    LocalRanks(int rank, int word, std::vector<int> sockets)
+        : Ranks(rank, static_cast<int>(sockets.size())), sockets_(std::move(sockets)), word_(word) {}
     ~LocalRanks() override {
         close_sockets();
+        (void)::close(word_);
         for (const pid_t child : children_)
             while (::waitpid(child, nullptr, 0) < 0 && errno == EINTR) continue;
     }
@@ -71,6 +74,10 @@ class LocalRanks final : public Ranks {
         }
         return false;
     }
+    [[nodiscard]] bool take_word() noexcept override {
+        std::uint64_t left = 0;  // who takes it leaves none (eventfd(2))
+        return ::read(word_, &left, sizeof left) == static_cast<ssize_t>(sizeof left);
+    }
     void abandon() noexcept override { close_sockets(); }
 
   private:
@@ -84,20 +91,30 @@ class LocalRanks final : public Ranks {
     }
     std::vector<int> sockets_;
     std::vector<pid_t> children_;
+    int word_;
 };
 
-/// [i][j]: rank i's end of the pair that it shares with rank j.
+[[noreturn]] void fail_for_want_of_files(int size) {
+    throw WorkError(
+        fmt::format("ranks: no sockets for {} of them ({}): expected fewer, or a higher limit of open files", size,
+                    std::strerror(errno)));
+}
+
+int new_word(int size) {
+    const int word = ::eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (word < 0) fail_for_want_of_files(size);
+    return word;
+}
+
+/// [i][j]: rank i's end of the pair that it shares with rank j, where they speak to each other; else -1.
 std::vector<std::vector<int>> socket_pairs(int size) {
     const auto n = static_cast<std::size_t>(size);
     std::vector<std::vector<int>> ends(n, std::vector<int>(n, -1));
     for (std::size_t i = 0; i < n; ++i)
         for (std::size_t j = i + 1; j < n; ++j) {
+            if (i != 0 && j != i + 1) continue;
             int pair[2];
-            if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0)
-                throw WorkError(
-                    fmt::format("ranks: no sockets for {} of them ({}): expected fewer, or a higher limit of "
-                                "open files",
-                                size, std::strerror(errno)));
+            if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0) fail_for_want_of_files(size);
             ends[i][j] = pair[0];
             ends[j][i] = pair[1];
         }
@@ -118,10 +135,11 @@ std::vector<std::string> own_arguments() {
 }
 
 /// In the child, between fork and exec: nothing here asks for memory.
-[[noreturn]] void become(const std::vector<int>& sockets, const char* program, char* const* arguments,
+[[noreturn]] void become(const std::vector<int>& sockets, int word, const char* program, char* const* arguments,
                          char* const* environment) {
     for (const int s : sockets)
         if (s >= 0 && ::fcntl(s, F_SETFD, 0) != 0) ::_exit(127);
+    if (::fcntl(word, F_SETFD, 0) != 0) ::_exit(127);
     // The first rank has the standard input, and prints.
     ::execve(program, arguments, environment);
     ::_exit(127);
@@ -138,6 +156,7 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
 
 std::unique_ptr<Ranks> start_local_ranks(int size) {
     std::vector<std::vector<int>> ends = socket_pairs(size);
+    const int word = new_word(size);
     std::vector<std::string> arguments = own_arguments();
     const std::vector<char*> argv = pointers(arguments);
     // By its name, which the system shows; by the link itself where the file has been replaced meanwhile.
@@ -149,10 +168,10 @@ std::unique_ptr<Ranks> start_local_ranks(int size) {
         const std::vector<int>& sockets = ends[static_cast<std::size_t>(rank)];
         std::vector<std::string> environment;
         for (char** entry = environ; *entry != nullptr; ++entry) environment.emplace_back(*entry);
-        environment.push_back(fmt::format("{}={}/{}:{}", variable, rank, size, fmt::join(sockets, ",")));
+        environment.push_back(fmt::format("{}={}/{}:{}:{}", variable, rank, size, word, fmt::join(sockets, ",")));
         const std::vector<char*> envp = pointers(environment);
         const pid_t child = ::fork();
-        if (child == 0) become(sockets, program.c_str(), argv.data(), envp.data());
+        if (child == 0) become(sockets, word, program.c_str(), argv.data(), envp.data());
         if (child < 0)
             throw WorkError(fmt::format("ranks: the system starts no process {} of {} ({}): expected fewer of them",
                                         rank, size, std::strerror(errno)));
@@ -161,7 +180,7 @@ std::unique_ptr<Ranks> start_local_ranks(int size) {
     for (std::size_t rank = 1; rank < ends.size(); ++rank)
         for (const int s : ends[rank])
             if (s >= 0) (void)::close(s);
-    auto all = std::make_unique<LocalRanks>(0, std::move(ends[0]));
+    auto all = std::make_unique<LocalRanks>(0, word, std::move(ends[0]));
     all->keep(std::move(children));
     return all;
 }
@@ -178,21 +197,23 @@ std::unique_ptr<Ranks> local_rank_of_environment() {
         numbers.push_back(value);
         at = next;
     }
-    const bool whole = numbers.size() > 2 && numbers.size() == static_cast<std::size_t>(numbers[1]) + 2 &&
+    const bool whole = numbers.size() > 3 && numbers.size() == static_cast<std::size_t>(numbers[1]) + 3 &&
                        numbers[0] > 0 && numbers[0] < numbers[1];
     if (!whole) throw RequestError(fmt::format("{}: is for the program's own use: expected it to be unset", variable));
     // Whatever this process starts is no rank.
     (void)::unsetenv(variable);
     for (std::size_t i = 2; i < numbers.size(); ++i)
         if (numbers[i] >= 0) (void)::fcntl(numbers[i], F_SETFD, FD_CLOEXEC);
-    return std::make_unique<LocalRanks>(numbers[0], std::vector<int>(numbers.begin() + 2, numbers.end()));
+    return std::make_unique<LocalRanks>(numbers[0], numbers[2], std::vector<int>(numbers.begin() + 3, numbers.end()));
 }
 
 std::vector<std::unique_ptr<Ranks>> connected_ranks(int size) {
     std::vector<std::unique_ptr<Ranks>> all;
     std::vector<std::vector<int>> ends = socket_pairs(size);
+    const int word = new_word(size);
     for (int rank = 0; rank < size; ++rank)
-        all.push_back(std::make_unique<LocalRanks>(rank, std::move(ends[static_cast<std::size_t>(rank)])));
+        all.push_back(std::make_unique<LocalRanks>(rank, rank == 0 ? word : ::dup(word),
+                                                   std::move(ends[static_cast<std::size_t>(rank)])));
     return all;
 }
 

@@ -30,6 +30,9 @@ class Ranks {
     virtual void receive(int from, std::span<std::byte> bytes) = 0;
     /// Whether another rank is known to be gone; does not wait. A transport whose launcher ends all ranks says no.
     [[nodiscard]] virtual bool lost() const { return false; }
+    /// A failure of which the ranks cannot tell each other is said once: true on the first of them that asks. A transport whose
+    /// launcher ends all ranks says yes to each.
+    [[nodiscard]] virtual bool take_word() noexcept { return true; }
     /// This rank ends without the others: they are not to wait for it. Nothing else is called afterwards.
     virtual void abandon() noexcept = 0;
 

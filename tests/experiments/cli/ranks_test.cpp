@@ -75,11 +75,24 @@ class WithMpi : public RanksOfTrain {
             GTEST_SKIP() << "this build found no MPI";
     }
     [[nodiscard]] Outcome mpirun(const std::vector<std::string>& more) const {
-        std::string line =
+        return started(" -n 2" + words(arguments(more)));
+    }
+    /// Two ranks with options of their own.
+    [[nodiscard]] Outcome mpirun(const std::vector<std::string>& one, const std::vector<std::string>& two) const {
+        return started(" -n 1" + words(arguments(one)) + " : -n 1" + words(arguments(two)));
+    }
+
+  private:
+    static std::string words(const std::vector<std::string>& all) {
+        std::string line = " '" + program() + "'";
+        for (const std::string& word : all) line += " '" + word + "'";
+        return line;
+    }
+    [[nodiscard]] Outcome started(const std::string& what) const {
+        const std::string line =
             "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_btl_vader_single_copy_mechanism=none "
-            "timeout 100 mpirun --oversubscribe -n 2 '" +
-            program() + "'";
-        for (const std::string& word : arguments(more)) line += " '" + word + "'";
+            "timeout 100 mpirun --oversubscribe" +
+            what;
         const int status = std::system((line + " >" + (folder / "out") + " 2>" + (folder / "err")).c_str());
         return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, contents(folder / "out"), contents(folder / "err")};
     }
@@ -125,7 +138,72 @@ TEST_F(RanksOfTrain, AreRefusedInOneSentence) {
     refused({"--ranks", "9"}, "ranks: 9: a batch of 64 is cut into 8 groups: expected at most so many");
     refused({"--ranks", "0"}, "--ranks: \"0\": expected an integer from 1");
     refused({"--ranks", "2", "--resume", folder / "none.h5"}, "checkpoint");
+    refused({"--ranks", "1000"}, "ranks: 1000: a batch of 64 is cut into 8 groups");
+    // Said once, before a step, and no file is left.
+    folder.write("order", "0\n0,1,2\n");
+    refused({"--ranks", "2", "--replay", folder / "order", "--batch", "1", "--accumulate", "2", "--steps", "2", "-o",
+             folder / "run.h5"},
+            "order: step 0: 1 offsets: expected batch times accumulation, 2");
+    folder.write("order", "0,1\n0,3000000\n");
+    refused({"--ranks", "2", "--replay", folder / "order", "--batch", "1", "--accumulate", "2", "--steps", "2", "-o",
+             folder / "run.h5"},
+            "order: step 1: offset 3000000: expected at most");
+    std::filesystem::remove(folder / "order");
     EXPECT_THAT(folder.files(), testing::ElementsAre("text"));
+}
+
+TEST_F(RanksOfTrain, TheCpuIsNotAskedForWhatCardsHave) {
+    const auto refused = [&](const std::vector<std::string>& more, const std::string& sentence) {
+        const Outcome outcome = train(more);
+        EXPECT_EQ(outcome.status, 2);
+        EXPECT_THAT(outcome.err, HasSubstr(sentence));
+    };
+    refused({"--reduce", "nonsense"}, "--reduce: \"nonsense\": expected fp32 or bf16");
+    refused({"--reduce", "bf16"}, "--reduce: bf16: the CPU has no choice of it: expected --device cuda");
+    for (const char* key : {"overlap", "deterministic", "monitors"})
+        refused({std::string("--no-") + key}, "--" + std::string(key) + ": false: the CPU has no choice of it");
+    EXPECT_EQ(train({"--steps", "1", "--deterministic", "--overlap", "--monitors", "--reduce", "fp32"}).status, 0);
+}
+
+// As many as a limit of 1024 open files lets no square of sockets have.
+TEST_F(RanksOfTrain, ManyOfThem) {
+    ASSERT_EQ(train({"--steps", "1", "--batch", "1", "--accumulate", "48", "-o", folder / "one.h5"}).status, 0);
+    const Outcome many =
+        train({"--steps", "1", "--batch", "1", "--accumulate", "48", "--ranks", "48", "-o", folder / "many.h5"});
+    ASSERT_EQ(many.status, 0) << many.err;
+    expect_same_steps(folder / "one.h5", folder / "many.h5");
+}
+
+/// A process with this parent, or -1.
+int child_of(int parent) {
+    for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+        const std::string id = entry.path().filename().string();
+        if (id.find_first_not_of("0123456789") != std::string::npos) continue;
+        const std::string stat = contents(entry.path() / "stat");  // "PID (NAME) S PARENT …"
+        const std::size_t close = stat.rfind(')');
+        if (close != std::string::npos && std::atoi(stat.c_str() + close + 4) == parent) return std::atoi(id.c_str());
+    }
+    return -1;
+}
+
+// Whoever of them is killed, the others end, and one of them says why.
+TEST_F(RanksOfTrain, ALostRankIsNamedOnce) {
+    for (const bool first : {true, false}) {
+        SCOPED_TRACE(first ? "the first is killed" : "another is killed");
+        const std::string stem = first ? "a" : "b", file = folder / (stem + ".h5");
+        Child run(arguments({"--steps", "100000", "--ranks", "3", "--checkpoint-every", "5", "-o", file}),
+                  folder / (stem + ".err"));
+        for (int i = 0; i < 4000 && !std::filesystem::exists(folder / (stem + ".checkpoint.safetensors")); ++i)
+            std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        const int killed = first ? run.id() : child_of(run.id());
+        ASSERT_GT(killed, 0);
+        ::kill(killed, SIGKILL);
+        EXPECT_EQ(run.wait(), first ? -SIGKILL : 1);
+        for (int i = 0; i < 2000 && run.error().empty(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        std::this_thread::sleep_for(std::chrono::milliseconds(200));  // a second sentence would come at once
+        EXPECT_EQ(lines(run.error()).size(), 1U) << run.error();
+        EXPECT_THAT(run.error(), AllOf(HasSubstr("faultline train: rank "), HasSubstr("of 3 is gone: expected it to")));
+    }
 }
 
 TEST_F(RanksOfTrain, StopTogether) {
@@ -178,6 +256,28 @@ TEST_F(WithMpi, AreRefusedOnce) {
     std::size_t ours = 0;  // mpirun says more
     for (const std::string& line : lines(outcome.err)) ours += line.starts_with("faultline");
     EXPECT_EQ(ours, 1U) << outcome.err;
+}
+
+TEST_F(WithMpi, OtherSettingsOrDataOnARankAreRefusedOnce) {
+    folder.write("other", text_of_squares(3001));
+    const auto refused = [&](const std::vector<std::string>& theirs, const std::string& sentence) {
+        const Outcome outcome = mpirun({"--steps", "3", "-o", folder / "run.h5"}, theirs);
+        EXPECT_EQ(outcome.status, 2) << outcome.err;
+        std::vector<std::string> ours;  // mpirun says more
+        for (const std::string& line : lines(outcome.err))
+            if (line.starts_with("faultline")) ours.push_back(line);
+        EXPECT_THAT(ours, testing::ElementsAre(AllOf(testing::StartsWith("faultline train: " + sentence),
+                                                     testing::EndsWith(": expected the same on all ranks"))));
+        EXPECT_FALSE(std::filesystem::exists(folder / "run.h5"));
+    };
+    refused({"--steps", "3", "--seed", "1"}, "--seed: is 1 on rank 1 and 0 on rank 0");
+    refused({"--steps", "4"}, "--steps: is 4 on rank 1 and 3 on rank 0");
+    refused({"--steps", "3", "--inject", "delta:multiplicative:0.3"},
+            "--inject: is [\"delta:multiplicative:0.3\"] on rank 1 and [] on rank 0");
+    refused({"--steps", "3", "--data", folder / "other"}, "data: is xxh3-128:");
+    // Names of files are each machine's own.
+    std::filesystem::copy_file(folder / "text", folder / "same");
+    EXPECT_EQ(mpirun({"--steps", "3"}, {"--steps", "3", "--data", folder / "same", "--threads", "2"}).status, 0);
 }
 
 }  // namespace

@@ -28,6 +28,7 @@ class Child {
     ~Child();  ///< kills it where wait() was not called
     Child(const Child&) = delete;
     Child& operator=(const Child&) = delete;
+    [[nodiscard]] int id() const { return pid_; }
     void signal(int number) const;
     /// Until the program has a handler for the signal, some seconds at most.
     void wait_until_it_catches(int number) const;

@@ -6,11 +6,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <mutex>
 
 #include <faultline/random/random_stream.hpp>
+#include <faultline/ranks/ending.hpp>
 #include <faultline/ranks/errors.hpp>
 
 #include "on_ranks.hpp"
@@ -117,6 +120,39 @@ TEST(Failures, OfOneRankAreThoseOfAll) {
                 testing::ElementsAre("rank 1: file: missing", "rank 1: file: missing", "rank 1: file: missing"));
     EXPECT_EQ(silent, 2);
     EXPECT_THROW(settle(nullptr, std::make_exception_ptr(RequestError("alone"))), RequestError);
+}
+
+TEST(Failures, OneOfTheRanksHasTheWord) {
+    std::atomic<int> words = 0;
+    on_good_ranks(4, [&](Ranks& self) {
+        words += self.take_word() ? 1 : 0;
+        words += self.take_word() ? 1 : 0;
+    });
+    EXPECT_EQ(words, 1);
+}
+
+// Work that waits for a rank that is gone, and cannot be called off.
+TEST(Endings, WorkThatWaitsForEverEndsWithTheRankThatItWaitsFor) {
+    GTEST_FLAG_SET(death_test_style, "threadsafe");
+    EXPECT_EXIT(
+        {
+            const auto ranks = connected_ranks(2);
+            std::thread other([&] { ranks[1]->abandon(); });
+            watched(*ranks[0], [] {
+                while (true) std::this_thread::sleep_for(std::chrono::hours(1));
+            });
+        },
+        testing::ExitedWithCode(1), "faultline: another rank is gone: expected all of them to stay");
+}
+
+TEST(Endings, WatchedWorkIsDoneAndItsFailureItsOwn) {
+    on_good_ranks(2, [](Ranks& self) {
+        bool done = false;
+        watched(self, [&] { done = true; });
+        EXPECT_TRUE(done);
+        EXPECT_THROW(watched(self, [] { throw LoneFailure("alone"); }), LoneFailure);
+        together(&self, [] {});
+    });
 }
 
 TEST(Failures, ARankThatIsGoneIsNotWaitedFor) {
