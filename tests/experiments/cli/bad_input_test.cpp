@@ -365,7 +365,7 @@ TEST(BadRequest, NamesFileTableAndKeyOfAConfiguration) {
     EXPECT_THAT(with("[attribute]\nlayers = \"layer0\"\n"),
                 HasSubstr("attribute.layers: is a string (\"layer0\"): expected a list of strings"));
     EXPECT_THAT(with("[attribute]\nheads = [0.5]\n"),
-                HasSubstr("attribute.heads: is a list: expected a list of integers"));
+                HasSubstr("attribute.heads: item 1 is a number (0.5): expected a list of integers"));
     EXPECT_THAT(with("[attribute]\nscale = inf\n"),
                 HasSubstr("attribute.scale: is a number that is not finite: expected a positive number"));
     EXPECT_THAT(with("[attribute]\njson = 1\n"),
