@@ -20,11 +20,14 @@
 namespace faultline::cli {
 namespace {
 
+/// The kernel's name that stands for the only one there is.
+constexpr const char* only_kernel = "auto";
+
 struct CheckSettings {
     CaptureRequest request;
-    std::string plan{automatic_plan}, kernel, junit;
+    std::string plan{automatic_plan}, kernel{only_kernel}, junit;
     std::vector<std::string> outputs;
-    std::optional<double> alpha, slack;
+    std::optional<double> alpha = CheckOptions{}.alpha, slack = CheckOptions{}.slack;
     std::int64_t runs = 32, seed = 0;
     bool full = false;
 };
@@ -38,7 +41,7 @@ constexpr double least_alpha = 1e-12;
 
 CheckOptions options_of(const CheckSettings& own, const Invocation& call) {
     CheckOptions options;
-    options.kernel = own.kernel;
+    options.kernel = own.kernel == only_kernel ? "" : own.kernel;
     if (!own.outputs.empty()) {
         options.outputs.clear();
         options.lse = false;
@@ -155,7 +158,8 @@ Command check_command() {
                 const auto own = std::make_shared<CheckSettings>();
                 own->request.declare(settings);
                 declare_plan(settings, own->plan, "What the kernel is to compute");
-                settings.text("kernel", own->kernel, "NAME", "The kernel to judge; default: the only one there is");
+                settings.text("kernel", own->kernel, "NAME",
+                              "The kernel to judge; auto (the default): the only one there is");
                 settings.list("outputs", own->outputs, "o,dq,dk,dv,lse", "Only these outputs");
                 settings.number("alpha", own->alpha, "P",
                                 "Chance that a right kernel fails, all tests together; default 0.001");

@@ -52,6 +52,9 @@ struct OutputCheck {
     /// Error of the kernel, of the plan's own run and of the null model's runs (least and largest) over the null model's
     /// (geometric mean over the runs), in units of its rows, rms.
     double size_ratio = 0, plan_ratio = 0, least_ratio = 0, largest_ratio = 0;
+    /// Of the tests of size over a whole head, the most significant: Student's t (of the logarithm of its ratio over slack, in
+    /// standard deviations of the runs') and log10 p.
+    double size_t = 0, size_log10_p = 0;
     double bit_equal_to_plan = 0;  ///< share of elements
     std::size_t tests = 0;
     std::size_t undecided = 0;         ///< of them those that may fail or not, by where in its bound the truth is

@@ -103,6 +103,8 @@ std::string to_json(const Check& c) {
                                              {"plan", error_json(o.plan)},
                                              {"expected_rel_error", number(o.expected)},
                                              {"size_ratio", number(o.size_ratio)},
+                                             {"size_t", number(o.size_t)},
+                                             {"size_log10_p", number(o.size_log10_p)},
                                              {"plan_size_ratio", number(o.plan_ratio)},
                                              {"least_size_ratio", number(o.least_ratio)},
                                              {"largest_size_ratio", number(o.largest_ratio)},

@@ -76,6 +76,11 @@ void add_findings(const HeadCells& head, int number, double log10_threshold, dou
     for (std::size_t c = 0; c < head.cells.size(); ++c) {
         const CellNull& null = head.null[c];
         const CellNull::Range range = null.t_range(head.observed_sums[c], head.doubt[c]);
+        if (head.cells[c].direction == Direction::size && head.cells[c].extent == Extent::head &&
+            null.log10_p(head.observed[c]) < out.size_log10_p) {
+            out.size_t = head.observed[c];
+            out.size_log10_p = null.log10_p(head.observed[c]);
+        }
         if (!(null.log10_p(range.most) < log10_threshold)) continue;
         if (!(null.log10_p(range.least) < log10_threshold)) {
             ++out.undecided;

@@ -153,8 +153,10 @@ RunOutputs LayerWork::null_run(const Group& group, std::size_t number) const {
     for (const Output output : outputs_) {
         std::vector<Matrix>& matrices = run.outputs[static_cast<std::size_t>(output)];
         for (std::size_t i = 0; i < matrices.size(); ++i)
-            store_with_signs(kernel_[output]->dtype, group, output, i, number, matrices[i]);
+            store_with_signs(kernel_[output]->dtype, group, static_cast<std::size_t>(output), i, number, matrices[i]);
     }
+    for (std::size_t i = 0; has_lse_ && i < run.lse.size(); ++i)
+        store_with_signs(kernel_.lse->dtype, group, attribution::lse_place, i, number, run.lse[i]);
     return run;
 }
 
@@ -255,6 +257,7 @@ LayerWork::Tested LayerWork::lse_test(const Group& group, const GroupTruth& trut
     CertifiedMatrix exact = truth.heads[i].lse;
     const Dtype dtype = kernel_.lse->dtype;
     Matrix true_values(exact.rows, 1), observed = observed_matrix(group, *kernel_.lse, Output::o, i), own = plan;
+    store(dtype, own);
     exact.copy_to(true_values.view());
     HeadLayout layout;
     layout.floor = lse_floor(group, i, exact, !plan_.rounding_sites().empty(), dtype);
@@ -282,11 +285,11 @@ LayerWork::Tested LayerWork::lse_test(const Group& group, const GroupTruth& trut
 
 /// The same with an error of random sign: storing rounds as any site does. Nothing where the plan itself stores that type
 /// or a narrower one: what a run of the null model has then is its value with the sign of that rounding changed.
-void LayerWork::store_with_signs(Dtype dtype, const Group& group, Output output, std::size_t i, std::size_t number,
+void LayerWork::store_with_signs(Dtype dtype, const Group& group, std::size_t place, std::size_t i, std::size_t number,
                                  Matrix& values) const {
     const Format file = attribution::format_of(dtype);
-    std::optional<Format> own = stored_format(plan_, output);
-    const bool of_keys = output == Output::dk || output == Output::dv;
+    std::optional<Format> own = stored_at(plan_, place);
+    const bool of_keys = place == static_cast<std::size_t>(Output::dk) || place == static_cast<std::size_t>(Output::dv);
     if (of_keys && group.query_heads() > 1 && plan_.schedule.group_reduce == GroupReduce::after_cast) {
         const Format& sum = plan_[Site::kv_group_reduce].format;  // what is rounded last
         own = is_exact(sum) ? std::nullopt : std::optional(sum);
@@ -298,7 +301,7 @@ void LayerWork::store_with_signs(Dtype dtype, const Group& group, Output output,
     store(dtype, values);
     const RandomStream stream(options_.seed, number, static_cast<std::uint64_t>(site_count),
                               static_cast<std::uint64_t>(group.inputs.first_head), static_cast<std::uint64_t>(i),
-                              static_cast<std::uint64_t>(output));
+                              static_cast<std::uint64_t>(place));
     for (std::size_t a = 0; a < values.values.size(); ++a) {
         const double error = values.values[a] - exact.values[a];
         if (error != 0 && std::isfinite(error) && (stream.bits(a / 64) >> a % 64 & 1) != 0)

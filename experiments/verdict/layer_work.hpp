@@ -53,7 +53,7 @@ class LayerWork {
                                                attribution::RunOutputs& plan) const;
     [[nodiscard]] Tested lse_test(const attribution::Group& group, const GroupTruth& truth, const Matrix& plan,
                                   std::size_t i) const;
-    void store_with_signs(Dtype dtype, const attribution::Group& group, Output output, std::size_t i,
+    void store_with_signs(Dtype dtype, const attribution::Group& group, std::size_t place, std::size_t i,
                           std::size_t number, Matrix& values) const;
     [[nodiscard]] HeadLayout layout_of(Output output, const Matrix& truth, const std::vector<double>& mean_key) const;
     [[nodiscard]] int head_number(const attribution::Group& group, Output output, std::size_t i) const;

@@ -53,10 +53,13 @@ std::string worst_text(const Finding& f) {
 }
 
 /// Where the ratio alone would look like a finding and is none.
-std::string spread_text(const OutputCheck& o, double slack) {
+std::string spread_text(const OutputCheck& o, double slack, double log10_threshold) {
     if (o.verdict != Verdict::within_rounding || !(o.size_ratio > slack)) return "";
-    return fmt::format("      no finding: the plan's own run has {}, and runs with random signs from {} to {}\n",
-                       size_text(o.plan_ratio, 3), size_text(o.least_ratio, 3), size_text(o.largest_ratio, 3));
+    return fmt::format(
+        "      no finding: beyond --slack {:g} it has t {:+.1f} (p {}) in its worst head, and p < {} is asked for; the\n"
+        "      plan's own run has {}, runs with random signs from {} to {}\n",
+        slack, o.size_t, p_text(o.size_log10_p), p_text(log10_threshold), size_text(o.plan_ratio, 3),
+        size_text(o.least_ratio, 3), size_text(o.largest_ratio, 3));
 }
 
 }  // namespace
@@ -127,7 +130,7 @@ std::string table(const Check& c, bool full) {
             if (o.in_log2 && o.verdict != Verdict::within_rounding)
                 out += "      it is the truth's in log2 units: expected natural ones, the logarithm to base e\n";
             if (const std::string truth = truth_text(o); !truth.empty()) out += fmt::format("      {}\n", truth);
-            out += spread_text(o, c.slack);
+            out += spread_text(o, c.slack, c.log10_threshold);
             const std::size_t shown = full ? o.findings.size() : std::min(o.findings.size(), findings_shown);
             for (std::size_t i = 0; i < shown; ++i) out += fmt::format("      {}\n", text(o.findings[i]));
             if (shown < o.findings.size())

@@ -248,6 +248,53 @@ TEST(Check, TheLogSumExpIsJudgedInNaturalUnits) {
     EXPECT_EQ(check(capture, plan("fa2"), without).layers[0].outputs.size(), 4u);
 }
 
+// Stored in a type that the plan does not have, by a kernel that does nothing else: what is the plan's own rounded to the
+// file's type is no error of the kernel, for a plan that rounds and for one that does not.
+TEST(Check, ALogSumExpIsRoundedToTheTypeOfItsFile) {
+    Capture capture = made_capture({{"mine", plan("fa2")}}, shape);
+    for (const char* name : {"fa2", "exact"}) {
+        add_lse(capture.layers[0], plan(name));
+        const HeadArray own = *capture.layers[0].observed[0].lse;
+        for (const Dtype type : {Dtype::bf16, Dtype::f16, Dtype::f32}) {
+            const auto judged = [&](double factor) {
+                HeadArray& lse = *capture.layers[0].observed[0].lse;
+                lse.dtype = type;
+                const Format format = attribution::format_of(type);
+                for (std::size_t i = 0; i < own.values.size(); ++i)
+                    lse.values[i] = round(factor * own.values[i], format, Rounding::nearest_even);
+                CheckOptions options = quick();
+                options.outputs = {};
+                return check(capture, plan(name), options).layers[0].outputs.at(0);
+            };
+            const OutputCheck same = judged(1);
+            EXPECT_EQ(same.bit_equal_to_plan, 1) << name;
+            EXPECT_EQ(same.verdict, Verdict::within_rounding) << name;
+            // Off by 16 roundings of the type: what passes is the type's rounding and no more.
+            EXPECT_EQ(judged(1 + std::ldexp(16.0, -attribution::format_of(type).precision)).verdict, Verdict::wrong)
+                << name;
+        }
+    }
+}
+
+// A ratio beyond --slack that is no finding says which test it passed.
+TEST(Check, ARatioBeyondSlackThatIsNoFindingSaysWhy) {
+    Capture capture = made_capture({{"mine", plan("fa2")}}, shape);
+    CheckOptions options = quick();
+    options.slack = 1;
+    Check found = check(capture, plan("fa2"), options);
+    OutputCheck& dq = found.layers[0].outputs[1];
+    ASSERT_EQ(dq.verdict, Verdict::within_rounding);
+    EXPECT_GT(dq.size_log10_p, found.log10_threshold) << "its size is no finding";
+    EXPECT_LE(dq.size_log10_p, 0);
+    dq.size_ratio = 2.067;
+    dq.size_t = 4.1;
+    dq.size_log10_p = -3.7;
+    found.log10_threshold = -6.2;
+    EXPECT_THAT(table(found),
+                HasSubstr("no finding: beyond --slack 1 it has t +4.1 (p 2e-4) in its worst head, and p < "
+                          "6e-7 is asked for"));
+}
+
 // A row without a key: -inf, or +inf as FlashAttention-2 writes, and nothing finite.
 TEST(Check, TheLogSumExpOfARowWithoutAKeyIsInfinite) {
     const testing::MadeShape masked{.n = 32, .d = 16, .gradient = false, .extras = [](LayerCapture& layer) {
@@ -261,7 +308,9 @@ TEST(Check, TheLogSumExpOfARowWithoutAKeyIsInfinite) {
         const Check found = check(capture, plan("fa2"), quick());
         EXPECT_EQ(found.verdict(), std::isinf(value) ? Verdict::within_rounding : Verdict::wrong)
             << value << table(found, true);
-        if (!std::isinf(value)) EXPECT_THAT(table(found), HasSubstr("1 row sees no key and has no infinite lse"));
+        if (!std::isinf(value)) {
+            EXPECT_THAT(table(found), HasSubstr("1 row sees no key and has no infinite lse"));
+        }
     }
 }
 

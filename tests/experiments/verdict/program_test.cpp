@@ -51,6 +51,17 @@ TEST(CheckProgram, AWrongKernelIsExitOneWithEveryReport) {
     EXPECT_EQ(inspected.status, 0) << inspected.err;
 }
 
+TEST(CheckProgram, PrintsTheWholeConfigurationInForce) {
+    const Folder folder;
+    const std::string file = small_capture(folder);
+    const Outcome printed = run_program({"check", file, "--print-config"});
+    EXPECT_THAT(printed.out,
+                AllOf(HasSubstr("alpha = 0.001"), HasSubstr("slack = 1.5"), HasSubstr("kernel = \"auto\"")));
+    std::ofstream(folder / "check.toml") << printed.out;
+    const std::vector<std::string> read{"check", "--config", folder / "check.toml", "--quiet"};
+    EXPECT_EQ(run_program(read).out, run_program({"check", file, "--quiet"}).out) << "read back it makes the same run";
+}
+
 TEST(CheckProgram, RefusesInASentence) {
     const Folder folder;
     const std::string file = small_capture(folder);
