@@ -103,17 +103,20 @@ void HeadTest::add_sums(const Matrix& run) {
     }
 }
 
-/// Variance that errors of the floor's size give a cell's signed sum: independent, or all with one sign.
+/// Variance that errors of the floor's size give a cell's signed sum, independent or all with one sign, or their square in
+/// the root of its size, whatever their signs; of an element the largest.
 double HeadTest::floor_variance(const Cell& cell) const {
-    double variance = 0, sum = 0;
+    double variance = 0, sum = 0, largest = 0;
     for (std::ptrdiff_t i = cell.extent == Extent::rows ? cell.index : 0, end = i + cell.rows; i < end; ++i) {
         const double size = sigma_[static_cast<std::size_t>(i)];
         const double share = size > 0 ? layout_.floor[static_cast<std::size_t>(i)] / size : 0;
         variance += share * share;
         sum += share;
+        largest = std::max(largest, share);
     }
+    if (cell.direction == Direction::element) return largest * largest;
     const double per_row = cell.elements / static_cast<double>(cell.rows);
-    return layout_.common_floor ? sum * sum * per_row * per_row : variance * per_row;
+    return is_signed(cell.direction) && layout_.common_floor ? sum * sum * per_row * per_row : variance * per_row;
 }
 
 HeadCells HeadTest::result() && {

@@ -43,6 +43,7 @@ CellNull NullSums::null(double floor_variance, double slack) const {
     const double power = power_of(direction_);
     null.slack = direction_ == Direction::scatter ? 0 : power * std::log(slack);
     null.exact = all_zero_;
+    null.floor = std::sqrt(floor_variance);
     null.center = mean_;
     null.spread = std::max(std::sqrt(squares_ / (runs_ - 1)), power * least_log_spread);
     return null;
@@ -50,9 +51,20 @@ CellNull NullSums::null(double floor_variance, double slack) const {
 
 double CellNull::t(double observed) const {
     if (is_signed(direction)) return spread > 0 ? observed / spread : 0;
-    if (exact && observed > 0) return std::numeric_limits<double>::infinity();
+    const double power = power_of(direction);
+    if (exact) return observed > 0 ? std::pow(observed, 1 / power) / floor : 0;  // infinite where there is no floor
     if (observed <= smallest) return -std::numeric_limits<double>::infinity();
-    return (std::log(observed) - center - slack) / (spread * std::sqrt(1 + 1 / runs));
+    const double away = std::log(observed) - center - slack, deviation = spread * std::sqrt(1 + 1 / runs);
+    if (away <= 0 || floor == 0) return away / deviation;
+    // The runs are deviation apart in logarithms, and what they leave out moves the root by floor for each standard
+    // deviation: away = t deviation + power log(1 + t floor / middle), whose right side increases with t.
+    const double of_middle = floor / std::exp(center / power);
+    double least = 0, most = away / deviation;
+    for (int i = 0; i < 60; ++i) {
+        const double t = (least + most) / 2;
+        (t * deviation + power * std::log1p(t * of_middle) < away ? least : most) = t;
+    }
+    return (least + most) / 2;
 }
 
 CellNull::Range CellNull::t_range(double observed, double doubt) const {
@@ -67,7 +79,9 @@ CellNull::Range CellNull::t_range(double observed, double doubt) const {
     }
     const double power = power_of(direction), root = std::pow(observed, 1 / power);
     // A kernel that has what every run has, where the truth is known to within the rounding's size, has no error to speak of.
-    if (exact) return {root > doubt ? infinity : -infinity, root > 0 || doubt >= 1 ? infinity : -infinity};
+    if (exact && floor == 0)
+        return {root > doubt ? infinity : -infinity, root > 0 || doubt >= 1 ? infinity : -infinity};
+    if (exact) return {std::max(root - doubt, 0.0) / floor, (root + doubt) / floor};
     // The spread of the runs' logarithms is taken as it is, their middle as it may be.
     const double middle = std::exp(center / power);
     const auto against = [&](double of_kernel, double of_runs) {

@@ -17,9 +17,11 @@ struct CellNull {
             ///< deviation of their logarithms
     double center = 0;   ///< mean of the logarithms; 0 for signed sums
     double slack = 0;    ///< logarithm that a size may be larger by
-    bool exact = false;  ///< a size that is 0 in every run: the plan makes no error here, and any has t infinite
+    bool exact = false;  ///< a size that is 0 in every run: the plan makes no error here
+    double floor = 0;    ///< of a size: how far what the null model leaves out may move the root (an element itself)
 
-    /// Student's statistic of an observed sum: with `runs` degrees of freedom for a signed sum, runs - 1 for a size.
+    /// Student's statistic of an observed sum: with `runs` degrees of freedom for a signed sum, runs - 1 for a size, whose
+    /// root may be t floors larger besides. Infinite for an error where every run is exact and the floor is 0.
     [[nodiscard]] double t(double observed) const;
     [[nodiscard]] double degrees() const { return is_signed(direction) ? runs : runs - 1; }
     /// log10 of the chance of a statistic as far out: two-sided for signed sums, above for sizes.
@@ -38,7 +40,8 @@ class NullSums {
   public:
     explicit NullSums(Direction direction) : direction_(direction) {}
     void add(double sum);
-    /// `floor_variance`: of a signed sum, from what the null model leaves out. `slack`: as in CheckOptions.
+    /// `floor_variance`: of a signed sum, of a size's root or of an element, from what the null model leaves out. `slack`:
+    /// as in CheckOptions.
     [[nodiscard]] CellNull null(double floor_variance, double slack) const;
 
   private:

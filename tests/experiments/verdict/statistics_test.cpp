@@ -139,6 +139,29 @@ TEST(CellNull, IsWhatTwoPassesOverTheSumsGive) {
 
 // Errors of the kernel and of the runs from a truth, and the same from every point that the bound lets it be at: the
 // statistic is in the range.
+// What no run makes (fp32 sums in another order) may move the root of a size by its floor for each standard deviation.
+TEST(CellNull, ASizeMayBeLargerByWhatTheRunsLeaveOut) {
+    const std::vector<double> runs{4.1, 3.9, 4.0, 4.2};
+    for (const Direction direction : {Direction::size, Direction::element}) {
+        const double power = direction == Direction::size ? 2 : 1, slack = 1.5;
+        NullSums sums(direction);
+        for (const double x : runs) sums.add(x);
+        const CellNull none = sums.null(0, slack), some = sums.null(0.25 * 0.25, slack);
+        EXPECT_EQ(none.t(3), some.t(3)) << "a size below the runs' is not helped";
+        const double observed = 40, away = std::log(observed) - none.center - none.slack;
+        EXPECT_NEAR(none.t(observed) * none.spread * std::sqrt(1.25), away, 1e-12);
+        const double t = some.t(observed), middle = std::exp(some.center / power);
+        EXPECT_NEAR(t * some.spread * std::sqrt(1.25) + power * std::log1p(t * 0.25 / middle), away, 1e-12);
+        EXPECT_LT(t, none.t(observed));
+
+        NullSums exact(direction);
+        for (int i = 0; i < 4; ++i) exact.add(0);
+        EXPECT_TRUE(std::isinf(exact.null(0, slack).t(1e-9)));
+        EXPECT_NEAR(exact.null(0.25 * 0.25, slack).t(std::pow(0.75, power)), 3, 1e-12);
+        EXPECT_EQ(exact.null(0.25 * 0.25, slack).t(0), 0);
+    }
+}
+
 TEST(CellNull, TheRangeHoldsTheStatisticOfEveryTruthWithinTheBound) {
     constexpr std::ptrdiff_t rows = 6, cols = 2, block = 3;
     constexpr std::size_t runs = 12;
