@@ -14,6 +14,7 @@
 #include <faultline/attribution/stages.hpp>
 #include <faultline/base/error.hpp>
 #include <faultline/base/parallel.hpp>
+#include <faultline/format/bulk.hpp>
 
 namespace faultline {
 namespace {
@@ -45,7 +46,9 @@ ObservedOutput observed_output(const Work& work, const FirstStage& first, const 
     seen.in_log2 = place == lse_place;
     std::size_t equal = 0, near = 0, total = 0;
     const SameElement same(array.dtype);
-    std::vector<ErrorSums> sums;
+    std::vector<ErrorSums> sums, stored_sums;
+    seen.format = with_saturation(format_of(array.dtype), false);
+    LevelSums level;
     for (std::size_t g = 0; g < work.groups.size(); ++g) {
         const Group& group = work.groups[g];
         std::vector<Matrix> values;
@@ -73,8 +76,14 @@ ObservedOutput observed_output(const Work& work, const FirstStage& first, const 
             }
         }
         sums.push_back(errors_at(values, first.bases[g].truth, place, first.bases[g].direction));
+        level.add(first.bases[g].truth, place, seen.format);
+        std::vector<Matrix> stored = of_plan;
+        for (Matrix& m : stored) round_bulk(m.values, *seen.format);
+        stored_sums.push_back(errors_at(stored, first.bases[g].truth, place, first.bases[g].direction));
     }
     seen.error = over_groups(sums);
+    seen.level = level.level();
+    seen.plan = over_groups(stored_sums);
     const auto all = static_cast<double>(std::max<std::size_t>(total, 1));  // an lse may have no row with a key
     seen.bit_equal_to_plan = static_cast<double>(equal) / all;
     seen.within_one_ulp_of_plan = static_cast<double>(near) / all;
@@ -220,6 +229,7 @@ LayerAttribution attribute(const LayerCapture& layer, const RoundingPlan& plan, 
     a.has_sinks = !layer.sink.empty();
     if (layer.dropout) a.keep = layer.keep;
     a.sites = work.sites;
+    a.all_sites = work.all_sites;
     a.faults.resize(work.faults.list.size());
     for (const Fault& fault : work.faults.list) a.fault_sites.push_back(std::get<Site>(fault.site));
     for (const GroupBase& base : first.bases)

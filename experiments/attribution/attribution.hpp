@@ -64,6 +64,10 @@ struct ObservedOutput {
     bool in_log2 = false;  ///< it is the truth's times log2(e), in every head
     std::size_t finite_without_key =
         0;  ///< rows that see neither key nor sink, and whose lse is finite, or NaN: they are in no sum
+    // By the type of the kernel's tensor, which need not be what the plan stores. Empty: not known, as the plan's.
+    std::optional<Format> format = std::nullopt;
+    std::optional<WideReal> level = std::nullopt;     ///< relative error of the truth stored in it
+    std::optional<ErrorMeasure> plan = std::nullopt;  ///< of the plan's own run rounded to it
 };
 
 struct CorrectedOutput {
@@ -132,7 +136,8 @@ struct LayerAttribution {
     bool has_sinks = false;
     std::optional<double> keep;  ///< of dropout; empty: nothing is dropped
     bool causal = true;
-    std::vector<Site> sites;            ///< the plan's rounding sites, schedule order
+    std::vector<Site> sites;            ///< the plan's rounding sites, schedule order; of them those asked for
+    bool all_sites = true;              ///< those are all that round in this layer
     std::vector<Realised> faults;       ///< parallel to AttributionOptions::faults: what each did in the plan's run
     std::vector<Site> fault_sites;      ///< parallel to faults: where each stood
     std::vector<TileStatistics> local;  ///< local error by site (all rounding sites), per head and tile

@@ -95,7 +95,9 @@ std::string unexplained_text(const OutputAttribution& output) {
     const ObservedOutput* kernel = nearest_kernel(output);
     if (kernel == nullptr) return "";
     const ErrorMeasure& its = kernel->error;
-    const bool larger = its.nonfinite > 0 || size_of(output, its) > WideReal(alike) * size_of(output, output.plan);
+    // As the file holds it: a plan that rounds less has no error of storing, and that one is no mistake of the kernel.
+    const ErrorMeasure& own = plan_in_type_of(*kernel, output);
+    const bool larger = its.nonfinite > 0 || size_of(output, its) > WideReal(alike) * size_of(output, own);
     if (!larger) return "";
     std::string text = fmt::format(
         "; the error of {}, nearest to it, is {}, which this plan does not explain ({} of its "
@@ -120,14 +122,22 @@ std::string against_kernels(const OutputAttribution& output, const std::string& 
     const std::string its_name = (kernel->kernel == plan ? "the kernel " : "") + escaped(kernel->kernel);
     const std::string same = share_text(kernel->bit_equal_to_plan) + " of its elements are the same";
     // Nearly all elements alike, and yet the error is another one: a few elements that are far off, or not finite, make it.
-    const WideReal &own = size_of(output, output.plan), &its = size_of(output, kernel->error);
-    const bool as_wrong = kernel->error.nonfinite == 0 && its < WideReal(alike) * own && own < WideReal(alike) * its;
-    if (kernel->bit_equal_to_plan >= most && (as_wrong || own == its))
-        return fmt::format(" as {} is ({})", its_name, same);
+    const ErrorMeasure& stored = plan_in_type_of(*kernel, output);
+    const auto about = [](const WideReal& a, const WideReal& b) {
+        return a == b || (a < WideReal(alike) * b && b < WideReal(alike) * a);
+    };
+    const WideReal &own = size_of(output, stored), &its = size_of(output, kernel->error);
+    const bool as_wrong = own == its || (kernel->error.nonfinite == 0 && about(own, its));
+    const std::string once_stored =
+        kernel->format && !about(own, size_of(output, output.plan))
+            ? fmt::format(", {} once stored in {},", amount_text(output, stored), type_name(*kernel->format))
+            : "";
+    if (kernel->bit_equal_to_plan >= most && as_wrong)
+        return fmt::format("{} as {} is ({})", once_stored, its_name, same);
     const std::string not_finite =
         kernel->error.nonfinite > 0 ? fmt::format(", {} of them not finite", kernel->error.nonfinite) : "";
-    return fmt::format(" where {}, nearest to it, is {} ({}{})", its_name, amount_text(output, kernel->error), same,
-                       not_finite);
+    return fmt::format("{} where {}, nearest to it, is {} ({}{})", once_stored, its_name,
+                       amount_text(output, kernel->error), same, not_finite);
 }
 
 /// A site and what it did, with the part of the squared error that decides its place in the sentence.
@@ -204,18 +214,48 @@ std::string planted_text(const LayerAttribution& layer, const OutputAttribution&
 std::string culprits(const LayerAttribution& layer, const OutputAttribution& output) {
     const std::vector<Culprit> found = culprits_of(layer, output);
     std::string text;
-    for (const Culprit& culprit : found) text += (text.empty() ? ", by " : ", ") + culprit.text;
+    // Of a part of the sites, the one that did it may not be among them.
+    const std::string tried = layer.all_sites           ? ""
+                              : layer.sites.size() == 1 ? "of the one site tried "
+                                                        : fmt::format("of the {} sites tried ", layer.sites.size());
+    for (const Culprit& culprit : found) text += (text.empty() ? ", " + tried + "by " : ", ") + culprit.text;
     if (found.empty() && !output.sites.empty()) {
         const std::size_t worst = by_weight(layer, output).front();
         if (output.sites[worst].alone_squared >= worth_naming)
-            text = fmt::format("; no site's repair takes {} of its square away, {} does most alone ({})",
+            text = fmt::format("; {}no site's repair takes {} of its square away, {} does most alone ({})", tried,
                                share_text(worth_naming), name(layer.sites[worst]),
                                amount_text(output, output.sites[worst].alone));
     }
+    if (text.empty() && !layer.all_sites)
+        text = fmt::format("; {}none does {} of its square", tried, share_text(worth_naming));
     return text + planted_text(layer, output, found);
 }
 
 }  // namespace
+
+bool is_worth_a_block(const OutputAttribution& output, const RoundingPlan& plan) {
+    constexpr double wrong_from = 2;  // times its level
+    const std::vector<ObservedOutput>& observed = output.observed;
+    if (output.lse)
+        return lse_shows(output.plan, output.elements, plan) ||
+               std::any_of(observed.begin(), observed.end(),
+                           [&](const ObservedOutput& o) { return lse_shows(o.error, output.elements, plan); });
+    const auto beyond = [&](const ErrorMeasure& e, const WideReal& level, const Format& format) {
+        // A tensor that is nearly in its format has a level near 0, and one element off is not yet worth a block.
+        const WideReal limit = WideReal(wrong_from) * std::max(level, WideReal(typical_level(format)));
+        return e.nonfinite > 0 || !(e.rel_error <= limit);
+    };
+    const std::optional<Format> own = stored_format(plan, output);
+    const bool stores = own && output.level;
+    if (stores && (below_range(output.truth_norm, *own) || beyond(output.plan, *output.level, *own))) return true;
+    if (!stores && observed.empty()) return true;
+    return std::any_of(observed.begin(), observed.end(), [&](const ObservedOutput& o) {
+        const std::optional<Format>& format = o.format ? o.format : own;
+        const std::optional<WideReal>& level = level_of(o, output);
+        if (!format || !level) return true;
+        return beyond(o.error, *level, *format) || (!stores && beyond(plan_in_type_of(o, output), *level, *format));
+    });
+}
 
 std::string verdict(const LayerAttribution& layer, const OutputAttribution& output, const RoundingPlan& plan) {
     const std::optional<Format> format = stored_format(plan, output);

@@ -28,6 +28,10 @@ inline constexpr double worth_a_line = 0.005;
 /// Whether the site is worth a line, by its weight or alone.
 [[nodiscard]] bool is_worth_a_line(const LayerAttribution& layer, const OutputAttribution& output, std::size_t site);
 
+/// Whether an output is worth a block of its own: the plan's run or a kernel's is off by more than twice what storing the truth in
+/// its type costs (a plan that stores none: rounded to the kernel's), or it is an lse that the backward's P shows.
+[[nodiscard]] bool is_worth_a_block(const OutputAttribution& output, const RoundingPlan& plan);
+
 [[nodiscard]] std::string verdict(const LayerAttribution& layer, const OutputAttribution& output,
                                   const RoundingPlan& plan);
 

@@ -101,6 +101,9 @@ ordered_json output_json(const OutputAttribution& a, const LayerAttribution& lay
         ordered_json item = error_json(seen.error);
         item["bit_equal_to_plan"] = number(seen.bit_equal_to_plan);
         item["within_one_ulp_of_plan"] = number(seen.within_one_ulp_of_plan);
+        if (seen.format) item["format"] = name(*seen.format);
+        if (seen.level) item["format_level"] = number(*seen.level);
+        if (seen.plan) item["plan_rel_error_in_format"] = number(seen.plan->rel_error);
         if (a.lse) {
             item["in_log2"] = seen.in_log2;
             item["finite_without_key"] = seen.finite_without_key;

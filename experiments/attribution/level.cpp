@@ -6,6 +6,7 @@
 
 #include <faultline/attribution/group_run.hpp>
 #include <faultline/format/bulk.hpp>
+#include <faultline/format/names.hpp>
 #include <faultline/tensor/matrix.hpp>
 
 namespace faultline {
@@ -23,6 +24,20 @@ std::optional<Format> stored_format(const RoundingPlan& plan, Output output) {
 
 std::optional<Format> stored_format(const RoundingPlan& plan, const OutputAttribution& output) {
     return stored_at(plan, output.lse ? attribution::lse_place : static_cast<std::size_t>(output.output));
+}
+
+std::string type_name(const Format& format) {
+    for (const NamedFormat& known : all_formats())
+        if (with_saturation(format, known.format.saturates) == known.format) return std::string(known.name);
+    return name(format);
+}
+
+const std::optional<WideReal>& level_of(const ObservedOutput& seen, const OutputAttribution& output) {
+    return seen.level ? seen.level : output.level;
+}
+
+const ErrorMeasure& plan_in_type_of(const ObservedOutput& seen, const OutputAttribution& output) {
+    return seen.plan ? *seen.plan : output.plan;
 }
 
 WideReal rounding_error(const CertifiedMatrix& truth, const Format& format) {
@@ -47,9 +62,10 @@ bool at_level(const ErrorMeasure& error, const std::optional<WideReal>& level) {
 }
 
 bool lse_shows(const ErrorMeasure& error, std::size_t rows, const RoundingPlan& plan) {
+    if (plan.schedule.p_saved) return false;
     if (error.nonfinite > 0) return true;
     if (rows == 0) return false;
-    Format stored = plan[plan.schedule.p_saved ? Site::p_cast : Site::bwd_p_cast].format;
+    Format stored = plan[Site::bwd_p_cast].format;
     if (is_exact(stored)) stored = fp32;
     const double limit = 2 * typical_level(stored) * std::sqrt(static_cast<double>(rows));
     return error.error_norm > WideReal(limit);

@@ -21,6 +21,14 @@ namespace faultline {
 [[nodiscard]] std::optional<Format> stored_at(const RoundingPlan& plan, std::size_t place);
 [[nodiscard]] std::optional<Format> stored_format(const RoundingPlan& plan, const OutputAttribution& output);
 
+/// "bf16": the type whatever it does with what overflows, since a file only holds the result.
+[[nodiscard]] std::string type_name(const Format& format);
+
+/// What a kernel's output is judged by: the level in the type of its file, and the plan's own run rounded to that. The plan's where
+/// the type is not known.
+[[nodiscard]] const std::optional<WideReal>& level_of(const ObservedOutput& seen, const OutputAttribution& output);
+[[nodiscard]] const ErrorMeasure& plan_in_type_of(const ObservedOutput& seen, const OutputAttribution& output);
+
 /// |round(truth) - truth|, Frobenius, each element rounded to nearest even: what the best kernel leaves. Infinite where an
 /// element overflows the format.
 [[nodiscard]] WideReal rounding_error(const CertifiedMatrix& truth, const Format& format);
@@ -39,8 +47,9 @@ inline constexpr double level_allowance = 1.41421356237309504880;
 [[nodiscard]] bool at_level(const ErrorMeasure& error, const std::optional<WideReal>& level);
 
 /// Whether an lse is so far off that the backward's P shows it: P = exp(s - lse), so that an lse that is off by e nats makes
-/// every P of its row wrong by e of itself, and P is stored in the plan's format (bwd_p_cast; p_cast where P is saved), whose own
+/// every P of its row wrong by e of itself, and P is stored in the plan's format (bwd_p_cast), whose own
 /// rounding is typical_level of it. Compares the rms error of the rows with twice that; elements that are not finite are.
+/// Never where P is saved: that backward does not use the lse.
 [[nodiscard]] bool lse_shows(const ErrorMeasure& error, std::size_t rows, const RoundingPlan& plan);
 
 /// Whether the truth's bound is far enough below the truth for an error of it to be told from 0: 2^-20 of its norm, which

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <faultline/attribution/finding.hpp>
 #include <faultline/attribution/level.hpp>
@@ -79,8 +80,9 @@ std::string errors_table(const LayerAttribution& layer) {
             if (seen == o.observed.end())
                 out += "<td>-</td><td>-</td>";
             else
-                out += error_cell(seen->error, level) + fmt::format("<td>{}{}</td>", percent(seen->bit_equal_to_plan),
-                                                                    seen->in_log2 ? " (in log2 units)" : "");
+                out += error_cell(seen->error, o.lse ? std::nullopt : level_of(*seen, o)) +
+                       fmt::format("<td>{}{}</td>", percent(seen->bit_equal_to_plan),
+                                   seen->in_log2 ? " (in log2 units)" : "");
         }
         out += "</tr>\n";
     }
@@ -249,8 +251,13 @@ std::string layer_section(const LayerAttribution& layer, const RoundingPlan& pla
         (layer.causal ? "causal" : "not causal") + attribution::modified_text(layer), heads_looked_at(layer));
     out += faults_of(layer) + errors_table(layer);
     out += rows_of(layer);
+    std::vector<std::string_view> at_level;
     for (const OutputAttribution& output : layer.outputs) {
         if (output.sites.empty()) continue;
+        if (!attribution::is_worth_a_block(output, plan)) {
+            at_level.push_back(name(output));
+            continue;
+        }
         out += fmt::format("<h3>{}</h3>\n<p>{}</p>\n", output_heading(output, plan),
                            html(attribution::verdict(layer, output, plan)));
         out += sites_table(layer, output) + redundant_sites(output) + maps_of(layer, output);
@@ -259,6 +266,11 @@ std::string layer_section(const LayerAttribution& layer, const RoundingPlan& pla
             out +=
                 fmt::format("<details><summary>corrections of {}</summary>\n{}</details>\n", name(output), corrections);
     }
+    if (!at_level.empty())
+        out += fmt::format(
+            "<p class=\"note\">No block of their own: {} (off by at most twice what storing the truth costs, or an lse that the "
+            "backward's P does not show); their sites stand in <i>Everything</i>.</p>\n",
+            fmt::join(at_level, ", "));
     return out;
 }
 
@@ -287,10 +299,15 @@ std::string html_report(const Attribution& a, const ReportContext& context) {
     if (!a.complete) out += "<p class=\"bad\">Interrupted: the layers below are whole, others are missing.</p>\n";
     out +=
         "<p class=\"note\">Errors are |value &minus; truth| / |truth| over all heads; truth is certified, element by element. "
-        "Green: no more than storing the truth in the output's format costs. <b>share</b>: the part of the plan's squared "
+        "<b>storing the truth</b>: what rounding it to the type of the plan's output costs, the least that any kernel leaves; "
+        "green: no more than that, a kernel's by the type of its own file. <b>= plan</b>: elements of the kernel's output that "
+        "equal the plan's bit for bit, rounded to the type of the file. <b>share</b>: the part of the plan's squared "
         "error that making this one rounding exact takes away (negative: it cancels others). <b>alone</b>: the error where "
         "nothing else rounds; <b>repaired</b>: what is left when this one is exact. <b>mean/rms</b> and <b>t</b>: the sign of "
-        "the error that the site makes alone; t only where rows are independent, not for dk and dv. Maps: local error of each tile, queries down, keys across.</p>\n";
+        "the error that the site makes alone; t only where rows are independent, not for dk and dv. <b>along mean key</b>: the part of the square of the site's error "
+        "of dq that lies along the mean of the keys; <b>sign</b>: how far the rows agree in its sign, from &minus;1 (every row "
+        "below the truth) to +1 (every row above it). Sites stand in the order of how far their repair moves the output, "
+        "whichever way, which need not be that of their share. Maps: local error of each tile, queries down, keys across.</p>\n";
     for (const LayerAttribution& layer : a.layers) out += layer_section(layer, a.plan);
     const auto preformatted = [](std::string_view text) {
         std::string lines;

@@ -16,6 +16,7 @@ namespace faultline {
 namespace {
 
 using attribution::by_weight;
+using attribution::is_worth_a_block;
 using attribution::is_worth_a_line;
 using attribution::modified_text;
 using attribution::share_text;
@@ -24,7 +25,6 @@ using attribution::verdict;
 
 constexpr std::size_t line_width = 110;
 constexpr std::size_t sites_shown = 6;  // without --full
-constexpr double wrong_from = 2;        // times its level: then the output has a block of its own
 
 enum class Color { none, bold, dim, good, fair, bad };
 
@@ -126,8 +126,64 @@ std::string sentence(const std::string& text, const Pen& pen) {
     return out + pen(Color::bold, line) + "\n";
 }
 
+/// The type that an output's level is shown in: the plan's, or of a plan that stores none the first kernel's.
+std::optional<Format> level_format(const OutputAttribution& output, const RoundingPlan& plan) {
+    const std::optional<Format> format = stored_format(plan, output);
+    return format || output.observed.empty() ? format : output.observed.front().format;
+}
+
+/// Those types by name, each with its outputs but the lse, which has no mark.
+std::vector<std::pair<std::string, std::vector<std::string_view>>> level_formats(const Attribution& a) {
+    std::vector<std::pair<std::string, std::vector<std::string_view>>> found;
+    for (const LayerAttribution& layer : a.layers)
+        for (const OutputAttribution& output : layer.outputs) {
+            const std::optional<Format> format = level_format(output, a.plan);
+            if (!format || output.lse) continue;
+            const std::string its = type_name(*format);
+            auto at = std::find_if(found.begin(), found.end(), [&](const auto& f) { return f.first == its; });
+            if (at == found.end()) at = found.insert(at, {its, {}});
+            if (std::count(at->second.begin(), at->second.end(), name(output)) == 0) at->second.push_back(name(output));
+        }
+    return found;
+}
+
+/// The heading of the column: the type, or "level" where outputs have several; empty where there is none.
+std::string level_heading(const Attribution& a) {
+    const auto formats = level_formats(a);
+    return formats.empty() ? "" : formats.size() == 1 ? formats.front().first : "level";
+}
+
+std::string level_legend(const Attribution& a) {
+    const auto formats = level_formats(a);
+    if (formats.empty()) return "";
+    const std::string heading = level_heading(a);
+    std::string out;
+    if (formats.size() == 1) {
+        out = fmt::format(
+            "{0:<7}what storing the truth in {0} costs; * marks that level: half of the squared error or more is that\n",
+            heading);
+    } else {
+        std::vector<std::string> parts;
+        for (const auto& [format, outputs] : formats)
+            parts.push_back(fmt::format("{} in {}", fmt::join(outputs, ", "), format));
+        out = fmt::format(
+            "{:<7}what storing the truth costs: {}; * marks that\n"
+            "       level: half of the squared error or more is that\n",
+            heading, fmt::join(parts, ", "));
+    }
+    const auto other = [&](const OutputAttribution& output) {
+        const std::optional<Format> shown = level_format(output, a.plan);
+        return !output.lse && std::any_of(output.observed.begin(), output.observed.end(), [&](const ObservedOutput& o) {
+            return o.format && (!shown || type_name(*o.format) != type_name(*shown));
+        });
+    };
+    const bool others = std::any_of(a.layers.begin(), a.layers.end(), [&](const LayerAttribution& layer) {
+        return std::any_of(layer.outputs.begin(), layer.outputs.end(), other);
+    });
+    return others ? out + "       (of a kernel's output the level of its own type in the file)\n" : out;
+}
+
 std::string head(const Attribution& a, const Pen& pen) {
-    const std::optional<Format> format = stored_format(a.plan, Output::dq);
     std::string out = pen(Color::bold, fmt::format("{}   plan {}", escaped(a.input), a.plan.name)) +
                       (a.complete ? "\n" : "   (interrupted: not all layers)\n");
     for (const Fault& fault : a.faults) out += fmt::format("with the fault {}\n", to_string(fault));
@@ -135,10 +191,7 @@ std::string head(const Attribution& a, const Pen& pen) {
     out +=
         "\nerror  |value - truth| / |truth|, Frobenius over all heads, or |value| where the truth is 0; truth is\n"
         "       certified, element by element\n";
-    if (format)
-        out += fmt::format(
-            "{0:<7}what storing the truth in {0} costs; * marks that level: half of the squared error or more is that\n",
-            name(*format));
+    out += level_legend(a);
     out +=
         "=plan  elements of the kernel's output that equal the plan's bit for bit, rounded to the type of the file\n"
         "share  of the plan's squared error that repairing this site takes away (repaired: what is left); below 0 it\n"
@@ -246,7 +299,8 @@ std::string unresolved_lines(const LayerAttribution& layer) {
 }
 
 /// Outputs down, plan and kernels across: the error, and how much of the kernel's output the plan reproduces.
-std::string errors(const LayerAttribution& layer, const RoundingPlan& plan, const Pen& pen) {
+std::string errors(const LayerAttribution& layer, const RoundingPlan& plan, const std::string& heading,
+                   const Pen& pen) {
     std::vector<std::string> kernels;
     for (const OutputAttribution& output : layer.outputs)
         for (const ObservedOutput& seen : output.observed)
@@ -256,22 +310,24 @@ std::string errors(const LayerAttribution& layer, const RoundingPlan& plan, cons
     std::string out;
     for (std::size_t begin = 0; begin == 0 || begin < kernels.size(); begin += per_line) {
         const std::size_t end = std::min(begin + per_line, kernels.size());
-        const std::optional<Format> stored =
-            layer.outputs.empty() ? std::nullopt : stored_format(plan, layer.outputs.front().output);
-        out += fmt::format("  {:<2}{:>11}{:>8}{:>11}", "", begin == 0 ? "|truth|" : "",
-                           begin == 0 && stored ? name(*stored) : "", begin == 0 ? "plan " : "");
+        out += fmt::format("  {:<2}{:>11}{:>8}{:>11}", "", begin == 0 ? "|truth|" : "", begin == 0 ? heading : "",
+                           begin == 0 ? "plan " : "");
         for (std::size_t k = begin; k < end; ++k) out += fmt::format("{:>11} {:>7}", escaped(kernels[k], 11), "=plan");
         out += "\n";
         for (const OutputAttribution& output : layer.outputs) {
             const bool leads = begin == 0;
             // fp32 is far below what an lse is for: no mark of its level, and a colour where P shows the error.
-            const std::optional<WideReal> level = output.lse ? std::nullopt : output.level;
-            const auto color = [&](const ErrorMeasure& e) {
-                return output.lse && lse_shows(e, output.elements, plan) ? Color::bad : color_of(e, level);
+            using Level = std::optional<WideReal>;
+            const Level level = output.lse ? std::nullopt : output.level;
+            const auto color = [&](const ErrorMeasure& e, const Level& its) {
+                return output.lse && lse_shows(e, output.elements, plan) ? Color::bad : color_of(e, its);
             };
+            const std::optional<Format> format = level_format(output, plan);
+            const Level shown = output.level || output.observed.empty() ? output.level : output.observed.front().level;
+            const bool has_level = leads && format && shown && (heading == "level" || heading == type_name(*format));
             out += fmt::format("  {:<3}", name(output)) + cell(leads ? output.truth_norm.to_string(3) : "", 10) +
-                   cell(leads && output.level ? error_text(*output.level) : "", 8);
-            out += leads ? pen(color(output.plan), cell(marked(output.plan, level), 11)) : std::string(11, ' ');
+                   cell(has_level ? error_text(*shown) : "", 8);
+            out += leads ? pen(color(output.plan, level), cell(marked(output.plan, level), 11)) : std::string(11, ' ');
             for (std::size_t k = begin; k < end; ++k) {
                 const auto seen = std::find_if(output.observed.begin(), output.observed.end(),
                                                [&](const ObservedOutput& o) { return o.kernel == kernels[k]; });
@@ -279,7 +335,8 @@ std::string errors(const LayerAttribution& layer, const RoundingPlan& plan, cons
                     out += std::string(column, ' ');
                     continue;
                 }
-                out += pen(color(seen->error), cell(marked(seen->error, level), 12));
+                const Level its = output.lse ? std::nullopt : level_of(*seen, output);
+                out += pen(color(seen->error, its), cell(marked(seen->error, its), 12));
                 out += pen(Color::dim, cell(share_text(seen->bit_equal_to_plan), 7));
             }
             out.resize(out.find_last_not_of(' ') + 1);
@@ -302,21 +359,6 @@ std::string lse_lines(const LayerAttribution& layer) {
                                    seen.finite_without_key, escaped(seen.kernel));
         }
     return out;
-}
-
-bool is_wrong(const OutputAttribution& output, const RoundingPlan& plan) {
-    if (output.lse)
-        return lse_shows(output.plan, output.elements, plan) ||
-               std::any_of(output.observed.begin(), output.observed.end(),
-                           [&](const ObservedOutput& o) { return lse_shows(o.error, output.elements, plan); });
-    const std::optional<Format> format = stored_format(plan, output);
-    if (!format || !output.level) return true;
-    // A tensor that is nearly in its format has a level near 0, and one element off is not yet worth a block.
-    const WideReal limit = WideReal(wrong_from) * std::max(*output.level, WideReal(typical_level(*format)));
-    if (below_range(output.truth_norm, *format)) return true;
-    const auto beyond = [&](const ErrorMeasure& e) { return e.nonfinite > 0 || !(e.rel_error <= limit); };
-    return beyond(output.plan) || std::any_of(output.observed.begin(), output.observed.end(),
-                                              [&](const ObservedOutput& o) { return beyond(o.error); });
 }
 
 std::string site_line(const LayerAttribution& layer, const OutputAttribution& output, std::size_t s, const Pen& pen) {
@@ -408,12 +450,13 @@ std::string error_text(const WideReal& relative) {
 
 std::string table(const Attribution& attribution, const TableOptions& options) {
     const Pen pen(options.color);
+    const std::string heading = level_heading(attribution);
     std::string out = head(attribution, pen) + nearer(attribution, pen);
     for (const LayerAttribution& layer : attribution.layers) {
-        out += layer_head(layer, pen) + errors(layer, attribution.plan, pen) + lse_lines(layer) +
+        out += layer_head(layer, pen) + errors(layer, attribution.plan, heading, pen) + lse_lines(layer) +
                unresolved_lines(layer) + other_inputs(layer, pen);
         for (const OutputAttribution& output : layer.outputs) {
-            if (!options.full && !is_wrong(output, attribution.plan)) continue;
+            if (!options.full && !is_worth_a_block(output, attribution.plan)) continue;
             out += sentence(verdict(layer, output, attribution.plan), pen);
             out += sites_of(layer, output, options, pen);
             out += corrections_of(output, pen);

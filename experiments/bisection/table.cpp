@@ -77,9 +77,9 @@ std::string tried_text(const BisectionAnswer& a) {
                                                       size.tried, size.possible, sets, size.among));
     }
     std::string text = "tried: " + joined(parts, ", ");
-    if (a.search.method == "ddmin" || a.search.method == "climb")
-        text += fmt::format(", then delta debugging and a greedy climb; {} sets in all", a.search.tried.size());
-    return text;
+    if (a.search.method == "ddmin" || a.search.method == "climb") text += ", then delta debugging and a greedy climb";
+    // Beside the sets by size: none and all of the sites, and each set that was found without one of its sites.
+    return text + fmt::format("; {} sets in all", a.search.tried.size());
 }
 
 std::string heading(const BisectionAnswer& a) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <faultline/bisection/target.hpp>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cmath>
@@ -69,7 +70,12 @@ std::size_t position(std::string_view word, const std::array<std::string_view, N
 std::string layer_named(std::string_view given, const std::vector<std::string>& layers, std::string_view whole) {
     if (given.empty()) {
         if (layers.size() == 1) return layers.front();
-        refuse(whole, fmt::format("no layer is named and the capture has {}", layers.size()));
+        constexpr std::size_t shown = 8;
+        std::string names;
+        for (std::size_t l = 0; l < std::min(shown, layers.size()); ++l)
+            names += (l == 0 ? "" : ", ") + in_quotes(layers[l]);
+        refuse(whole, fmt::format("no layer is named and the capture has {}: {}{}", layers.size(), names,
+                                  layers.size() > shown ? ", ..." : ""));
     }
     const std::vector<std::string_view> known(layers.begin(), layers.end());
     for (const std::string& layer : layers)

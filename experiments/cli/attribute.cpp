@@ -132,6 +132,15 @@ void expect_layers(const Capture& capture, const std::vector<Correction>& chosen
                                                expected_one_of(layer, there)));
 }
 
+/// Where nobody asked for gradients, a layer that has none is attributed as far as it goes, and a line says so.
+void remark_forward_alone(const Capture& capture) {
+    for (const LayerCapture& layer : capture.layers)
+        if (layer.dout.empty())
+            remark(fmt::format("{}: there is no {}: of {} the forward alone is attributed, o and the lse of a kernel",
+                               escaped(capture.path, capture.path.size()), in_quotes(layer.name + ".do"),
+                               escaped(layer.name)));
+}
+
 void expect_gradients(const Capture& capture, const AttributionOptions& options) {
     const auto gradient =
         std::find_if(options.outputs.begin(), options.outputs.end(), [](Output o) { return o != Output::o; });
@@ -140,7 +149,7 @@ void expect_gradients(const Capture& capture, const AttributionOptions& options)
         if (!layer.dout.empty()) continue;
         throw RequestError(fmt::format(
             "{}: tensor {} is missing: expected the gradient of the loss with respect to the attention output, for dq, dk and dv "
-            "(--outputs o attributes the output alone)",
+            "(--outputs o,lse attributes the forward alone)",
             escaped(capture.path, capture.path.size()), in_quotes(layer.name + ".do")));
     }
 }
@@ -243,7 +252,10 @@ Status run(const AttributeSettings& own, const Invocation& call) {
     options.corrections = chosen_corrections(own, choice.plan, call.settings);
     options.faults = chosen_faults(own, choice.plan, call.settings);
     const Capture capture = own.request.read(call);
-    expect_gradients(capture, options);
+    if (own.outputs.empty())
+        remark_forward_alone(capture);
+    else
+        expect_gradients(capture, options);
     expect_layers(capture, options.corrections, call.settings);
     choice.choose(capture, kernel_asked_about(capture), options, call);
     const RoundingPlan& plan = choice.plan;

@@ -104,25 +104,28 @@ Status run(const BisectSettings& own, const Invocation& call) {
 }  // namespace
 
 Command bisect_command() {
-    return {"bisect", "Find the smallest sets of roundings whose repair meets a target, or that alone make the fault",
-            "  faultline bisect run7.safetensors --until 'layer1.dq.rel_error < 1e-2'\n"
-            "  faultline bisect run7.safetensors --reproduce layer1.dq.rel_error --within 0.1 -o bisection.h5",
-            [](Settings& settings) -> Run {
-                const auto own = std::make_shared<BisectSettings>();
-                own->request.declare(settings);
-                declare_plan(settings, own->plan, "The kernel's numerics");
-                settings.items("until", own->until, "TARGET",
-                               "LAYER.OUTPUT.MEASURE < NUMBER, to be met by repairs; again for more, all to be met");
-                settings.items("reproduce", own->reproduce, "TARGET",
-                               "The same, to be met by sites that round alone; a measure alone: near the plan's value");
-                settings.number("within", own->within, "X",
-                                "How near a measure alone is to be, of the plan's value; default 0.1");
-                settings.integer("runs", own->runs, 1, "N",
-                                 "Sets that the search by size may try; delta debugging comes on top; default 1000");
-                settings.integer("size", own->size, 1, "N", "Largest size that is searched set by set; default 3");
-                settings.integer("seed", own->seed, 0, "N", "Of stochastic rounding");
-                return [own](const Invocation& call) { return run(*own, call); };
-            }};
+    return {
+        "bisect", "Find the smallest sets of roundings whose repair meets a target, or that alone make the fault",
+        "  faultline bisect run7.safetensors --until 'layer1.dq.rel_error < 1e-2'\n"
+        "  faultline bisect run7.safetensors --reproduce layer1.dq.rel_error --within 0.1 -o bisection.h5",
+        [](Settings& settings) -> Run {
+            const auto own = std::make_shared<BisectSettings>();
+            own->request.declare(settings);
+            declare_plan(settings, own->plan, "The kernel's numerics");
+            settings.items("until", own->until, "TARGET",
+                           "LAYER.OUTPUT.MEASURE < NUMBER, to be met by repairs; again for more, all to be met");
+            settings.items("reproduce", own->reproduce, "TARGET",
+                           "The same, to be met by sites that round alone; a measure alone: near the plan's value");
+            settings.number("within", own->within, "X",
+                            "How near a measure alone is to be, of the plan's value; default 0.1");
+            settings.integer(
+                "runs", own->runs, 1, "N",
+                "Sets that the search by size may try; single sites always are, and delta debugging comes on top; default "
+                "1000");
+            settings.integer("size", own->size, 1, "N", "Largest size that is searched set by set; default 3");
+            settings.integer("seed", own->seed, 0, "N", "Of stochastic rounding");
+            return [own](const Invocation& call) { return run(*own, call); };
+        }};
 }
 
 }  // namespace faultline::cli

@@ -80,6 +80,14 @@ LayerCapture layer_with_lse() {
     return layer;
 }
 
+AttributionOptions options(std::vector<Output> outputs, std::vector<Site> sites, bool lse = true) {
+    AttributionOptions o;
+    o.outputs = std::move(outputs);
+    o.sites = std::move(sites);
+    o.lse = lse;
+    return o;
+}
+
 const OutputAttribution& lse_of(const LayerAttribution& a) {
     EXPECT_TRUE(!a.outputs.empty() && a.outputs.back().lse);
     return a.outputs.back();
@@ -87,7 +95,8 @@ const OutputAttribution& lse_of(const LayerAttribution& a) {
 
 TEST(Lse, IsJudgedWhereAKernelLeftOne) {
     const LayerCapture layer = layer_with_lse();
-    const LayerAttribution a = attribute(layer, plan("fa2"), {.sites = {Site::o_cast}});
+    const LayerAttribution a =
+        attribute(layer, plan("fa2"), options({all_outputs.begin(), all_outputs.end()}, {Site::o_cast}));
     ASSERT_EQ(a.outputs.size(), 5u);
     const OutputAttribution& lse = lse_of(a);
     EXPECT_EQ(name(lse), "lse");
@@ -109,6 +118,8 @@ TEST(Lse, IsJudgedWhereAKernelLeftOne) {
     EXPECT_TRUE(binary.in_log2);
     EXPECT_NEAR(binary.error.gain, std::numbers::log2e - 1, 1e-7) << "fp32 rounds it";
     EXPECT_TRUE(lse_shows(binary.error, lse.elements, plan("fa2")));
+    ASSERT_TRUE(plan("math").schedule.p_saved);
+    EXPECT_FALSE(lse_shows(binary.error, lse.elements, plan("math"))) << "that backward does not use it";
     // 8 significant bits of numbers of some ten: off by hundredths of a nat, and P with them.
     EXPECT_TRUE(lse_shows(low.error, lse.elements, plan("fa2")));
     EXPECT_NEAR(low.error.rel_error.to_double() / typical_level(bf16), 1, 0.5) << "by the significands, level.hpp";
@@ -124,17 +135,19 @@ TEST(Lse, IsAttributedToSites) {
     Attribution all;
     all.input = "made";
     all.plan = plan("fa2").with(Site::lse, rule);
-    all.layers.push_back(attribute(layer, all.plan, {.outputs = {}, .corrections = {}}));
+    all.layers.push_back(attribute(layer, all.plan, options({}, {})));
     const LayerAttribution& a = all.layers.front();
     ASSERT_EQ(a.outputs.size(), 1u) << "nothing else was asked for";
     const OutputAttribution& lse = lse_of(a);
     for (std::size_t s = 0; s < a.sites.size(); ++s) {
-        if (a.sites[s] == Site::lse)
+        if (a.sites[s] == Site::lse) {
             EXPECT_GT(lse.sites[s].share, 0.999);
-        else
+        } else {
             EXPECT_LT(std::abs(lse.sites[s].share), 0.01) << name(a.sites[s]);
-        if (info(a.sites[s]).pass == Pass::backward)
+        }
+        if (info(a.sites[s]).pass == Pass::backward) {
             EXPECT_EQ(lse.sites[s].moved_squared, 0) << name(a.sites[s]) << " comes after it";
+        }
     }
     const auto object = nlohmann::json::parse(to_json(all))["layers"][0]["outputs"];
     EXPECT_EQ(object.size(), 1u);
@@ -151,13 +164,11 @@ TEST(Lse, IsAttributedToSites) {
 
 TEST(Lse, IsLeftOutWhereNobodyAskedOrNoKernelHasOne) {
     LayerCapture layer = layer_with_lse();
-    EXPECT_EQ(
-        attribute(layer, plan("fa2"), {.outputs = {Output::o}, .lse = false, .sites = {Site::o_cast}}).outputs.size(),
-        1u);
+    EXPECT_EQ(attribute(layer, plan("fa2"), options({Output::o}, {Site::o_cast}, false)).outputs.size(), 1u);
     layer.observed.clear();
-    EXPECT_EQ(attribute(layer, plan("fa2"), {.outputs = {Output::o}, .sites = {Site::o_cast}}).outputs.size(), 1u);
+    EXPECT_EQ(attribute(layer, plan("fa2"), options({Output::o}, {Site::o_cast})).outputs.size(), 1u);
     try {
-        (void)attribute(layer, plan("fa2"), {.outputs = {}});
+        (void)attribute(layer, plan("fa2"), options({}, {}));
         ADD_FAILURE() << "nothing to attribute";
     } catch (const RequestError& error) {
         EXPECT_THAT(error.what(), HasSubstr("no kernel has an lse there: expected LAYER.KERNEL.lse"));

@@ -56,7 +56,7 @@ TEST(Target, TheLayerMayBeLeftOutWhereThereIsOne) {
     EXPECT_EQ(refusal("layer1.dk.gain < -0.1"), "");
     EXPECT_THAT(refusal("layer1.dk.t_statistic < 1"), HasSubstr("defined for o and dq alone"));
     EXPECT_THAT(refusal("layer1.dv.row_coherence < 1"), HasSubstr("defined for o and dq alone"));
-    EXPECT_THAT(refusal("dq.rel_error < 1"), HasSubstr("no layer is named and the capture has 2"));
+    EXPECT_THAT(refusal("dq.rel_error < 1"), HasSubstr("no layer is named and the capture has 2: \"layer"));
 }
 
 TEST(Target, MeasuresAlongTheMeanKeyAreOfDqAlone) {

@@ -167,6 +167,15 @@ TEST(Json, ForwardAloneNeedsNoGradient) {
     ASSERT_EQ(forward.status, 0) << forward.err;
     EXPECT_EQ(json::parse(whole.out)["layers"][0]["outputs"]["o"]["plan"],
               json::parse(forward.out)["layers"][0]["outputs"]["o"]["plan"]);
+    // Without --outputs too, with a line that says so; where a gradient is asked for, it is missed.
+    const std::string file = folder / "forward.safetensors";
+    const Outcome asked_for_all = run_program({"attribute", file, "--json", "--correction", "none", "--plan", "fa2"});
+    ASSERT_EQ(asked_for_all.status, 0) << asked_for_all.err;
+    EXPECT_THAT(asked_for_all.err, ::testing::HasSubstr("\"layer0.do\": of layer0 the forward alone is attributed"));
+    EXPECT_EQ(json::parse(asked_for_all.out)["layers"][0]["outputs"].size(), 1u);
+    const Outcome gradient = run_program({"attribute", file, "--outputs", "dq"});
+    EXPECT_EQ(gradient.status, 2);
+    EXPECT_THAT(gradient.err, ::testing::HasSubstr("--outputs o,lse attributes the forward alone"));
 }
 
 // pytorch/pytorch#121558 through the program: with q = k = 133120 the fused exponent overflows and O is NaN. An output of

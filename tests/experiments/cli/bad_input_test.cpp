@@ -87,9 +87,6 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"MissingKey",
              [](TensorSet& s) { s.tensors.erase("layer7.k"); },
              {"tensor \"layer7.k\" is missing", "expected"}},
-        Case{"MissingGradient",
-             [](TensorSet& s) { s.tensors.erase("layer7.do"); },
-             {"tensor \"layer7.do\" is missing", "--outputs o"}},
         Case{"NoLayer",
              [](TensorSet& s) {
                  s.tensors.clear(), replace(s, "weights", {2, 2});

@@ -129,7 +129,9 @@ TEST(Inject, AFaultThatHidesTheRoundingsIsNamed) {
                                                std::string("o_cast,p_cast,") + site};
         const Outcome run = run_program(request);
         ASSERT_EQ(run.status, 0) << run.err;
-        EXPECT_THAT(flat(run.out), HasSubstr(fmt::format(", by {} (its repair moves it by ", site))) << run.out;
+        EXPECT_THAT(flat(run.out),
+                    HasSubstr(fmt::format(", of the 3 sites tried by {} (its repair moves it by ", site)))
+            << run.out;
         const std::vector<std::string> all = lines(run.out);
         const auto head =
             std::find_if(all.begin(), all.end(), [](const std::string& l) { return l.starts_with("    site "); });
@@ -145,7 +147,7 @@ TEST(Inject, ASmallFaultIsSaidBesideTheCulprits) {
         run_program({"attribute", first_rows(folder), "--plan", "fa2", "--outputs", "dq", "--correction", "none",
                      "--quiet", "--inject", "dq_cast:operand:1ulp", "--sites", "o_cast,dq_cast"});
     ASSERT_EQ(run.status, 0) << run.err;
-    EXPECT_THAT(flat(run.out), HasSubstr(", by o_cast ("));
+    EXPECT_THAT(flat(run.out), HasSubstr(", of the 2 sites tried by o_cast ("));
     EXPECT_THAT(flat(run.out), HasSubstr("planted at dq_cast: its repair"));
 }
 
