@@ -29,6 +29,11 @@ std::string_view trimmed(std::string_view text) {
     return text.substr(first, text.find_last_not_of(blank) - first + 1);
 }
 
+/// Of what the grammar's form does not answer; `wrong` says itself what is expected.
+[[noreturn]] void refuse_meaning(std::string_view text, const std::string& wrong) {
+    throw RequestError(fmt::format("{}: {}", in_quotes(text), wrong));
+}
+
 [[noreturn]] void refuse(std::string_view text, const std::string& wrong) {
     throw RequestError(fmt::format(
         "{}: {}: expected LAYER.OUTPUT.MEASURE < NUMBER (or <=, >, >=; abs(…) around the measure; 1% for 0.01), as in "
@@ -141,6 +146,10 @@ Target parse_target(std::string_view text, const std::vector<std::string>& layer
     if (measure.starts_with("abs(") && measure.ends_with(')')) {
         target.absolute = true;
         measure = trimmed(measure.substr(4, measure.size() - 5));
+    } else if (measure.starts_with("abs(")) {
+        refuse(text, "the \")\" of abs( is missing");
+    } else if (measure.ends_with(')')) {
+        refuse(text, "\")\" has no abs( before it");
     }
     std::string_view rest = measure;
     const std::string_view metric = last_component(rest);
@@ -154,17 +163,20 @@ Target parse_target(std::string_view text, const std::vector<std::string>& layer
     const WideReal zero(0.0);
     if (!has_sign && ((target.relation == Target::Relation::less && target.bound <= zero) ||
                       (target.relation == Target::Relation::less_equal && target.bound < zero)))
-        refuse(text, fmt::format("{} is never below 0: expected a number above it", metric));
+        refuse_meaning(text, fmt::format("{} is never below 0: expected a number {}", metric,
+                                         target.relation == Target::Relation::less ? "above it" : "from 0 on"));
     const bool rows_are_keys = target.output == Output::dk || target.output == Output::dv;
     if (rows_are_keys && (target.metric == Metric::t_statistic || target.metric == Metric::row_coherence))
-        refuse(text,
-               fmt::format("{} is defined for o and dq alone: the rows of dk and dv are keys, and each query's error "
-                           "enters all of them",
-                           metric_names[static_cast<std::size_t>(target.metric)]));
+        refuse_meaning(text,
+                       fmt::format("{} is defined for o and dq alone, since the rows of dk and dv are keys and each "
+                                   "query's error enters all of them: expected o or dq before it",
+                                   metric));
     if (target.output != Output::dq &&
         (target.metric == Metric::mean_key_share || target.metric == Metric::mean_key_sign))
-        refuse(text, fmt::format("{} is defined for dq alone, a sum of keys: no other output lies along the mean key",
-                                 metric_names[static_cast<std::size_t>(target.metric)]));
+        refuse_meaning(text,
+                       fmt::format("{} is defined for dq alone, a sum of keys, since no other output lies along the "
+                                   "mean key: expected dq before it",
+                                   metric));
     target.layer = layer_named(rest, layers, text);
     return target;
 }

@@ -101,6 +101,23 @@ TEST(Target, DistanceIsZeroOrLessExactlyWhereItIsMet) {
     EXPECT_TRUE(std::isinf(parsed("layer1.dq.mean_key_sign < 1").distance(WideReal(std::nan("")))));
 }
 
+TEST(Target, NamesTheParenthesisThatIsMissing) {
+    EXPECT_THAT(refusal("abs(layer1.dq.signed_bias < 1"), HasSubstr("the \")\" of abs( is missing: expected LAYER"));
+    EXPECT_THAT(refusal("layer1.dq.signed_bias) < 1"), HasSubstr("\")\" has no abs( before it: expected LAYER"));
+}
+
+TEST(Target, ExpectsOneThing) {
+    for (const char* text : {"layer1.dq.rel_error < -1", "layer1.dq.rel_error <= -1", "layer1.dk.t_statistic < 1",
+                             "layer1.o.mean_key_share < 1", "layer1.dk.row_coherence < 1", "dq.rel_error < 1",
+                             "abs(layer1.dq.signed_bias < 1", "layer1.dq.rel_error < x", "layer1.dq.rel_eror < 1",
+                             "layer2.dq.rel_error < 1"}) {
+        const std::string said = refusal(text);
+        const std::size_t first = said.find("expected");
+        EXPECT_NE(first, std::string::npos) << text;
+        EXPECT_EQ(said.find("expected", first + 1), std::string::npos) << said;
+    }
+}
+
 TEST(Target, RefusesWithTheGrammar) {
     for (const char* text : {"", "<", "layer1.dq.rel_error <", "layer1.dq.rel_error < x", "layer1.dq.rel_error < inf",
                              "rel_error < 1", "layer1.dq.rel_error = 1", "layer1.dq.rel_error << 1", ". < 1"})
