@@ -12,6 +12,11 @@ namespace faultline::cli {
 
 void expect_writable(const Settings& settings, std::string_view key, const std::string& path, bool force) {
     if (path.empty()) return;
+    if (path == "-")
+        throw RequestError(
+            fmt::format("{}: -: standard output takes the table or --json: expected a file's name (./- for "
+                        "one of that name)",
+                        settings.where(key)));
     std::error_code error;
     // What is read from must not be written over, by --force or by way of the partial file.
     for (const std::string& written : {path, path + ".partial"}) {

@@ -440,6 +440,9 @@ RoundingPlan parsed(std::string_view toml, std::string_view source_name, std::sp
     } catch (const toml::parse_error& error) {
         reader.fail(error.source(), "", "not TOML: " + escaped(error.description()) + ": expected a plan in TOML 1.0");
     }
+    if (files != nullptr && root.empty())
+        throw RequestError(escaped(source_name) +
+                           ": has no field: expected a plan in TOML, or base = \"exact\" for one that rounds nothing");
     return reader.read_root(root, bases, files);
 }
 

@@ -76,6 +76,10 @@ TEST(CheckProgram, RefusesInASentence) {
     EXPECT_THAT(refusal(folder, {file, "--outputs", "dk"}), HasSubstr("left none of the outputs asked for"));
     EXPECT_THAT(refusal(folder, {file, "--outputs", "lse"}), HasSubstr("left none of the outputs asked for"));
     EXPECT_THAT(refusal(folder, {file, "--junit", folder / "no/check.xml"}), HasSubstr("no/check.xml"));
+    EXPECT_THAT(refusal(folder, {file, "--junit", "-"}),
+                HasSubstr("--junit: -: standard output takes the table or --json"));
+    EXPECT_THAT(refusal(folder, {file, "-o", "-"}),
+                HasSubstr("--output: -: standard output takes the table or --json"));
     TensorSet set;
     add_layer(set, "layer0");
     for (const char* name : {"layer0.toy.o", "layer0.toy.dq"}) set.tensors.erase(name);

@@ -210,6 +210,12 @@ TEST_F(PlanFiles, ThatCannotBeRead) {
     const auto folder = std::filesystem::path(testing::TempDir()) / "folder.toml";
     std::filesystem::create_directory(folder);
     EXPECT_EQ(error_of_file(folder), folder.string() + ": is not a regular file: expected a plan in TOML");
+    for (const char* nothing : {"", "\n# nothing\n"}) {
+        const auto empty = write("empty.toml", nothing);
+        EXPECT_EQ(error_of_file(empty), empty.string() +
+                                            ": has no field: expected a plan in TOML, or base = \"exact\" for one "
+                                            "that rounds nothing");
+    }
     const auto large = write("large.toml", std::string((1 << 20) + 1, '#'));
     EXPECT_EQ(error_of_file(large), large.string() + ": has more than 1 MiB: expected a plan in TOML");
 }
