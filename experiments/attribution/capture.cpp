@@ -132,7 +132,7 @@ HeadArray lse_array(const TensorSet& file, const Tensor& tensor, const LayerCapt
     Tensor column = tensor;
     const bool has_column = tensor.shape.size() == 4 && tensor.shape.back() == 1;
     if (!has_column) column.shape.push_back(1);
-    HeadArray lse = column.shape.size() < 2 ? HeadArray{} : detail::head_array(file, column);
+    HeadArray lse = column.shape.size() < 2 || column.shape.size() > 4 ? HeadArray{} : detail::head_array(file, column);
     if (lse.batch != layer.q.batch || lse.heads != layer.q.heads || lse.rows != layer.q.rows) {
         detail::refuse(
             file, tensor.name,

@@ -117,6 +117,27 @@ TEST(Capture, ObservedOutputsMayBeAnything) {
     EXPECT_NO_THROW((void)capture_of(set));
 }
 
+TEST(Capture, LseHasOneNumberForEachRow) {
+    const auto rows_of = [](std::vector<std::int64_t> shape) {
+        TensorSet set = layer("l", {1, 2, 4, 2}, {1, 2, 4, 2});
+        add(set, "l.flash.lse", std::move(shape));
+        return capture_of(set)["l"].observed[0].lse->rows;
+    };
+    EXPECT_EQ(rows_of({1, 2, 4}), 4);
+    EXPECT_EQ(rows_of({1, 2, 4, 1}), 4);
+    EXPECT_EQ(rows_of({2, 4}), 4);
+    for (const std::vector<std::int64_t>& shape :
+         {std::vector<std::int64_t>{1, 2, 4, 2}, {1, 1, 2, 4, 1}, {2, 4, 1}, {8}}) {
+        try {
+            (void)rows_of(shape);
+            ADD_FAILURE() << shape_text(shape);
+        } catch (const RequestError& error) {
+            EXPECT_THAT(error.what(), ::testing::EndsWith("l.flash.lse\": shape " + shape_text(shape) +
+                                                          ": expected [1, 2, 4] (batch, heads, seq of \"l.q\")"));
+        }
+    }
+}
+
 TEST(Capture, OnlyTheLayersAskedForAreChecked) {
     TensorSet set = layer("good", {4, 2}, {4, 2});
     add(set, "bad.q", {4, 2});
