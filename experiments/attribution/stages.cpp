@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include <faultline/attribution/layer_plan.hpp>
 #include <faultline/attribution/level.hpp>
 #include <faultline/attribution/rows.hpp>
 #include <faultline/base/error.hpp>
@@ -67,7 +68,7 @@ CorrectedGroup corrected(const Work& work, const Group& group, const GroupBase& 
 
 Work::Work(const LayerCapture& the_layer, const RoundingPlan& the_plan, const AttributionOptions& options)
     : layer(the_layer),
-      plan(for_head_dim(the_plan, static_cast<int>(the_layer.head_dim()), the_layer.causal)),
+      plan(for_layer(the_plan, the_layer)),
       groups(groups_of(the_layer, options.heads, options.seed)),
       faults{options.faults, static_cast<int>(the_layer.heads())},
       backend(*options.backend) {

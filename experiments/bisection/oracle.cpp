@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include <faultline/attribution/layer_plan.hpp>
 #include <faultline/base/error.hpp>
 #include <faultline/base/parallel.hpp>
 #include <faultline/tensor/text.hpp>
@@ -40,7 +41,7 @@ Oracle::Oracle(const Capture& capture, const RoundingPlan& plan, const Bisection
                const std::vector<Target>& targets, BisectionKind kind)
     : options_(options), targets_(targets), kind_(kind), count_(options.progress, options.cancelled) {
     for (const LayerCapture& layer : capture.layers) {
-        LayerPlan named{&layer, for_head_dim(plan, static_cast<int>(layer.head_dim()), layer.causal), {}};
+        LayerPlan named{&layer, for_layer(plan, layer), {}};
         for (const Target& target : targets) {
             if (target.layer != layer.name) continue;
             if (target.output != Output::o && layer.dout.empty())

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include <faultline/attribution/group_run.hpp>
+#include <faultline/attribution/layer_plan.hpp>
 #include <faultline/base/error.hpp>
 #include <faultline/base/parallel.hpp>
 #include <faultline/cli/command.hpp>
@@ -216,7 +217,7 @@ Status run(const Invocation& call, const Wanted& wanted) {
             if (interrupted()) throw WorkError("interrupted: the plans before were whole, and nothing is written");
             progress.update(p, plans.size(), plans[p]->name);
             const LayerCapture layer = make_inputs(*family, shape, static_cast<std::uint64_t>(wanted.seed));
-            const RoundingPlan plan = for_head_dim(*plans[p], static_cast<int>(layer.head_dim()), layer.causal);
+            const RoundingPlan plan = for_layer(*plans[p], layer);
             const std::vector<attribution::Group> cut =
                 attribution::groups_of(layer, {}, static_cast<std::uint64_t>(wanted.seed));
             std::vector<HeadGroup> groups;

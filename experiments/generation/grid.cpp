@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <faultline/attribution/group_run.hpp>
+#include <faultline/attribution/layer_plan.hpp>
 #include <faultline/attribution/level.hpp>
 #include <faultline/base/error.hpp>
 #include <faultline/base/parallel.hpp>
@@ -52,7 +53,7 @@ double generation::on_grid(double x) {
 
 void observe(LayerCapture& layer, const RoundingPlan& plan, const std::string& kernel, std::uint64_t seed, int threads,
              const std::function<bool()>& cancelled) {
-    const RoundingPlan settled = for_head_dim(plan, static_cast<int>(layer.head_dim()), layer.causal);
+    const RoundingPlan settled = for_layer(plan, layer);
     const std::string problem = problem_with(settled);
     if (!problem.empty()) throw RequestError(fmt::format("plan \"{}\": {}", plan.name, problem));
     if (const std::string cannot = problem_with(settled, layer.extras()); !cannot.empty())

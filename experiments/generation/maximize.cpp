@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <faultline/attribution/group_run.hpp>
+#include <faultline/attribution/layer_plan.hpp>
 #include <faultline/base/counted.hpp>
 #include <faultline/base/error.hpp>
 #include <faultline/base/parallel.hpp>
@@ -147,7 +148,7 @@ struct Candidate {
 
 SiteBias site_bias(const LayerCapture& inputs, const RoundingPlan& plan, Site site) {
     SiteWatch watch(site);
-    const RoundingPlan settled = for_head_dim(plan, static_cast<int>(inputs.head_dim()), inputs.causal);
+    const RoundingPlan settled = for_layer(plan, inputs);
     const bool backward = info(site).pass == Pass::backward || site == Site::do_cast;
     for (const attribution::Group& group : attribution::groups_of(inputs, {}, 0)) {
         const GroupForward forward = attention_forward(group.inputs, settled, &watch);

@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include <faultline/attribution/layer_plan.hpp>
 #include <faultline/base/error.hpp>
 #include <faultline/base/parallel.hpp>
 #include <faultline/identification/evaluate.hpp>
@@ -31,7 +32,7 @@ bool has_output(const ObservedKernel& kernel, const LayerCapture& layer) {
 struct Case {
     std::string kernel;
     std::ptrdiff_t head_dim = 0;
-    bool causal = true;
+    bool causal = true, window = false;
     std::vector<std::string> layers;
     std::vector<Unit> units;
     Extras extras;  ///< of any of the layers
@@ -45,11 +46,13 @@ std::vector<Case> cases_of(const Capture& capture, const std::vector<std::string
             const auto found = std::find_if(layer.observed.begin(), layer.observed.end(),
                                             [&](const ObservedKernel& k) { return k.name == kernel; });
             if (found == layer.observed.end() || !has_output(*found, layer)) continue;
+            const bool window = is_window(layer);
             auto at = std::find_if(cases.begin(), cases.end(), [&](const Case& c) {
-                return c.kernel == kernel && c.head_dim == layer.head_dim() && c.causal == layer.causal;
+                return c.kernel == kernel && c.head_dim == layer.head_dim() && c.causal == layer.causal &&
+                       c.window == window;
             });
             if (at == cases.end())
-                at = cases.insert(cases.end(), Case{kernel, layer.head_dim(), layer.causal, {}, {}, {}});
+                at = cases.insert(cases.end(), Case{kernel, layer.head_dim(), layer.causal, window, {}, {}, {}});
             const Extras extras = layer.extras();
             at->extras.softcap = at->extras.softcap || extras.softcap;
             at->extras.sink = at->extras.sink || extras.sink;
@@ -88,7 +91,7 @@ std::vector<std::string> chosen_kernels(const Capture& capture, const IdentifyOp
 }
 
 RoundingPlan settled(const RoundingPlan& plan, const Case& c) {
-    return for_head_dim(plan, static_cast<int>(c.head_dim), c.causal);
+    return for_head_dim(plan, static_cast<int>(c.head_dim), c.causal, c.window);
 }
 
 /// Every candidate on every case. A plan's run serves every kernel of the layer that it is compared with.

@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include <faultline/attribution/group_run.hpp>
+#include <faultline/attribution/layer_plan.hpp>
 #include <faultline/base/parallel.hpp>
 #include <faultline/cpu/recorder.hpp>
 #include <faultline/probes/coherence.hpp>
@@ -59,7 +60,7 @@ class LayerProbes {
           heads_(heads_of(layer, options)),
           rows_(static_cast<std::size_t>(layer.q.batch * layer.q.rows)),
           backward_(!layer.dout.empty()),
-          plan_(for_head_dim(options.plan, static_cast<int>(layer.head_dim()), layer.causal)),
+          plan_(for_layer(options.plan, layer)),
           plan_runs_(softcap_of(layer, options) == 0 && layer.sink.empty()) {
         expect_no_dropout(capture, layer);
         add_source("exact", "");

@@ -8,6 +8,7 @@
 #include <Eigen/SVD>
 
 #include <faultline/attribution/group_run.hpp>
+#include <faultline/attribution/layer_plan.hpp>
 #include <faultline/base/error.hpp>
 #include <faultline/base/parallel.hpp>
 #include <faultline/probes/plan_conservation.hpp>
@@ -50,7 +51,7 @@ std::vector<double> layer_input(const ProbeCapture& capture, const LayerCapture&
 std::vector<std::vector<double>> plan_delta(const LayerCapture& layer, const ProbeOptions& options, bool runs) {
     std::vector<std::vector<double>> all(static_cast<std::size_t>(layer.q.batch * layer.heads()));
     if (layer.dout.empty() || !runs) return all;
-    const RoundingPlan plan = for_head_dim(options.plan, static_cast<int>(layer.head_dim()), layer.causal);
+    const RoundingPlan plan = for_layer(options.plan, layer);
     const std::vector<attribution::Group> groups = attribution::groups_of(layer, options.heads, 0);
     parallel_for(groups.size(), options.threads, [&](std::size_t n) {
         expect_going_on(options);

@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include <faultline/attribution/layer_plan.hpp>
 #include <faultline/attribution/level.hpp>
 #include <faultline/attribution/same_element.hpp>
 #include <faultline/base/error.hpp>
@@ -102,7 +103,7 @@ LayerWork::LayerWork(const LayerCapture& layer, const ObservedKernel& kernel, co
                      const CheckOptions& options)
     : layer_(layer),
       kernel_(kernel),
-      plan_(for_head_dim(plan, static_cast<int>(layer.head_dim()), layer.causal)),
+      plan_(for_layer(plan, layer)),
       options_(options),
       groups_(attribution::groups_of(layer, options.heads, options.seed)),
       flipped_(low_precision_sites(plan_)) {

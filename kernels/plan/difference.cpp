@@ -28,9 +28,10 @@ std::string text(const std::vector<TileCase>& tiles) {
     std::string out;
     for (const TileCase& t : tiles) {
         if (!out.empty()) out += "; ";
-        out += std::to_string(t.head_dim) + (t.causal ? (*t.causal ? " causal" : " full") : "") + ": " +
-               size(t.block_q) + "x" + size(t.block_k) + ", backward " + size(t.bwd_block_q) + "x" +
-               size(t.bwd_block_k) + ", delta threads " + size(t.delta_threads);
+        out += std::to_string(t.head_dim) + (t.causal ? (*t.causal ? " causal" : " full") : "") +
+               (t.window ? (*t.window ? " window" : " no window") : "") + ": " + size(t.block_q) + "x" +
+               size(t.block_k) + ", backward " + size(t.bwd_block_q) + "x" + size(t.bwd_block_k) + ", delta threads " +
+               size(t.delta_threads);
         if (t.exp_poly_every || t.exp_poly_count || t.exp_poly_skip)
             out +=
                 ", polynomial " + size(t.exp_poly_every) + "/" + size(t.exp_poly_count) + "/" + size(t.exp_poly_skip);

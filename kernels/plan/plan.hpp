@@ -49,8 +49,11 @@ class RoundingPlan {
 };
 
 /// The plan that a head of this size runs: the first of plan.tiles that fits has replaced the schedule's fields, and the
-/// list is empty. A plan without a list, or none of whose cases fits, keeps its schedule. head_dim is d, the size of q and k.
-[[nodiscard]] RoundingPlan for_head_dim(const RoundingPlan& plan, int head_dim, bool causal = true);
+/// list is empty. A plan without a list, or none of whose cases fits, keeps its schedule. head_dim is d, the size of q and k. A
+/// sliding window bounds what a query sees on the left, or on the right off the diagonal; `causal` stands beside it as the call
+/// has it, and a case that names no window is chosen by it alone.
+[[nodiscard]] RoundingPlan for_head_dim(const RoundingPlan& plan, int head_dim, bool causal = true,
+                                        bool window = false);
 
 /// Ranges of the schedule's integers: far beyond any kernel, and small enough that nothing made of them overflows or fills
 /// the memory. Block sizes are 0 (the whole sequence) or more.

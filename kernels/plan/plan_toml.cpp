@@ -327,6 +327,7 @@ void Reader::read_tiles(const toml::node& node, RoundingPlan& plan) const {
         read_fields(fields, field, [&](auto&& visit) {
             visit("head_dim", tile.head_dim);
             visit("causal", tile.causal);
+            visit("window", tile.window);
             visit("block_q", tile.block_q);
             visit("block_k", tile.block_k);
             visit("bwd_block_q", tile.bwd_block_q);
@@ -359,7 +360,9 @@ void Reader::read_tiles(const toml::node& node, RoundingPlan& plan) const {
                      std::to_string(most_delta_threads));
         for (std::size_t earlier = 0; earlier < plan.tiles.size(); ++earlier) {
             const TileCase& other = plan.tiles[earlier];
-            if (other.head_dim < tile.head_dim || (other.causal && other.causal != tile.causal)) continue;
+            if (other.head_dim < tile.head_dim || (other.causal && other.causal != tile.causal) ||
+                (other.window && other.window != tile.window))
+                continue;
             fail(entry.source(), joined(field, "head_dim"),
                  "is " + std::to_string(tile.head_dim) + ": expected a head that tiles[" + std::to_string(earlier) +
                      "] does not fit already, since the first case that fits decides");

@@ -82,6 +82,7 @@ std::string to_toml(const RoundingPlan& plan) {
         };
         line(out, "head_dim", tile.head_dim);
         optional("causal", tile.causal);
+        optional("window", tile.window);
         optional("block_q", tile.block_q);
         optional("block_k", tile.block_k);
         optional("bwd_block_q", tile.bwd_block_q);

@@ -6,17 +6,18 @@
 namespace faultline {
 namespace {
 
-bool fits(const TileCase& tile, int head_dim, bool causal) {
-    return head_dim <= tile.head_dim && tile.causal.value_or(causal) == causal;
+bool fits(const TileCase& tile, int head_dim, bool causal, bool window) {
+    return head_dim <= tile.head_dim && tile.causal.value_or(causal) == causal &&
+           tile.window.value_or(window) == window;
 }
 
 }  // namespace
 
-RoundingPlan for_head_dim(const RoundingPlan& plan, int head_dim, bool causal) {
+RoundingPlan for_head_dim(const RoundingPlan& plan, int head_dim, bool causal, bool window) {
     RoundingPlan settled = plan;
     settled.tiles.clear();
     const auto found = std::find_if(plan.tiles.begin(), plan.tiles.end(),
-                                    [&](const TileCase& tile) { return fits(tile, head_dim, causal); });
+                                    [&](const TileCase& tile) { return fits(tile, head_dim, causal, window); });
     if (found == plan.tiles.end()) return settled;
     Schedule& schedule = settled.schedule;
     schedule.block_q = found->block_q.value_or(schedule.block_q);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What depends on the size of the head: a kernel is compiled once per head size, each with its own tiles and threads.
+// What depends on head size and mask: a kernel is compiled once for each of them, with its own tiles and threads.
 #pragma once
 
 #include <optional>
@@ -11,6 +11,7 @@ namespace faultline {
 struct TileCase {
     int head_dim = 0;              ///< fits heads of this size or smaller
     std::optional<bool> causal{};  ///< fits only calls with (or without) a causal mask; empty: both
+    std::optional<bool> window{};  ///< fits only calls with (or without) a sliding window; empty: both
     /// Replace the schedule's fields of the same name; empty: kept.
     std::optional<int> block_q{}, block_k{}, bwd_block_q{}, bwd_block_k{}, delta_threads{};
     std::optional<int> exp_poly_every{}, exp_poly_count{}, exp_poly_skip{};

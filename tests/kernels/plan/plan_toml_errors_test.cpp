@@ -65,7 +65,7 @@ TEST(PlanErrors, UnknownKeys) {
         {"[sites.p_cast]\nformt = \"bf16\"",
          "f.toml:2:1: sites.p_cast.formt: no such field: expected one of format, rounding, accumulation (did you mean \"format\"?)"},
         {"[[tiles]]\nhead = 64",
-         "f.toml:2:1: tiles[0].head: no such field: expected one of head_dim, causal, block_q, block_k, bwd_block_q, bwd_block_k, "
+         "f.toml:2:1: tiles[0].head: no such field: expected one of head_dim, causal, window, block_q, block_k, bwd_block_q, bwd_block_k, "
          "delta_threads, exp_poly_every, exp_poly_count, exp_poly_skip"},
         {"sites.p_cast.format = { precision = 4, emin = -6, emax = 8, bias = 7 }",
          "f.toml:1:61: sites.p_cast.format.bias: no such field: expected one of precision, emin, emax, subnormals, infinities, nans, "

@@ -92,8 +92,8 @@ TEST(Presets, FlashAttention2Tiles) {
 
 // flash_attn/cute of flash-attention 0251105a, the table that fa4.toml cites: every, count, skip by head size and mask.
 TEST(Presets, FlashAttention4Polynomial) {
-    const auto polynomial = [](int head_dim, bool causal) {
-        const Schedule s = for_head_dim(plan("fa4"), head_dim, causal).schedule;
+    const auto polynomial = [](int head_dim, bool causal, bool window = false) {
+        const Schedule s = for_head_dim(plan("fa4"), head_dim, causal, window).schedule;
         EXPECT_EQ(s.block_k, 128) << head_dim;
         return std::array{s.exp_poly_every, s.exp_poly_count, s.exp_poly_skip};
     };
@@ -107,6 +107,12 @@ TEST(Presets, FlashAttention4Polynomial) {
     EXPECT_THAT(polynomial(192, true), ElementsAre(32, 4, 1));
     EXPECT_THAT(polynomial(192, false), ElementsAre(16, 4, 0));
     for (const bool causal : {true, false}) EXPECT_THAT(polynomial(256, causal), ElementsAre(14, 6, 0));
+    // A window: no key of the table, whatever the causal flag beside it.
+    for (const bool causal : {true, false}) {
+        for (const int head_dim : {64, 112, 120, 128})
+            EXPECT_THAT(polynomial(head_dim, causal, true), ElementsAre(16, 4, 1)) << head_dim;
+        EXPECT_EQ(polynomial(192, causal, true)[0], 0);
+    }
     // A plan of one's own sets one rule for all heads.
     EXPECT_EQ(for_head_dim(parse_plan("base = \"fa4\"\nschedule.exp_poly_every = 8", "x"), 256).schedule.exp_poly_every,
               8);
