@@ -35,6 +35,9 @@ std::string chosen_text(const PlanOrigin& origin, const std::string& plan) {
     const ChosenPlan& chosen = *origin.chosen;
     std::string text = fmt::format("{} is the preset nearest to {}: it has {} of its elements", chosen.plan,
                                    escaped(chosen.kernel), share_text(chosen.bit_equal));
+    if (chosen.exact_bit_equal > 0)
+        text += fmt::format(" (of those that round; exact, which has no rounding to speak of, has {})",
+                            share_text(chosen.exact_bit_equal));
     if (!chosen.as_near.empty())
         text += fmt::format("; {} {} as many", fmt::join(chosen.as_near, ", "),
                             chosen.as_near.size() == 1 ? "has" : "have");
@@ -46,6 +49,7 @@ std::string chosen_text(const PlanOrigin& origin, const std::string& plan) {
 std::vector<std::string> plan_remarks(const PlanOrigin& origin, const std::string& plan) {
     std::vector<std::string> remarks;
     if (origin.automatic) remarks.push_back(chosen_text(origin, plan));
+    if (!origin.storage.empty()) remarks.push_back(origin.storage);
     for (const NearerPlan& n : origin.nearer)
         remarks.push_back(
             fmt::format("{} is nearer to --plan {}, which has {} of its elements, than to plan {}, which has {} ({})",
@@ -69,6 +73,7 @@ std::string to_json(const PlanOrigin& origin) {
                                  {"plan", chosen->plan},
                                  {"bit_equal", chosen->bit_equal},
                                  {"as_near", chosen->as_near}};
+    if (!origin.storage.empty()) object["storage"] = origin.storage;
     return object.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
 }
 

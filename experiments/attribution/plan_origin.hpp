@@ -22,7 +22,9 @@ struct NearerPlan {
 struct ChosenPlan {
     std::string kernel, plan;
     double bit_equal = 0;  ///< share of the kernel's elements that it has, all outputs, heads and layers asked for
-    std::vector<std::string> as_near;  ///< presets that have as many and are listed behind it
+    std::vector<std::string> as_near;  ///< presets that have as many, also of the lse, and are listed behind it
+    double exact_bit_equal =
+        0;  ///< of `exact`, which is never chosen since it has no rounding to speak of, where it has more
 };
 
 struct PlanOrigin {
@@ -30,6 +32,7 @@ struct PlanOrigin {
     std::string kernel;                ///< automatic: the kernel that it was to be nearest to; empty: there is none
     std::optional<ChosenPlan> chosen;  ///< automatic; nothing: no kernel, or no preset with a tenth of its elements
     std::vector<NearerPlan> nearer;    ///< empty: none known
+    std::string storage;  ///< where the file's formats are not the plan's, or not those of the preset: a sentence
 };
 
 /// What is to be known of the plan before its roundings are read as a kernel's, a sentence each: which kernel it was chosen

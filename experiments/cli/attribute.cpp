@@ -259,7 +259,7 @@ Status run(const AttributeSettings& own, const Invocation& call) {
     expect_layers(capture, options.corrections, call.settings);
     choice.choose(capture, kernel_asked_about(capture), options, call);
     const RoundingPlan& plan = choice.plan;
-    if (choice.origin.chosen) {
+    if (choice.origin.chosen || choice.preset) {
         options.corrections = chosen_corrections(own, plan, call.settings);
         options.faults = chosen_faults(own, plan, call.settings);
     }

@@ -5,6 +5,7 @@
 #include <span>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <faultline/base/error.hpp>
 #include <faultline/cli/capture_request.hpp>
@@ -28,7 +29,8 @@ struct IdentifySettings {
     bool rank_only = false, full = false;
 };
 
-std::vector<RoundingPlan> candidates(const IdentifySettings& own, const Settings& settings) {
+/// Presets by name follow the formats of the kernel's tensors; plans of files stand as they are.
+void choose_candidates(const IdentifySettings& own, const Settings& settings, IdentifyOptions& options) {
     std::vector<RoundingPlan> plans;
     for (const std::string& name : own.plans) {
         RoundingPlan plan = plan_named(name, settings, "plans");
@@ -38,9 +40,14 @@ std::vector<RoundingPlan> candidates(const IdentifySettings& own, const Settings
             throw RequestError(fmt::format(
                 "{}: {}: its plan is named {} as another is that differs: expected a name of its own, name = \"...\"",
                 settings.where("plans"), in_quotes(name), in_quotes(plan.name)));
-        if (namesake == plans.end()) plans.push_back(std::move(plan));
+        if (namesake != plans.end()) continue;
+        const std::vector<std::string_view> presets = preset_names();
+        if (std::find(presets.begin(), presets.end(), name) != presets.end())
+            options.presets.push_back(name);
+        else
+            options.candidates.push_back(plan);
+        plans.push_back(std::move(plan));
     }
-    return plans;
 }
 
 void expect_kernels(const Capture& capture, const IdentifySettings& own, const Settings& settings) {
@@ -80,15 +87,11 @@ void write_plan(const std::string& path, const RoundingPlan& plan) {
     out.commit();
 }
 
-/// A plan with fewer of a kernel's elements is written as asked for, and said not to be it: the plans of the kernels that
-/// docs/kernels.md names have more, of the outputs together, on every healthy layer.
-constexpr double enough_to_be_it = 0.95;
-
 Status run(const IdentifySettings& own, const Invocation& call) {
     watch_for_interrupts();
     IdentifyOptions options;
     options.kernels = own.kernels;
-    options.candidates = candidates(own, call.settings);
+    choose_candidates(own, call.settings, options);
     options.heads = own.request.heads;
     options.search = !own.rank_only;
     options.threads = static_cast<int>(call.common.threads);
@@ -118,12 +121,21 @@ Status run(const IdentifySettings& own, const Invocation& call) {
         return Status::failed;
     }
     if (!call.common.output.empty() && result.complete)
-        for (const KernelIdentification& k : result.kernels)
-            if (k.match.all().share() < enough_to_be_it)
+        for (const KernelIdentification& k : result.kernels) {
+            const std::vector<std::string> others = k.near_ties();
+            if (!k.is_found()) {
                 remark(
                     fmt::format("faultline identify: {}: the plan that was written has {} of the elements of {}: it is "
                                 "not that kernel, and --full lists what was tried",
                                 escaped(call.common.output), share_percent(k.match.all()), escaped(k.kernel)));
+                return Status::failed;
+            }
+            if (k.changes.empty() && !others.empty())
+                remark(
+                    fmt::format("faultline identify: {}: {} was written, and {} told from it by these outputs",
+                                escaped(call.common.output), k.nearest,
+                                fmt::format("{} {} not", fmt::join(others, ", "), others.size() == 1 ? "is" : "are")));
+        }
     if (result.complete) return Status::done;
     remark(fmt::format("faultline identify: interrupted after {} kernels{}; --kernel NAME asks for one alone",
                        result.kernels.size(), call.common.output.empty() ? "" : ", nothing written"));

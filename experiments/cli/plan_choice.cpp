@@ -3,8 +3,11 @@
 
 #include <algorithm>
 
+#include <fmt/format.h>
+
 #include <faultline/cli/capture_request.hpp>
 #include <faultline/cli/terminal.hpp>
+#include <faultline/identification/capture_storage.hpp>
 #include <faultline/plan/presets.hpp>
 
 namespace faultline::cli {
@@ -18,6 +21,7 @@ void declare_plan(Settings& settings, std::string& name, const std::string& what
 
 PlanChoice::PlanChoice(const std::string& name, const Settings& settings) {
     origin.automatic = name == automatic_plan;
+    preset = !origin.automatic && !name.ends_with(".toml");
     plan = origin.automatic ? faultline::plan("fa2") : plan_named(name, settings, "plan");
 }
 
@@ -35,13 +39,26 @@ void PlanChoice::compare(const Capture& capture, const std::string& kernel, cons
 
 void PlanChoice::choose(const Capture& capture, const std::string& kernel, const AttributionOptions& options,
                         const Invocation& call) {
-    if (!origin.automatic) return;
+    const StorageFormats storage = storage_of(capture, kernel);
+    // Of a preset by name the outputs stay as they are: what a kernel returns is part of what it is to be judged by.
+    if (preset || origin.automatic) {
+        const std::string name = plan.name;
+        plan = stored_as(plan, {storage.fp16, false});
+        if (preset && plan.name != name)
+            origin.storage = fmt::format("the file is float16: {} is {} with fp16 where it has bf16", plan.name, name);
+    }
+    if (!origin.automatic) {
+        if (const std::string differs = storage_remark(storage, kernel, plan); !differs.empty())
+            origin.storage = differs;
+        return;
+    }
     const std::vector<std::string> known = observed_kernels(capture);
     if (std::find(known.begin(), known.end(), kernel) == known.end()) return;
     origin.kernel = kernel;
     compare(capture, "", options, call);
     origin.chosen = nearest_plan(ranked, kernel);
     if (origin.chosen) plan = faultline::plan(origin.chosen->plan);
+    origin.storage = storage_remark(storage, kernel, plan);
     origin.nearer = nearer_plans(ranked, plan.name, options.heads);
 }
 

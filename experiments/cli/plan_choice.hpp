@@ -24,12 +24,14 @@ void declare_plan(Settings& settings, std::string& name, const std::string& what
 struct PlanChoice {
     RoundingPlan plan;  ///< before choose(): the one named, else fa2
     PlanOrigin origin;
+    bool preset = false;    ///< named by its name, not as a file: it follows the formats of the kernel that it is for
     Identification ranked;  ///< of the presets; empty until choose() or compare() has ranked them
 
     /// RequestError where the plan that is named is not there, or is wrong.
     PlanChoice(const std::string& name, const Settings& settings);
 
-    /// Where no plan was named: takes the preset nearest to `kernel`; fa2 where the capture has no output of it, or no preset
+    /// A preset that was named stands in the formats of the kernel's tensors (fp16), under the name that stored_as() gives it; a
+    /// file's plan stands as it is, and origin.storage says where its formats are others. Where no plan was named: takes the preset nearest to `kernel`; fa2 where the capture has no output of it, or no preset
     /// a tenth of its elements. Of `options`, heads, threads, seed, backend and cancelled are read.
     void choose(const Capture& capture, const std::string& kernel, const AttributionOptions& options,
                 const Invocation& call);

@@ -2,15 +2,19 @@
 #include <faultline/identification/identify.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
+#include <optional>
 #include <set>
 #include <span>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <faultline/attribution/layer_plan.hpp>
 #include <faultline/base/error.hpp>
 #include <faultline/base/parallel.hpp>
+#include <faultline/identification/capture_storage.hpp>
 #include <faultline/identification/evaluate.hpp>
 #include <faultline/identification/search.hpp>
 #include <faultline/plan/nearest_name.hpp>
@@ -36,7 +40,24 @@ struct Case {
     std::vector<std::string> layers;
     std::vector<Unit> units;
     Extras extras;  ///< of any of the layers
+    StorageFormats storage;
+    std::vector<std::optional<RoundingPlan>> plans;  ///< the candidates, settled; without those that repeat another
 };
+
+/// A plan to rank, and whether it follows the kernel's formats.
+struct Candidate {
+    RoundingPlan plan;
+    bool follows = false;
+};
+
+std::vector<Candidate> candidates_of(const IdentifyOptions& options) {
+    std::vector<Candidate> candidates;
+    for (const RoundingPlan& given : options.candidates) candidates.push_back({given, false});
+    for (const std::string& name : options.presets) candidates.push_back({plan(name), true});
+    if (candidates.empty())
+        for (const RoundingPlan& preset : presets()) candidates.push_back({preset, true});
+    return candidates;
+}
 
 std::vector<Case> cases_of(const Capture& capture, const std::vector<std::string>& kernels,
                            const IdentifyOptions& options) {
@@ -52,7 +73,9 @@ std::vector<Case> cases_of(const Capture& capture, const std::vector<std::string
                        c.window == window;
             });
             if (at == cases.end())
-                at = cases.insert(cases.end(), Case{kernel, layer.head_dim(), layer.causal, window, {}, {}, {}});
+                at = cases.insert(
+                    cases.end(),
+                    Case{kernel, layer.head_dim(), layer.causal, window, {}, {}, {}, storage_of(capture, kernel), {}});
             const Extras extras = layer.extras();
             at->extras.softcap = at->extras.softcap || extras.softcap;
             at->extras.sink = at->extras.sink || extras.sink;
@@ -90,16 +113,29 @@ std::vector<std::string> chosen_kernels(const Capture& capture, const IdentifyOp
     return chosen;
 }
 
-RoundingPlan settled(const RoundingPlan& plan, const Case& c) {
-    return for_head_dim(plan, static_cast<int>(c.head_dim), c.causal, c.window);
+RoundingPlan settled(const Candidate& candidate, const Case& c) {
+    return for_head_dim(candidate.follows ? stored_as(candidate.plan, c.storage) : candidate.plan,
+                        static_cast<int>(c.head_dim), c.causal, c.window);
+}
+
+/// The candidates as this kernel is to be compared with them.
+void settle(const std::vector<Candidate>& candidates, Case& c) {
+    for (const Candidate& candidate : candidates) {
+        RoundingPlan plan = settled(candidate, c);
+        const bool repeats = candidate.follows && std::any_of(c.plans.begin(), c.plans.end(), [&](const auto& other) {
+                                 return other && other->name == plan.name && other->same_numerics(plan);
+                             });
+        c.plans.push_back(repeats ? std::nullopt : std::optional(std::move(plan)));
+    }
 }
 
 /// Every candidate on every case. A plan's run serves every kernel of the layer that it is compared with.
-void rank(const std::vector<Case>& cases, std::span<const RoundingPlan> candidates, const IdentifyOptions& options,
-          WorkCount& work, std::vector<KernelIdentification>& results) {
+void rank(const std::vector<Case>& cases, std::size_t candidates, const IdentifyOptions& options, WorkCount& work,
+          std::vector<KernelIdentification>& results) {
     struct Key {
         const LayerCapture* layer;
         std::ptrdiff_t batch, kv_head;
+        bool fp16, fp32_outputs;
         auto operator<=>(const Key&) const = default;
     };
     struct Use {
@@ -109,24 +145,27 @@ void rank(const std::vector<Case>& cases, std::span<const RoundingPlan> candidat
     for (std::size_t c = 0; c < cases.size(); ++c)
         for (std::size_t u = 0; u < cases[c].units.size(); ++u) {
             const Unit& unit = cases[c].units[u];
-            by_head[{unit.layer, unit.group.batch, unit.group.kv_head}].push_back({c, u});
+            const StorageFormats& storage = cases[c].storage;
+            by_head[{unit.layer, unit.group.batch, unit.group.kv_head, storage.fp16, storage.fp32_outputs}].push_back(
+                {c, u});
         }
     std::vector<const std::vector<Use>*> heads;
     for (const auto& [key, uses] : by_head) heads.push_back(&uses);
     for (std::size_t c = 0; c < cases.size(); ++c)
-        for (const RoundingPlan& plan : candidates)
-            results[c].ranking.push_back({plan.name, {}, std::vector<OutputMatches>(cases[c].layers.size())});
+        for (const auto& plan : cases[c].plans)
+            results[c].ranking.push_back(
+                {plan ? plan->name : "", {}, std::vector<OutputMatches>(cases[c].layers.size())});
 
-    const std::size_t tasks = candidates.size() * heads.size();
+    const std::size_t tasks = candidates * heads.size();
     std::vector<std::vector<OutputMatches>> parts(tasks);
     work.expect(tasks);
     parallel_for(tasks, options.backend->calls_at_once(options.threads), [&](std::size_t task) {
-        const RoundingPlan& plan = candidates[task / heads.size()];
         const std::vector<Use>& uses = *heads[task % heads.size()];
-        work.step("plan " + plan.name);
+        const std::optional<RoundingPlan>& plan = cases[uses.front().c].plans[task / heads.size()];
+        work.step("plan " + (plan ? plan->name : ""));
+        if (!plan) return;
         const Unit& first = cases[uses.front().c].units[uses.front().unit];
-        const attribution::RunOutputs run =
-            attribution::run_plan(first.group, settled(plan, cases[uses.front().c]), nullptr, *options.backend);
+        const attribution::RunOutputs run = attribution::run_plan(first.group, *plan, nullptr, *options.backend);
         for (const Use& use : uses) {
             const Unit& unit = cases[use.c].units[use.unit];
             parts[task].push_back(compare(unit, run, observed(unit, cases[use.c].kernel)));
@@ -134,7 +173,7 @@ void rank(const std::vector<Case>& cases, std::span<const RoundingPlan> candidat
     });
     for (std::size_t task = 0; task < tasks; ++task) {
         const std::vector<Use>& uses = *heads[task % heads.size()];
-        for (std::size_t i = 0; i < uses.size(); ++i) {
+        for (std::size_t i = 0; i < parts[task].size(); ++i) {
             RankedPlan& ranked = results[uses[i].c].ranking[task / heads.size()];
             ranked.match.add(parts[task][i]);
             ranked.layers[cases[uses[i].c].units[uses[i].unit].layer_index].add(parts[task][i]);
@@ -142,10 +181,11 @@ void rank(const std::vector<Case>& cases, std::span<const RoundingPlan> candidat
     }
 }
 
-/// Best first; ties stay in the order of the candidates.
 bool better(const RankedPlan& a, const RankedPlan& b) {
     const Match x = a.match.all(), y = b.match.all();
-    return x.equal != y.equal ? x.equal > y.equal : x.within_one_ulp > y.within_one_ulp;
+    if (x.equal != y.equal) return x.equal > y.equal;
+    if (a.match.lse.equal != b.match.lse.equal) return a.match.lse.equal > b.match.lse.equal;
+    return x.within_one_ulp > y.within_one_ulp;
 }
 
 /// What is around the plans of this kernel that its outputs can tell.
@@ -185,21 +225,19 @@ OutputMatches sum_of(const Baseline& base) {
     return sum;
 }
 
-/// Searches from the plans of the ranking, `plans` in its order.
+/// Searches from the plans of the ranking, `plans`, settled, in its order.
 void search(const Case& c, const std::vector<RoundingPlan>& plans, const IdentifyOptions& options, WorkCount& work,
             KernelIdentification& result) {
     const Evaluator evaluator(c.units, c.kernel, options.threads, work, *options.backend);
-    const auto [searched_units, held_out_units] = parts_of(c, evaluator.baseline(settled(plans.front(), c)));
+    const auto [searched_units, held_out_units] = parts_of(c, evaluator.baseline(plans.front()));
     const Evaluator searched(searched_units, c.kernel, options.threads, work, *options.backend),
         held_out(held_out_units, c.kernel, options.threads, work, *options.backend);
     std::vector<RoundingPlan> starts;
-    std::vector<std::string> names;
     for (const std::size_t i : starts_of(result.ranking)) {
-        RoundingPlan start = settled(plans[i], c);
+        RoundingPlan start = plans[i];
         if (std::any_of(starts.begin(), starts.end(), [&](const RoundingPlan& s) { return s.same_numerics(start); }))
             continue;
         starts.push_back(std::move(start));
-        names.push_back(result.ranking[i].plan);
     }
     SearchedPlan found = search_from({searched, held_out}, starts, neighbourhood_of(c));
     result.searched = sum_of(found.base);
@@ -212,8 +250,13 @@ void search(const Case& c, const std::vector<RoundingPlan>& plans, const Identif
             result.found.push_back(std::move(change));
     try_neighbours(evaluator, neighbourhood_of(c), found);
     result.plan = found.plan;
-    result.nearest = names[found.start];
-    result.changes = differences(starts[found.start], found.plan);
+    // Wherever it was found from, it is said by the preset that needs fewest changes, of equals the better one.
+    for (std::size_t i = 0; i < plans.size(); ++i) {
+        std::vector<Difference> changes = differences(plans[i], found.plan);
+        if (i > 0 && changes.size() >= result.changes.size()) continue;
+        result.nearest = result.ranking[i].plan;
+        result.changes = std::move(changes);
+    }
     result.match = {};
     result.layer_matches.assign(c.layers.size(), {});
     for (std::size_t u = 0; u < c.units.size(); ++u) {
@@ -231,6 +274,13 @@ void name_plan(KernelIdentification& result) {
     plan.name = "identified-" + result.kernel;
     plan.description = fmt::format("the kernel that left the outputs \"{}\" at head size {}: {} of {} elements equal",
                                    result.kernel, result.head_dim, result.match.all().equal, result.match.all().total);
+    if (!result.is_found())
+        plan.description = fmt::format(
+            "not the kernel \"{}\", of which no plan was found, but the nearest: at head size {} "
+            "{} of {} elements equal",
+            result.kernel, result.head_dim, result.match.all().equal, result.match.all().total);
+    else if (const std::vector<std::string> others = result.near_ties(); result.changes.empty() && !others.empty())
+        plan.description += fmt::format("; these outputs do not tell it from {}", fmt::join(others, ", "));
     plan.source = fmt::format("faultline identify, found from \"{}\" with {} change{}", result.nearest,
                               result.changes.size(), result.changes.size() == 1 ? "" : "s");
 }
@@ -248,9 +298,20 @@ std::vector<std::string> observed_kernels(const Capture& capture) {
 std::vector<std::string> KernelIdentification::near_ties() const {
     std::vector<std::string> names;
     for (std::size_t i = 1; i < ranking.size(); ++i)
-        if (ranking.front().match.all().share() - ranking[i].match.all().share() <= unmodelled_share)
+        if (ranking.front().match.all().share() - ranking[i].match.all().share() <= unmodelled_share &&
+            std::abs(ranking.front().match.lse.share() - ranking[i].match.lse.share()) <= told_by_lse)
             names.push_back(ranking[i].plan);
     return names;
+}
+
+void order_ranking(std::vector<RankedPlan>& ranking) {
+    std::stable_sort(ranking.begin(), ranking.end(), better);
+    auto lead = ranking.begin();
+    for (auto at = ranking.begin(); at != ranking.end(); ++at)
+        if (ranking.front().match.all().share() - at->match.all().share() <= unmodelled_share &&
+            at->match.lse.share() - lead->match.lse.share() > told_by_lse)
+            lead = at;
+    if (lead != ranking.end()) std::rotate(ranking.begin(), lead, lead + 1);
 }
 
 std::vector<Output> KernelIdentification::unlike() const {
@@ -263,48 +324,45 @@ std::vector<Output> KernelIdentification::unlike() const {
 Identification identify(const Capture& capture, const IdentifyOptions& options) {
     check_heads(capture, options.heads);
     const std::vector<std::string> kernels = chosen_kernels(capture, options);
-    const std::span<const RoundingPlan> asked_for =
-        options.candidates.empty() ? presets() : std::span<const RoundingPlan>(options.candidates);
-    const std::vector<Case> cases = cases_of(capture, kernels, options);
-    std::vector<RoundingPlan> candidates;  // those whose kernel can run the layers
+    std::vector<Case> cases = cases_of(capture, kernels, options);
+    std::vector<Candidate> candidates;  // those whose kernel can run the layers
     std::string left_out;
-    for (const RoundingPlan& plan : asked_for) {
+    for (const Candidate& candidate : candidates_of(options)) {
         bool runs = true;
         for (const Case& c : cases) {
-            const std::string problem = problem_with(settled(plan, c));
+            const RoundingPlan plan = settled(candidate, c);
+            const std::string problem = problem_with(plan);
             if (!problem.empty()) throw RequestError(fmt::format("plan \"{}\": {}", plan.name, problem));
-            const std::string cannot = problem_with(settled(plan, c), c.extras);
+            const std::string cannot = problem_with(plan, c.extras);
             if (!cannot.empty()) left_out = fmt::format("{}: {}", c.layers.front(), cannot);
             runs = runs && cannot.empty();
         }
-        if (runs) candidates.push_back(plan);
+        if (runs) candidates.push_back(candidate);
     }
+    for (Case& c : cases) settle(candidates, c);
     if (candidates.empty() && !cases.empty()) throw RequestError(left_out);
     Identification identification{capture.path, {}, true};
     std::vector<KernelIdentification> results;
     for (const Case& c : cases)
         results.push_back(
-            {c.kernel, c.head_dim, c.causal, c.layers, {}, {}, {}, {}, {}, false, {}, {}, {}, {}, {}, {}});
+            {c.kernel, c.head_dim, c.causal, c.layers, c.storage, {}, {}, {}, {}, {}, false, {}, {}, {}, {}, {}, {}});
     WorkCount work(options.progress, options.cancelled);
     try {
-        rank(cases, candidates, options, work, results);
+        rank(cases, candidates.size(), options, work, results);
         for (std::size_t i = 0; i < cases.size(); ++i) {
             KernelIdentification& result = results[i];
-            std::vector<std::size_t> order(candidates.size());
-            for (std::size_t p = 0; p < order.size(); ++p) order[p] = p;
-            std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-                return better(result.ranking[a], result.ranking[b]);
-            });
-            std::vector<RankedPlan> ranking;
+            std::erase_if(result.ranking, [](const RankedPlan& r) { return r.plan.empty(); });
+            order_ranking(result.ranking);
             std::vector<RoundingPlan> ranked;  // parallel to the ranking
-            for (const std::size_t p : order) {
-                ranking.push_back(std::move(result.ranking[p]));
-                ranked.push_back(candidates[p]);
-            }
-            result.ranking = std::move(ranking);
+            for (const RankedPlan& r : result.ranking)
+                for (const auto& plan : cases[i].plans)
+                    if (plan && plan->name == r.plan) {
+                        ranked.push_back(*plan);
+                        break;
+                    }
             const RankedPlan& best = result.ranking.front();
             result.nearest = best.plan;
-            result.plan = settled(candidates[order.front()], cases[i]);
+            result.plan = ranked.front();
             result.match = best.match;
             result.layer_matches = best.layers;
             if (options.search && result.is_near()) search(cases[i], ranked, options, work, result);

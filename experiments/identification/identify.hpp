@@ -16,6 +16,7 @@
 #include <faultline/identification/match.hpp>
 #include <faultline/identification/neighbourhood.hpp>
 #include <faultline/plan/plan.hpp>
+#include <faultline/plan/storage.hpp>
 
 namespace faultline {
 
@@ -36,9 +37,18 @@ inline constexpr double more_than_chance = 0.1;
 /// told apart, and a change that gains no more is not stated, unless it makes every element equal.
 inline constexpr double unmodelled_share = 1e-3;
 
+/// A plan found with fewer of the elements is not the kernel. Of those that are, the one with fewest has 90.3% (math on the
+/// collapsed layer of tests/data, whose dq hangs on the order of fp32 sums); of those that are not, on bf16 outputs of a
+/// kernel with two rules of its own, about half.
+inline constexpr double found_share = 0.8;
+
+/// Plans whose lse is equal in shares further apart than this are told apart by it: what no plan models decides the last bit
+/// of one row in some thousand (docs/kernels.md, the merge of splits).
+inline constexpr double told_by_lse = 0.01;
+
 /// A plan of the ranking.
 struct RankedPlan {
-    std::string plan;
+    std::string plan;                   ///< its name; of a preset that follows the file, as stored_as() names it
     OutputMatches match;                ///< over all layers
     std::vector<OutputMatches> layers;  ///< parallel to KernelIdentification::layers
 };
@@ -74,11 +84,12 @@ struct KernelIdentification {
     std::ptrdiff_t head_dim = 0;
     bool causal = true;
     std::vector<std::string> layers;
-    std::vector<RankedPlan> ranking;  ///< best first; of equals the one listed first
+    StorageFormats storage;           ///< what the kernel's tensors are, in which presets are ranked
+    std::vector<RankedPlan> ranking;  ///< as order_ranking() has it
 
     // What the search found; without a search the best plan of the ranking, its sites not examined.
-    RoundingPlan plan;                 ///< settled for the head size; named identified-KERNEL
-    std::string nearest;               ///< the plan of the ranking that it was found from
+    RoundingPlan plan;    ///< settled for the head size; named identified-KERNEL
+    std::string nearest;  ///< the plan of the ranking from which it has fewest changes; of equals the better
     std::vector<Difference> changes;   ///< from that plan to this
     std::vector<FoundChange> found;    ///< in the order in which the search found them, made or not
     bool rows_held_out = false;        ///< every other row was held out, there being one head; false: every other head
@@ -92,11 +103,18 @@ struct KernelIdentification {
     [[nodiscard]] bool is_near() const {
         return !ranking.empty() && ranking.front().match.all().share() >= more_than_chance;
     }
-    /// The plans of the ranking behind the best that are within unmodelled_share of it.
+    /// Whether the plan found has so many of the elements that it may be called the kernel.
+    [[nodiscard]] bool is_found() const { return is_near() && match.all().share() >= found_share; }
+    /// The plans of the ranking behind the best that are within unmodelled_share of it, and not told from it by the lse.
     [[nodiscard]] std::vector<std::string> near_ties() const;
     /// The outputs of which the plan found has no more than chance gives it.
     [[nodiscard]] std::vector<Output> unlike() const;
 };
+
+/// Best first: by equal elements, then rows of the lse that are equal, then elements within an ulp; of equals the one listed
+/// first. Of the plans within unmodelled_share of the first, which the elements do not tell from it, one with more of the lse
+/// by told_by_lse takes its place.
+void order_ranking(std::vector<RankedPlan>& ranking);
 
 struct Identification {
     std::string input;
@@ -105,12 +123,14 @@ struct Identification {
 };
 
 struct IdentifyOptions {
-    std::vector<std::string> kernels;                  ///< empty: all that the capture has
-    std::vector<RoundingPlan> candidates;              ///< empty: all presets
-    std::vector<int> heads;                            ///< query heads; empty: all
-    bool search = true;                                ///< false: rank only
-    int threads = 0;                                   ///< 0: one per hardware thread; results do not depend on it
-    std::uint64_t seed = 0;                            ///< of stochastic rounding
+    std::vector<std::string> kernels;      ///< empty: all that the capture has
+    std::vector<RoundingPlan> candidates;  ///< ranked first among equals, as they stand
+    std::vector<std::string>
+        presets;             ///< ranked behind them, each stored_as() the kernel's tensors are; both empty: all
+    std::vector<int> heads;  ///< query heads; empty: all
+    bool search = true;      ///< false: rank only
+    int threads = 0;         ///< 0: one per hardware thread; results do not depend on it
+    std::uint64_t seed = 0;  ///< of stochastic rounding
     const AttentionBackend* backend = &cpu_backend();  ///< where plans run; results do not depend on it
     /// Called from worker threads, serialised. `total` grows while the search goes on.
     std::function<void(std::size_t done, std::size_t total, const std::string& what)> progress;

@@ -27,6 +27,7 @@ ordered_json outputs_json(const OutputMatches& matches) {
 
 ordered_json with_outputs(const OutputMatches& matches) {
     ordered_json out = match_json(matches.all());
+    if (matches.lse.total > 0) out["lse"] = match_json(matches.lse);
     out["outputs"] = outputs_json(matches);
     return out;
 }
@@ -74,6 +75,7 @@ ordered_json kernel_json(const KernelIdentification& k) {
                          {"carries_over", f.carries}});
     ordered_json found{{"plan", k.plan.name}, {"nearest", k.nearest}, {"changes", changes_json(k.changes)}};
     found["near"] = k.is_near();
+    found["found"] = k.is_found();
     found["near_ties"] = k.near_ties();
     found["unlike"] = ordered_json::array();
     for (const Output output : k.unlike()) found["unlike"].push_back(name(output));
@@ -88,6 +90,7 @@ ordered_json kernel_json(const KernelIdentification& k) {
     found["sites"] = std::move(sites);
     found["trials"] = std::move(trials);
     found["toml"] = to_toml(k.plan);
+    found["storage"] = {{"fp16", k.storage.fp16}, {"fp32_outputs", k.storage.fp32_outputs}};
     return {{"kernel", k.kernel}, {"head_dim", k.head_dim},        {"causal", k.causal},
             {"layers", k.layers}, {"ranking", std::move(ranking)}, {"identified", std::move(found)}};
 }

@@ -21,6 +21,7 @@ Match OutputMatches::all() const {
 
 void OutputMatches::add(const OutputMatches& other) {
     for (std::size_t o = 0; o < outputs.size(); ++o) outputs[o].add(other.outputs[o]);
+    lse.add(other.lse);
 }
 
 namespace identification {
@@ -64,6 +65,18 @@ OutputMatches compare(const Unit& unit, const attribution::RunOutputs& run, cons
                 }
         }
         matches.outputs[static_cast<std::size_t>(output)] = comparison.match;
+    }
+    if (kernel.lse && !run.lse.empty()) {
+        // +inf and -inf both stand for a row that sees no key.
+        Comparison comparison{attribution::SameElement(kernel.lse->dtype), {}};
+        for (std::size_t i = 0; i < run.lse.size(); ++i) {
+            const MatrixView<const double> theirs =
+                (*kernel.lse)(group.batch, group.kv_head * query_heads + static_cast<std::ptrdiff_t>(i));
+            for (std::ptrdiff_t r = 0; r < theirs.rows; ++r)
+                if (std::isfinite(theirs(r, 0)) && std::isfinite(run.lse[i](r, 0)))
+                    comparison(run.lse[i](r, 0), theirs(r, 0));
+        }
+        matches.lse = comparison.match;
     }
     return matches;
 }

@@ -34,6 +34,7 @@ struct Match {
 /// By Output; an output that the capture does not have was compared in no element.
 struct OutputMatches {
     std::array<Match, 4> outputs;
+    Match lse;  ///< of a ranking, where the capture has one: breaks ties, and counts in none of the sums
     [[nodiscard]] const Match& operator[](Output output) const { return outputs[static_cast<std::size_t>(output)]; }
     [[nodiscard]] Match all() const;
     void add(const OutputMatches& other);

@@ -11,10 +11,7 @@ namespace {
 /// A kernel in low precision is no plan that rounds nothing, however near: where that one comes out ahead, of a fp32
 /// kernel whose last bits no preset has, there would be no rounding to attribute.
 bool rounds(const RankedPlan& candidate) {
-    const std::span<const RoundingPlan> all = presets();
-    const auto preset =
-        std::find_if(all.begin(), all.end(), [&](const RoundingPlan& p) { return p.name == candidate.plan; });
-    return preset == all.end() || !preset->rounding_sites().empty();
+    return candidate.plan != presets().front().name;  // exact, the one preset that rounds nothing
 }
 
 }  // namespace
@@ -24,8 +21,7 @@ Identification rank_presets(const Capture& capture, const RoundingPlan& plan, co
     if (observed_kernels(capture).empty()) return {};
     IdentifyOptions ranking;
     ranking.candidates = {plan};  // first: of equals it is the one
-    for (const RoundingPlan& preset : presets())
-        if (!preset.same_numerics(plan)) ranking.candidates.push_back(preset);
+    for (const RoundingPlan& preset : presets()) ranking.presets.push_back(preset.name);
     if (!kernel.empty()) ranking.kernels = {kernel};
     ranking.heads = options.heads;
     ranking.search = false;
@@ -58,17 +54,19 @@ std::optional<ChosenPlan> nearest_plan(const Identification& ranked, const std::
                 at->match.add(candidate.match);
         }
     }
+    double exact = 0;
+    for (const RankedPlan& candidate : sums)
+        if (!rounds(candidate)) exact = candidate.match.all().share();
+    std::erase_if(sums, [](const RankedPlan& candidate) { return !rounds(candidate); });
+    order_ranking(sums);
     std::optional<ChosenPlan> chosen;
-    std::size_t most = 0;
     for (const RankedPlan& candidate : sums) {
-        if (!rounds(candidate)) continue;
         const Match match = candidate.match.all();
-        if (!chosen || match.equal > most) {
-            chosen = ChosenPlan{kernel, candidate.plan, match.share(), {}};
-            most = match.equal;
-        } else if (match.equal == most) {
+        if (!chosen)
+            chosen = ChosenPlan{kernel, candidate.plan, match.share(), {}, exact > match.share() ? exact : 0};
+        else if (match.equal == sums.front().match.all().equal &&
+                 candidate.match.lse.equal == sums.front().match.lse.equal)
             chosen->as_near.push_back(candidate.plan);
-        }
     }
     if (chosen && chosen->bit_equal < more_than_chance) chosen.reset();
     return chosen;

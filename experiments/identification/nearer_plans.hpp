@@ -25,8 +25,8 @@ namespace faultline {
 /// The kernel that a capture is attributed by where none is named: flash, or the first by name.
 [[nodiscard]] std::string first_kernel(const Identification& ranked);
 
-/// The preset that reproduces most elements of `kernel`, of those that round, over all layers; where several have as many, the
-/// one ranked first. Nothing where the kernel was not ranked, or no preset has a tenth of its elements.
+/// The preset that reproduces most elements of `kernel`, of those that round, over all layers; of those that
+/// these do not tell apart the one whose lse is the kernel's (order_ranking). Nothing where the kernel was not ranked, or no preset has a tenth of its elements.
 [[nodiscard]] std::optional<ChosenPlan> nearest_plan(const Identification& ranked, const std::string& kernel);
 
 /// Whether no preset is nearer than the plan of this name to one of the kernels, in all layers that have it.

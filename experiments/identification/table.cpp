@@ -77,6 +77,11 @@ std::string answer(const KernelIdentification& k) {
     if (!unlike.empty())
         return fmt::format("no preset is this kernel: {} is nearest, but has not its {}", k.nearest,
                            output_names(unlike));
+    const std::string changed =
+        k.changes.empty() ? "" : fmt::format(" with {} change{}", k.changes.size(), k.changes.size() == 1 ? "" : "s");
+    if (!k.is_found())
+        return fmt::format("no plan found is this kernel; the nearest, {}{}, has {}", k.nearest, changed,
+                           share_percent(k.match.all()));
     const std::size_t others = k.near_ties().size();
     std::string text = k.nearest;
     if (!k.changes.empty())
@@ -110,7 +115,7 @@ std::string ranking_text(const KernelIdentification& k, bool full) {
     const std::vector<std::string> ties = k.near_ties();
     if (k.is_near() && ties.size() + 1 > equals.size())
         out += name_list(fmt::format("within {:g}% of {}, which the order of sums that no plan models may decide:",
-                                     100 * unmodelled_share, k.nearest),
+                                     100 * unmodelled_share, k.ranking.front().plan),
                          ties);
     if (!k.is_near())
         out +=
@@ -150,13 +155,15 @@ std::string found_text(const KernelIdentification& k) {
                    k.nearest, k.trials.size(), 100 * unmodelled_share,
                    refused_text(k).empty() ? "" : ", and carries over") +
                refused_text(k);
-    std::string out = fmt::format("  {} is {} with {} change{}:\n", k.plan.name, k.nearest, k.changes.size(),
-                                  k.changes.size() == 1 ? "" : "s");
+    std::string out = fmt::format("  {} is {} with {} change{}{}:\n", k.plan.name, k.nearest, k.changes.size(),
+                                  k.changes.size() == 1 ? "" : "s",
+                                  k.is_found() ? "" : ", which are the nearest found and need not be the kernel's");
     for (const Difference& change : k.changes)
         out += fmt::format("    {}: {} -> {}\n", change.field, change.from, change.to);
     for (const FoundChange& f : k.found)
         if (f.carries)
-            out += wrapped(f.held_out.none() ? "    of it the rest tells nothing: " : "    carries over: ",
+            out += wrapped(f.held_out.none() ? "    made, though those held out are equal with and without it: "
+                                             : "    carries over: ",
                            fmt::format("{} ({})", change_text(f.changes), flips_text(k, f)));
     out += row(k.plan.name, k.match) + row("  " + part_name(k, "searched"), k.searched) +
            row("  " + part_name(k, "held out"), k.held_out);
@@ -201,6 +208,12 @@ std::string table(const Identification& identification, bool full) {
         out +=
             fmt::format("{}: {} (head size {}, {}, {})\n", escaped(k.kernel), answer(k), k.head_dim,
                         k.causal ? "causal" : "no causal mask", escaped(fmt::format("{}", fmt::join(k.layers, ", "))));
+        if (!suffix(k.storage).empty())
+            out += fmt::format("  its {}: presets are compared so, where their names end in {}\n",
+                               k.storage.fp16 && k.storage.fp32_outputs ? "tensors are float16, its outputs float32"
+                               : k.storage.fp16                         ? "tensors are float16"
+                                                                        : "outputs are float32",
+                               suffix(k.storage));
         out += ranking_text(k, full);
         if (k.trials.empty()) continue;
         out += found_text(k);

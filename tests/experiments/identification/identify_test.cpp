@@ -39,6 +39,55 @@ TEST(Identify, FindsEveryPresetByItsOutputs) {
     }
 }
 
+// Kernels on fp16 tensors are presets with fp16 for bf16; the preset as it stands has few of their elements.
+TEST(Identify, RanksPresetsInTheFormatsOfTheFile) {
+    const auto fp16_inputs = [](LayerCapture& layer) {
+        for (HeadArray* a : {&layer.q, &layer.k, &layer.v, &layer.dout}) {
+            a->dtype = Dtype::f16;
+            for (std::size_t i = 0; i < a->values.size(); ++i)
+                a->values[i] =
+                    round(a->values[i] * (1 + 0x1p-9 * static_cast<double>(i % 4)), fp16, Rounding::nearest_even);
+        }
+    };
+    const RoundingPlan half = stored_as(plan("fa2"), {.fp16 = true}), wide = stored_as(plan("fa3"), {true, true});
+    EXPECT_EQ(half.name, "fa2-fp16");
+    EXPECT_EQ(half[Site::p_cast].format, fp16);
+    EXPECT_EQ(half[Site::s_accumulate].accumulation, *find_accumulation("hopper-mma-fp16"));
+    EXPECT_EQ(wide[Site::dq_cast].format, fp32);
+    EXPECT_TRUE(plan("fa3-fp16-fp32-out").same_numerics(wide));
+    EXPECT_EQ(stored_as(plan("exact"), {true, true}), plan("exact"));
+    const Capture capture = made_capture({{"half", half}, {"wide", wide}}, {.n = 160, .d = 64, .extras = fp16_inputs});
+    IdentifyOptions options;
+    options.search = false;
+    options.candidates = {plan("fa2")};
+    options.presets = {"fa2", "fa3", "math"};
+    const Identification found = identify(capture, options);
+    ASSERT_EQ(found.kernels.size(), 2u);
+    EXPECT_EQ(found.kernels[0].nearest, "fa2-fp16");
+    EXPECT_EQ(found.kernels[0].match.all().differing(), 0u);
+    EXPECT_EQ(found.kernels[1].nearest, "fa3-fp16-fp32-out");
+    EXPECT_EQ(found.kernels[1].match.all().differing(), 0u);
+    for (const RankedPlan& ranked : found.kernels[0].ranking)
+        if (ranked.plan == "fa2") EXPECT_LT(ranked.match.all().share(), found_share) << "the preset as it stands";
+}
+
+// Of plans with equally many elements the lse decides, and tells them apart.
+TEST(Identify, AsksTheLseWhereElementsTie) {
+    const auto ranked = [](const char* name, std::size_t equal, std::size_t lse) {
+        RankedPlan r{name, {}, {}};
+        r.match.outputs[0] = {equal, equal, 100000};
+        r.match.lse = {lse, lse, 1000};
+        return r;
+    };
+    KernelIdentification k;
+    k.ranking = {ranked("a", 99990, 400), ranked("b", 99990, 1000), ranked("c", 99995, 500), ranked("d", 90000, 1000),
+                 ranked("e", 99990, 998)};
+    order_ranking(k.ranking);
+    EXPECT_EQ(k.ranking[0].plan, "b");
+    EXPECT_EQ(k.ranking[1].plan, "c");
+    EXPECT_EQ(k.near_ties(), std::vector<std::string>{"e"});
+}
+
 struct Planted {
     const char* name;
     const char* base;

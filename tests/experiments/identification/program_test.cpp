@@ -66,7 +66,8 @@ TEST(IdentifyProgram, WritesThePlanThatItFinds) {
     // A plan that has some of the elements and not most is written, and a remark says that it is not the kernel.
     const Outcome other =
         run_program({"identify", file, "--plans", "math", "--rank-only", "-o", folder / "other.toml", "--quiet"});
-    EXPECT_EQ(other.status, 0);
+    EXPECT_EQ(other.status, 1) << "the answer is no";
+    EXPECT_THAT(read_plan(folder / "other.toml").description, HasSubstr("not the kernel"));
     EXPECT_THAT(other.err, AllOf(HasSubstr("of the elements of fa2: it is not that kernel"), HasSubstr("other.toml")));
     EXPECT_EQ(lines(other.err).size(), 1u);
 }

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which formats a kernel of a capture takes and returns, so that presets, which are written for bf16, can stand in them.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <faultline/attribution/capture.hpp>
+#include <faultline/plan/plan.hpp>
+#include <faultline/plan/storage.hpp>
+
+namespace faultline {
+
+/// Of all layers that have an output of `kernel` (of all layers where no one has). A tensor is what its type says; of float32
+/// and float64 its values do: bf16 or fp16 where that holds every one of them, else fp32. fp16: some of q, k, v is and none is
+/// bf16; where they are neither (fp8, fp32), the outputs decide. fp32_outputs: all of the kernel's o, dq, dk, dv are fp32.
+[[nodiscard]] StorageFormats storage_of(const Capture& capture, const std::string& kernel);
+
+/// What is to be known where a plan rounds to formats that the kernel's tensors are not in, a sentence without its end, or
+/// nothing: "the tensors of flash are float16 and fa2 rounds to bfloat16".
+[[nodiscard]] std::string storage_remark(const StorageFormats& storage, const std::string& kernel,
+                                         const RoundingPlan& plan);
+
+}  // namespace faultline
