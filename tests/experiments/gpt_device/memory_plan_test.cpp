@@ -36,7 +36,7 @@ TEST(MemoryPlan, OfGpt2IsTheSumOfItsTensors) {
     const TrainConfig c = gpt2();
     const ParameterLayout layout(c.model);
     ASSERT_EQ(layout.size(), 124475904);
-    const RunMemory memory(c, layout, {.attention_scratch = 1000});
+    const RunMemory memory(c, layout, {.attention_scratch = 1000, .parts = {}});
     const std::size_t tokens = 32768, width = 768, parameters = 124475904;
     // Residual streams before and between the branches in fp32; h twice, q, k, v, o, u and a (3 + 1 + 4 + 4 widths) in bf16;
     // statistics of two norms, lse of 12 heads.

@@ -68,7 +68,9 @@ TEST(Identify, RanksPresetsInTheFormatsOfTheFile) {
     EXPECT_EQ(found.kernels[1].nearest, "fa3-fp16-fp32-out");
     EXPECT_EQ(found.kernels[1].match.all().differing(), 0u);
     for (const RankedPlan& ranked : found.kernels[0].ranking)
-        if (ranked.plan == "fa2") EXPECT_LT(ranked.match.all().share(), found_share) << "the preset as it stands";
+        if (ranked.plan == "fa2") {
+            EXPECT_LT(ranked.match.all().share(), found_share) << "the preset as it stands";
+        }
 }
 
 // Of plans with equally many elements the lse decides, and tells them apart.
