@@ -67,13 +67,7 @@ Status run(const BisectSettings& own, const Invocation& call) {
         manifest.inputs = hash_inputs(own.request.capture);
         file = RecordFile::create(call.common.output, manifest);
     }
-    AttributionOptions ranking;
-    ranking.heads = options.heads;
-    ranking.threads = options.threads;
-    ranking.seed = options.seed;
-    ranking.backend = options.backend;
-    ranking.cancelled = interrupted;
-    choice.choose(capture, kernel_asked_about(capture), ranking, call);
+    choice.choose(capture, kernel_asked_about(capture), ranking_of(options), call);
     Progress line(call.talks());
     options.progress = [&](std::size_t done, std::size_t total, const std::string& what) {
         line.update(done, total, what);

@@ -77,16 +77,6 @@ CheckOptions options_of(const CheckSettings& own, const Invocation& call) {
     return options;
 }
 
-AttributionOptions ranking_of(const CheckOptions& options) {
-    AttributionOptions ranking;
-    ranking.heads = options.heads;
-    ranking.threads = options.threads;
-    ranking.backend = options.backend;
-    ranking.seed = options.seed;
-    ranking.cancelled = interrupted;
-    return ranking;
-}
-
 /// The one named, else the only one there is; empty where check() has a sentence for what there is, and where the kernel left
 /// an lse alone, by which no preset is told from another.
 std::string kernel_to_judge(const Capture& capture, const CheckOptions& options) {

@@ -9,6 +9,7 @@
 #include <faultline/attribution/capture.hpp>
 #include <faultline/attribution/plan_origin.hpp>
 #include <faultline/cli/command.hpp>
+#include <faultline/cli/terminal.hpp>
 #include <faultline/identification/nearer_plans.hpp>
 #include <faultline/plan/plan.hpp>
 
@@ -30,15 +31,28 @@ struct PlanChoice {
     /// RequestError where the plan that is named is not there, or is wrong.
     PlanChoice(const std::string& name, const Settings& settings);
 
-    /// A preset that was named stands in the formats of the kernel's tensors (fp16), under the name that stored_as() gives it; a
-    /// file's plan stands as it is, and origin.storage says where its formats are others. Where no plan was named: takes the preset nearest to `kernel`; fa2 where the capture has no output of it, or no preset
-    /// a tenth of its elements. Of `options`, heads, threads, seed, backend and cancelled are read.
+    /// A preset that was named stands in the formats of the kernel's tensors (fp16), under the name that stored_as() gives
+    /// it; a file's plan stands as it is, and origin.storage says where its formats are others. Where no plan was named:
+    /// takes the preset nearest to `kernel`; fa2 where the capture has no output of it, or no preset a tenth of its
+    /// elements. Of `options`, heads, threads, seed, backend and cancelled are read.
     void choose(const Capture& capture, const std::string& kernel, const AttributionOptions& options,
                 const Invocation& call);
     /// Ranks the presets beside the plan, on all kernels or on one, and says in `origin` which are nearer to a kernel.
     void compare(const Capture& capture, const std::string& kernel, const AttributionOptions& options,
                  const Invocation& call);
 };
+
+/// What choose() and compare() read, from the options of a command, which has heads, threads, seed and backend.
+template <class Options>
+[[nodiscard]] AttributionOptions ranking_of(const Options& options) {
+    AttributionOptions ranking;
+    ranking.heads = options.heads;
+    ranking.threads = options.threads;
+    ranking.seed = options.seed;
+    ranking.backend = options.backend;
+    ranking.cancelled = interrupted;
+    return ranking;
+}
 
 /// The kernel that a command is about where it names none: flash, or the first by name; empty where there is none.
 [[nodiscard]] std::string kernel_asked_about(const Capture& capture);

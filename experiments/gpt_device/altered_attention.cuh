@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Faults in the registers of attention.cu's kernels. A block has a tile of 64 queries, thread (y, x) its rows 4 y … 4 y + 3
-// and, of 64 keys, the columns x, x + 16, x + 32, x + 48; a fault's tile is the whole of the queries' rows, as in
-// fast_attention.cpp, so where its law asks for the rms there is a sweep over the keys for that first.
+// Faults in the registers of the kernels of attention_forward.cu and attention_backward.cu. A block has a tile of 64 queries,
+// thread (y, x) its rows 4 y … 4 y + 3 and, of 64 keys, the columns x, x + 16, x + 32, x + 48; a fault's tile is the whole of
+// the queries' rows, as in fast_attention.cpp, so where its law asks for the rms there is a sweep over the keys for that first.
 #pragma once
 
 #include <type_traits>

@@ -65,7 +65,7 @@ void norm_from_statistics(const float* x, const float* statistics, const float* 
 void apply_update(const float* update, std::size_t count, const StepResult* result, float* weights, Bf16* operands,
                   Stream stream);
 
-/// Faults inside the attention of attention.cu, at most this many in one layer's kernel.
+/// Faults inside the attention of attention_forward.cu and attention_backward.cu, at most this many in one layer's kernel.
 inline constexpr int most_kernel_faults = 4;
 enum class KernelSite : int { row_max, row_sum, p_cast, pv_accumulate, bwd_p_cast, dp_accumulate, ds, ds_cast };
 struct KernelFaults {
