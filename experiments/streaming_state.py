@@ -50,7 +50,8 @@ def arguments():
                    "lse:0,7; in this order (default: %s with seeds 0-4, the rest with 0-1)" % ", ".join(KEY))
     p.add_argument("--recipe", action="append", default=[], metavar="NAME=OPTIONS", help="the same runs with these options of "
                    "faultline train, again for more; recipe by recipe, in this order")
-    p.add_argument("--devices", default="0", help="CUDA devices, comma-separated")
+    p.add_argument("--devices", default=os.environ.get("CUDA_VISIBLE_DEVICES") or "0", help="CUDA devices, comma-separated "
+                   "(default: those of CUDA_VISIBLE_DEVICES, else 0)")
     p.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: the plans emulated, some hours a run")
     p.add_argument("--at-once", type=int, default=4, help="runs at a time on each device")
     p.add_argument("--mps", action="store_true", help="let them share a device by NVIDIA's multi-process service")
@@ -294,44 +295,46 @@ def markdown(rows):
 
 
 COLOURS = {"none": "#444444", "all": "#c0392b", "all-but-lse": "#e59866", "s": "#b7950b", "all-both": "#8e44ad",
-           "all-both-but-lse": "#1e8449", "lse": "#2471a3"}
+           "all-both-but-lse": "#1e8449", "lse": "#2471a3", "s-both-lse": "#d81b93"}
+PANELS_IN_A_ROW = 3
 
 
-def panel(title, found, left, width, height, bottom, legend):
-    """Losses of the plans that have a colour over steps, a line a run, as SVG."""
-    top = 24 if title else 10
+def panel(title, found, left, top, width, height, legend):
+    """Losses of the plans that have a colour over steps, a line a run, as SVG; left, top: the corner of the axes."""
     last = max(of["steps"] for of in found.values())
-    x = lambda step: left + (width - 20) * step / last
-    y = lambda loss: height - bottom - (height - bottom - top) * (min(max(loss, 0.75), 4.0) - 0.75) / 3.25
-    out = [f'<text x="{left + width / 2 - 10:.1f}" y="15" text-anchor="middle">{title}</text>'] if title else []
+    x = lambda step: left + width * step / last
+    y = lambda loss: top + height - height * (min(max(loss, 0.75), 4.0) - 0.75) / 3.25
+    out = [f'<text x="{left + width / 2:.1f}" y="{top - 9}" text-anchor="middle">{title}</text>'] if title else []
     for tick in (1, 2, 3, 4):
-        out.append(f'<path d="M{left} {y(tick):.1f}H{left + width - 20}" stroke="#dddddd"/>'
+        out.append(f'<path d="M{left} {y(tick):.1f}H{left + width}" stroke="#dddddd"/>'
                    f'<text x="{left - 8}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick}</text>')
     for tick in range(0, last + 1, 1000 if width > 400 else 2000):
-        out.append(f'<text x="{x(tick):.1f}" y="{height - bottom + 18}" text-anchor="middle">{tick}</text>')
+        out.append(f'<text x="{x(tick):.1f}" y="{top + height + 18}" text-anchor="middle">{tick}</text>')
     order = list(COLOURS)
     for (plan, seed), of in sorted((x for x in found.items() if x[0][0] in order), key=lambda x: -order.index(x[0][0])):
         points = " ".join(f"{x(s):.1f},{y(of['mean_loss'][s - 1]):.1f}" for s in range(25, of["steps"] + 1, 25))
         out.append(f'<polyline points="{points}" fill="none" stroke="{COLOURS[plan]}" stroke-width="1.2"/>')
     for i, plan in enumerate(p for p in order if p in legend):
-        out.append(f'<text x="{left + width - 130}" y="{top + 14 + 16 * i}" fill="{COLOURS[plan]}">{plan}</text>')
+        out.append(f'<text x="{left + width - 110}" y="{top + 14 + 16 * i}" fill="{COLOURS[plan]}">{plan}</text>')
     return out
 
 
 def figure(panels, path):
-    """A panel for every (title, runs), side by side; each plan is named in the first panel that has it."""
-    height, bottom, left = 360, 40, 50
-    width = 590 if len(panels) == 1 else 320
-    whole = left + len(panels) * (width + 20)
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {whole} {height}" font-family="sans-serif" '
-           f'font-size="12"><rect width="{whole}" height="{height}" fill="white"/>']
+    """A panel for every (title, runs), in rows; each plan is named in the first panel that has it."""
+    columns = min(len(panels), PANELS_IN_A_ROW)
+    rows = -(-len(panels) // columns)
+    width, height = 570 if columns == 1 else 300, 300
+    across, down, left, top = width + 40, height + 56, 50, 28  # from panel to panel, and where the first one's axes begin
+    whole, high = left + columns * across - 20, top + rows * down
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {whole} {high}" font-family="sans-serif" '
+           f'font-size="12"><rect width="{whole}" height="{high}" fill="white"/>']
     named = set()
     for i, (title, found) in enumerate(panels):
         legend = {plan for plan, _ in found} - named
         named |= legend
-        out += panel(title, found, left + i * (width + 20), width, height, bottom, legend)
-    out.append(f'<text x="{whole / 2}" y="{height - 6}" text-anchor="middle">step</text>'
-               f'<text x="14" y="{height / 2}" transform="rotate(-90 14 {height / 2})" text-anchor="middle">loss in nats, '
+        out += panel(title, found, left + i % columns * across, top + i // columns * down, width, height, legend)
+    out.append(f'<text x="{whole / 2}" y="{high - 12}" text-anchor="middle">step</text>'
+               f'<text x="14" y="{high / 2}" transform="rotate(-90 14 {high / 2})" text-anchor="middle">loss in nats, '
                f'mean over {WINDOW} steps</text>')
     with open(path, "w") as file:
         file.write("\n".join(out) + "\n</svg>\n")

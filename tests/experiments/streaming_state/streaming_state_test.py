@@ -8,6 +8,8 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
+import xml.etree.ElementTree
 
 try:
     import h5py
@@ -55,6 +57,33 @@ class Logits(unittest.TestCase):
                 for name in ("loss", "validation_loss", "grad_norm"):
                     file["steps/" + name] = [1.0] * steps
             self.assertEqual(script.read(path)["median_logit"], {"500": 500.0})
+
+
+class Devices(unittest.TestCase):
+    def of(self, *more, **environment):
+        with unittest.mock.patch.dict(os.environ, environment, clear=True), \
+                unittest.mock.patch.object(sys, "argv", [SCRIPT, "--faultline", "x", "--out", "y", *more]):
+            return script.arguments().devices
+
+    def test_are_those_that_the_environment_leaves_unless_named(self):
+        self.assertEqual(self.of(), "0")
+        self.assertEqual(self.of(CUDA_VISIBLE_DEVICES="3,5"), "3,5")
+        self.assertEqual(self.of("--devices", "1", CUDA_VISIBLE_DEVICES="3,5"), "1")
+
+
+class Figure(unittest.TestCase):
+    def test_panels_stand_in_rows_within_the_page(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "losses.svg")
+            runs = {("none", 0): series(*[2.0] * 100), ("lse", 0): series(*[5.0] * 100)}
+            script.figure([(f"rate {i}", runs) for i in range(script.PANELS_IN_A_ROW + 1)], path)
+            root = xml.etree.ElementTree.parse(path).getroot()
+            wide, high = [float(x) for x in root.get("viewBox").split()[2:]]
+            lines = [line.get("points").split() for line in root.iter() if line.tag.endswith("polyline")]
+            self.assertEqual(len(lines), 2 * (script.PANELS_IN_A_ROW + 1))
+            points = [[float(c) for c in point.split(",")] for line in lines for point in line]
+            self.assertTrue(all(0 < x < wide and 0 < y < high for x, y in points))
+            self.assertEqual(len({(line[0], line[-1]) for line in lines}), len(lines))  # none lies on another
 
 
 class Runs(unittest.TestCase):
