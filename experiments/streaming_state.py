@@ -34,7 +34,8 @@ PLANS = "experiments/configs/plans/streaming64"
 CONTROL = "none"
 KEY = ["none", "all", "all-both", "lse", "all-but-lse", "all-both-but-lse"]
 REST = ["s", "s-both", "s-backward", "row-max", "row-sum", "o", "all-but-s", "all-but-row-max", "all-but-row-sum",
-        "all-but-o", "all-both-but-row-max", "all-both-but-row-sum", "all-both-but-o", "o-row-sum-lse", "s-both-lse"]
+        "all-but-o", "all-both-but-row-max", "all-both-but-row-sum", "all-both-but-o", "o-row-sum-lse", "s-both-lse",
+        "s-backward-lse"]
 WINDOW, GAP = 50, 0.3
 MARKS = [1000, 2000, 3000, 4000, 6000, 8000]
 LOGIT_MARKS = [500, 750, 1000, 1250]
