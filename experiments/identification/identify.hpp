@@ -61,20 +61,34 @@ struct Trial {
     identification::Flips flips;  ///< against the plan that was changed
 };
 
+/// One of the two changes of a pair, and what it adds to the other: less than a change by itself has to.
+struct IdleChange {
+    std::vector<Difference> changes;
+    identification::Flips searched, held_out;  ///< of the pair against the other alone
+};
+
 /// A change that the search found on the elements that it was given, and what it does to those held out.
 struct FoundChange {
     std::vector<Difference> changes;
     identification::Flips searched, held_out;  ///< against the plan before it
     bool carries = false;                      ///< over to the elements held out; else it was not made
+    /// Of a pair that carried over as one: the changes in it that were left out. Not made with some: the other alone is no
+    /// change that is believed and carries over.
+    std::vector<IdleChange> idle{};
 };
 
-/// What the outputs say of one site of the identified plan.
+/// What the outputs say of one site of the identified plan, by the plans tried that differ from it in the rule of this site
+/// and in nothing else.
 struct SiteEvidence {
     Site site = Site::q_cast;
     bool told = false;            ///< making it exact loses elements, believably
     identification::Flips exact;  ///< the site exact, against the identified plan
+    /// The rules tried that lose or win elements, believably; of a site that is told, other than the exact one.
+    std::vector<std::vector<Difference>> told_from;
     std::size_t could_explain =
         0;  ///< of the elements that still differ, the most that one change at this site makes equal
+    /// Whether no rule that was tried at this site is told from the plan's.
+    [[nodiscard]] bool silent() const { return !told && told_from.empty(); }
 };
 
 /// One kernel on the layers of one head size. Where the best plan of the ranking is no nearer than chance, nothing is searched:

@@ -65,14 +65,24 @@ ordered_json kernel_json(const KernelIdentification& k) {
     for (const SiteEvidence& e : k.sites) {
         ordered_json entry{{"told", e.told}, {"could_explain", e.could_explain}};
         entry["exact"] = flips_json(e.exact);
+        entry["told_from"] = ordered_json::array();
+        for (const std::vector<Difference>& changes : e.told_from) entry["told_from"].push_back(changes_json(changes));
+        entry["silent"] = e.silent();
         sites[std::string(name(e.site))] = std::move(entry);
     }
     ordered_json steps = ordered_json::array();
-    for (const FoundChange& f : k.found)
+    for (const FoundChange& f : k.found) {
+        ordered_json idle = ordered_json::array();
+        for (const IdleChange& i : f.idle)
+            idle.push_back({{"changes", changes_json(i.changes)},
+                            {"searched", flips_json(i.searched)},
+                            {"held_out", flips_json(i.held_out)}});
         steps.push_back({{"changes", changes_json(f.changes)},
                          {"searched", flips_json(f.searched)},
                          {"held_out", flips_json(f.held_out)},
-                         {"carries_over", f.carries}});
+                         {"carries_over", f.carries},
+                         {"left_out", std::move(idle)}});
+    }
     ordered_json found{{"plan", k.plan.name}, {"nearest", k.nearest}, {"changes", changes_json(k.changes)}};
     found["near"] = k.is_near();
     found["found"] = k.is_found();

@@ -196,6 +196,7 @@ void add_rules(Builder& out) {
     out.products("gradient products", {dv_accumulate, dk_accumulate, dq_accumulate}, tried);
     for (const Site site : {Site::p_cast, Site::bwd_p_cast, Site::ds_cast}) out.formats(site, {bf16, fp16, fp32});
     for (const Site site : {Site::s_cast, Site::bwd_s_cast, Site::dp_cast}) out.formats(site, {bf16, fp32});
+    for (const Site site : {Site::lse, Site::row_sum, Site::delta}) out.formats(site, {bf16, fp16, fp32});
     if (out.plan().schedule.key_splits > 1) out.formats(Site::partial_o_cast, {bf16, fp32});
     for (const Site site : out.plan().rounding_sites()) {
         if (!takes_part(site, out.options().extras)) continue;
@@ -226,12 +227,24 @@ Neighbour together(const RoundingPlan& plan, const Neighbour& first, const Neigh
         one(target);
         other(target);
     };
-    return {first.field + " and " + second.field, std::move(changes), std::move(both), apply,
-            first.backward_only && second.backward_only};
+    return {first.field + " and " + second.field,        std::move(changes), std::move(both), apply,
+            first.backward_only && second.backward_only, {first, second}};
 }
 
-bool makes_exact(const Neighbour& neighbour, Site site) {
-    return neighbour.field == name(site) && neighbour.plan[site].is_exact();
+std::vector<Neighbour> rounding_pairs(const RoundingPlan& plan, const std::vector<Neighbour>& singles,
+                                      const std::vector<Site>& casts, const Extras& extras) {
+    std::vector<Neighbour> pairs;
+    for (const Neighbour& cast : singles)
+        for (const Site site : casts) {
+            if (cast.plan[site].rounding == plan[site].rounding || cast.plan[site].is_exact()) continue;
+            if (!plan.with(site, cast.plan[site]).same_numerics(cast.plan)) continue;
+            for (const Neighbour& rule : singles) {
+                if (rule.plan.schedule == plan.schedule || rule.backward_only != cast.backward_only) continue;
+                Neighbour pair = together(plan, cast, rule, extras);
+                if (!pair.field.empty()) pairs.push_back(std::move(pair));
+            }
+        }
+    return pairs;
 }
 
 }  // namespace faultline::identification

@@ -20,6 +20,7 @@ struct Neighbour {
     RoundingPlan plan;
     std::function<void(RoundingPlan&)> apply;  ///< makes the change in another plan
     bool backward_only = false;                ///< the forward is the same
+    std::vector<Neighbour> members{};          ///< of a pair, the two changes by themselves
 };
 
 struct NeighbourhoodOptions {
@@ -33,7 +34,8 @@ struct NeighbourhoodOptions {
 ///             base, argument and functions, lazy maximum, what the row sum adds and in which order, normalisation, division, carries;
 ///             the backward's blocks, orders, base, argument, delta, ds, carries
 ///   products  the accumulation of all, of the scores' and of the gradients' matrix products: the units of the same inputs
-///   casts     p_cast, bwd_p_cast, ds_cast in bf16, fp16, fp32; s_cast, dp_cast, partial_o_cast with and without
+///   casts     p_cast, bwd_p_cast, ds_cast in bf16, fp16, fp32; s_cast, dp_cast, partial_o_cast with and without;
+///             lse, row_sum, delta, which some kernels keep in 16 bits, in bf16, fp16, fp32
 ///   roundings of every cast to something narrower than fp32: to nearest, toward zero, stochastic
 ///   sites     each rounding site exact
 /// block_q is left out: the rows of a query tile share nothing. What problem_with() refuses, of the plan or for such layers,
@@ -45,7 +47,10 @@ struct NeighbourhoodOptions {
 [[nodiscard]] Neighbour together(const RoundingPlan& plan, const Neighbour& first, const Neighbour& second,
                                  const Extras& extras = {});
 
-/// Whether the neighbour is the plan with this site exact.
-[[nodiscard]] bool makes_exact(const Neighbour& neighbour, Site site);
+/// Pairs of another rounding at one of the casts with a rule of the schedule of the same pass, whether or not either helps alone.
+/// They hide each other: where p is cut, what the row sum adds makes no element equal until the cut is there, and the other way
+/// round. `singles`: neighbours() of the plan.
+[[nodiscard]] std::vector<Neighbour> rounding_pairs(const RoundingPlan& plan, const std::vector<Neighbour>& singles,
+                                                    const std::vector<Site>& casts, const Extras& extras = {});
 
 }  // namespace faultline::identification

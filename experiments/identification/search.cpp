@@ -2,6 +2,7 @@
 #include <faultline/identification/search.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 namespace faultline::identification {
@@ -13,14 +14,29 @@ constexpr int most_rounds =
 constexpr std::size_t most_refused =
     4;  // changes that do not carry over, of one plan; then there is nothing to be found here
 constexpr std::size_t most_starts = 4;  // each of the others costs some 150 runs of one head; four stay within a minute
+constexpr double mostly_equal = 0.9;    // of an output; where p or ds is cast otherwise, a half and more differ in bf16
 constexpr double nothing_left = 0.999;  // what differs then is the order of atomics and last bits (docs/kernels.md)
 
-/// The best of the changes that are believed, or none: each gains more elements than what is not modelled may decide, or
-/// leaves none that differs.
+/// A change that was picked, and what it does to the elements that it was picked on.
 struct Choice {
     const Neighbour* neighbour = nullptr;
     Flips flips;
 };
+
+/// Whether a change gains more elements than chance, and than what is not modelled may decide, or leaves none that differs.
+/// after: of the plan with the change.
+bool believed(const Flips& f, const Match& after) {
+    if (f.z() < believed_z) return false;
+    const auto won = static_cast<double>(f.won) - static_cast<double>(f.lost);
+    return won > unmodelled_share * static_cast<double>(after.total) || after.differing() == 0;
+}
+
+/// Whether a change does on the elements held out what it did where it was found.
+bool carries_over(const Flips& f, const Match& after) {
+    return f.z() >= carried_z || (f.lost == 0 && after.differing() == 0 && after.total > 0);
+}
+
+/// The best of the changes that are believed and gain more than `gain`, or none.
 Choice best_of(const std::vector<Neighbour>& neighbours, const std::vector<Evaluated>& results,
                const std::vector<RoundingPlan>& refused, std::ptrdiff_t& gain) {
     Choice best;
@@ -30,10 +46,7 @@ Choice best_of(const std::vector<Neighbour>& neighbours, const std::vector<Evalu
             continue;
         const Flips& f = results[i].flips;
         const auto won = static_cast<std::ptrdiff_t>(f.won) - static_cast<std::ptrdiff_t>(f.lost);
-        if (f.z() < believed_z || won <= gain) continue;
-        const Match all = results[i].match.all();
-        if (static_cast<double>(won) <= unmodelled_share * static_cast<double>(all.total) && all.differing() > 0)
-            continue;
+        if (won <= gain || !believed(f, results[i].match.all())) continue;
         gain = won;
         best = {&neighbours[i], f};
     }
@@ -65,14 +78,133 @@ Flips against(const Baseline& first, const Baseline& second) {
     return sum;
 }
 
-/// What a change does on the elements held out.
-FoundChange judged(const Evaluator& held_out, const RoundingPlan& plan, const Choice& choice) {
-    const Baseline before = held_out.baseline(plan), after = held_out.baseline(choice.neighbour->plan);
-    FoundChange found{choice.neighbour->changes, choice.flips, against(before, after), false};
-    Match left;
-    for (const OutputMatches& match : after.matches) left.add(match.all());
-    found.carries =
-        found.held_out.z() >= carried_z || (found.held_out.lost == 0 && left.differing() == 0 && left.total > 0);
+Match all_of(const Baseline& base) {
+    Match sum;
+    for (const OutputMatches& match : base.matches) sum.add(match.all());
+    return sum;
+}
+
+/// A plan run on both parts of the elements.
+struct BothParts {
+    Baseline searched, held_out;
+};
+BothParts run_on(const Parts& parts, const RoundingPlan& plan) {
+    return {parts.searched.baseline(plan), parts.held_out.baseline(plan)};
+}
+
+/// A change that was believed on the elements searched, on all.
+FoundChange judged(const std::vector<Difference>& changes, const BothParts& before, const BothParts& after) {
+    FoundChange found{changes, against(before.searched, after.searched), against(before.held_out, after.held_out)};
+    found.carries = carries_over(found.held_out, all_of(after.held_out));
+    return found;
+}
+
+/// A pair is picked as one choice, and a change that does nothing, or fits what was searched alone, rides on one that helps. So
+/// each of the two has to be a change that would be made by itself where the other stands; else the other is tried alone.
+/// `found` is of the pair; what is to be made is returned, none where that is neither the pair nor one of the two.
+const Neighbour* needed_of(const Parts& parts, const Neighbour& pair, const BothParts& before, const BothParts& after,
+                           FoundChange& found) {
+    const Neighbour* needed = nullptr;
+    FoundChange best = found;
+    bool both = true;
+    for (std::size_t i = 0; i < pair.members.size(); ++i) {
+        const Neighbour& member = pair.members[i];
+        const Neighbour& other = pair.members[1 - i];
+        const BothParts without = run_on(parts, other.plan);
+        const FoundChange adds = judged(differences(other.plan, pair.plan), without, after);
+        if (adds.carries && believed(adds.searched, all_of(after.searched))) continue;
+        both = false;
+        best.idle.push_back({member.changes, adds.searched, adds.held_out});
+        FoundChange alone = judged(other.changes, before, without);
+        if (!alone.carries || !believed(alone.searched, all_of(without.searched))) continue;
+        if (needed != nullptr && against(without.searched, after.searched).z() > 0) continue;  // the first is as good
+        alone.idle = {best.idle.back()};
+        needed = &other;
+        found = std::move(alone);
+    }
+    if (both) return &pair;
+    if (needed == nullptr) {
+        best.carries = false;
+        found = std::move(best);
+    }
+    return needed;
+}
+
+/// Changes that were tried on the units searched.
+struct Tried {
+    std::vector<Neighbour> changes;
+    std::vector<Evaluated> results;  ///< parallel to changes
+};
+
+/// The best of all, without those refused.
+Choice best_of(const SearchedPlan& at, const std::vector<const Tried*>& pairs,
+               const std::vector<RoundingPlan>& refused) {
+    std::ptrdiff_t gain = 0;
+    Choice best = best_of(at.singles, at.tried, refused, gain);
+    for (const Tried* tried : pairs)
+        if (const Choice pair = best_of(tried->changes, tried->results, refused, gain); pair.neighbour != nullptr)
+            best = pair;
+    return best;
+}
+
+/// Makes the best change that is believed and carries over. False: there is none.
+bool step(const Parts& parts, SearchedPlan& at, const std::vector<const Tried*>& pairs) {
+    std::vector<RoundingPlan> refused;
+    while (refused.size() < most_refused) {
+        const Choice best = best_of(at, pairs, refused);
+        if (best.neighbour == nullptr) return false;
+        const BothParts before{at.base, parts.held_out.baseline(at.plan)}, after = run_on(parts, best.neighbour->plan);
+        FoundChange found = judged(best.neighbour->changes, before, after);
+        const Neighbour* made = best.neighbour;
+        if (found.carries && !made->members.empty()) made = needed_of(parts, *best.neighbour, before, after, found);
+        const bool carries = found.carries;
+        at.found.push_back(std::move(found));
+        if (carries) {
+            at.plan = RoundingPlan(made->plan);
+            return true;
+        }
+        refused.push_back(best.neighbour->plan);
+    }
+    return false;
+}
+
+std::size_t worst_unit(const Baseline& base) {
+    const auto fewer = [](const OutputMatches& a, const OutputMatches& b) {
+        return a.all().differing() < b.all().differing();
+    };
+    return static_cast<std::size_t>(std::max_element(base.matches.begin(), base.matches.end(), fewer) -
+                                    base.matches.begin());
+}
+
+/// The best pairs of a cast's rounding and a rule, tried on the unit with most elements that differ, and those that are believed
+/// there on all. Some hundred pairs: none where the best of the other changes leaves nothing to be explained, nor at a cast of
+/// whose outputs one is mostly the kernel's, since another rounding of every p or ds reaches all of them.
+Tried hidden_pairs(const Parts& parts, const SearchedPlan& at, const Choice& best, const Extras& extras) {
+    OutputMatches matches;
+    for (const OutputMatches& match : at.base.matches) matches.add(match);
+    Match after = matches.all();
+    after.equal += best.flips.won - best.flips.lost;
+    if (after.share() >= nothing_left) return {};
+    std::vector<Site> casts;
+    const auto differs = [&](Output output) {
+        return matches[output].total == 0 || matches[output].share() < mostly_equal;
+    };
+    if (differs(Output::o)) casts.push_back(Site::p_cast);
+    if (differs(Output::dv)) casts.push_back(Site::bwd_p_cast);
+    if (differs(Output::dq) && differs(Output::dk)) casts.push_back(Site::ds_cast);
+    const std::vector<Neighbour> pairs = rounding_pairs(at.plan, at.singles, casts, extras);
+    const Evaluator one = parts.searched.of_unit(worst_unit(at.base));
+    const std::vector<Evaluated> tried = one.evaluate(pairs, one.baseline(at.plan));
+    std::vector<RoundingPlan> taken;
+    Tried found;
+    while (found.changes.size() < pair_candidates) {
+        std::ptrdiff_t gain = 0;
+        const Choice next = best_of(pairs, tried, taken, gain);
+        if (next.neighbour == nullptr) break;
+        taken.push_back(next.neighbour->plan);
+        found.changes.push_back(*next.neighbour);
+    }
+    found.results = parts.searched.evaluate(found.changes, at.base);
     return found;
 }
 
@@ -85,38 +217,11 @@ SearchedPlan climb(const Parts& parts, const RoundingPlan& start, const Neighbou
         at.singles = neighbours(at.plan, around);
         at.tried = parts.searched.evaluate(at.singles, at.base);
         if (round == most_rounds) return at;
-        const std::vector<Neighbour> pairs = pairs_of(at.plan, at.singles, at.tried, around.extras);
-        const std::vector<Evaluated> tried_pairs = parts.searched.evaluate(pairs, at.base);
-        std::vector<RoundingPlan> refused;
-        bool moved = false;
-        while (!moved && refused.size() < most_refused) {
-            std::ptrdiff_t gain = 0;
-            Choice best = best_of(at.singles, at.tried, refused, gain);
-            if (const Choice pair = best_of(pairs, tried_pairs, refused, gain); pair.neighbour != nullptr) best = pair;
-            if (best.neighbour == nullptr) return at;
-            at.found.push_back(judged(parts.held_out, at.plan, best));
-            moved = at.found.back().carries;
-            if (moved)
-                at.plan = RoundingPlan(best.neighbour->plan);
-            else
-                refused.push_back(best.neighbour->plan);
-        }
-        if (!moved) return at;
+        Tried helping{pairs_of(at.plan, at.singles, at.tried, around.extras), {}};
+        helping.results = parts.searched.evaluate(helping.changes, at.base);
+        const Tried hidden = hidden_pairs(parts, at, best_of(at, {&helping}, {}), around.extras);
+        if (!step(parts, at, {&helping, &hidden})) return at;
     }
-}
-
-double equal_share(const Baseline& base) {
-    Match sum;
-    for (const OutputMatches& match : base.matches) sum.add(match.all());
-    return sum.share();
-}
-
-std::size_t worst_unit(const Baseline& base) {
-    const auto fewer = [](const OutputMatches& a, const OutputMatches& b) {
-        return a.all().differing() < b.all().differing();
-    };
-    return static_cast<std::size_t>(std::max_element(base.matches.begin(), base.matches.end(), fewer) -
-                                    base.matches.begin());
 }
 
 /// How many outputs have all of their elements equal.
@@ -145,7 +250,7 @@ SearchedPlan search_from(const Parts& parts, const std::vector<RoundingPlan>& st
         return f.z() >= believed_z || (f.won >= f.lost && changes(other) < changes(best));
     };
     for (std::size_t s = 1; s < std::min(starts.size(), most_starts); ++s) {
-        if (changes(best) <= 1 && equal_share(best.base) >= nothing_left) break;
+        if (changes(best) <= 1 && all_of(best.base).share() >= nothing_left) break;
         const std::size_t u = worst_unit(best.base);
         const Evaluator one = parts.searched.of_unit(u);
         SearchedPlan other = climb({one, parts.held_out}, starts[s], around);
@@ -176,14 +281,20 @@ std::vector<SiteEvidence> evidence_of(const SearchedPlan& found) {
         e.site = site;
         bool tried = false;
         for (std::size_t i = 0; i < found.singles.size(); ++i) {
-            if (found.singles[i].plan[site] == found.plan[site]) continue;
-            e.could_explain = std::max(e.could_explain, found.tried[i].flips.won);
-            if (!makes_exact(found.singles[i], site)) continue;
+            const RoundingPlan& other = found.singles[i].plan;
+            const Flips& f = found.tried[i].flips;
+            if (other[site] == found.plan[site]) continue;
+            e.could_explain = std::max(e.could_explain, f.won);
+            // What a change of several sites does is said of none of them.
+            if (!found.plan.with(site, other[site]).same_numerics(other)) continue;
             tried = true;
-            e.exact = found.tried[i].flips;
-            e.told = e.exact.z() <= -believed_z;
+            if (other[site].is_exact()) {
+                e.exact = f;
+                e.told = f.z() <= -believed_z;
+            }
+            if (!e.told && std::abs(f.z()) >= believed_z) e.told_from.push_back(found.singles[i].changes);
         }
-        if (tried) all.push_back(e);
+        if (tried) all.push_back(std::move(e));
     }
     return all;
 }

@@ -141,10 +141,24 @@ std::string flips_text(const KernelIdentification& k, const FoundChange& f) {
 
 std::string refused_text(const KernelIdentification& k) {
     std::string out;
-    for (const FoundChange& f : k.found)
-        if (!f.carries)
-            out += wrapped("  not made, as it does not carry over: ",
-                           fmt::format("{} ({})", change_text(f.changes), flips_text(k, f)));
+    for (const FoundChange& f : k.found) {
+        if (f.carries) continue;
+        const bool as_pair = !f.idle.empty();
+        out += wrapped(as_pair ? "  not made, as neither of the two needs the other, nor is believed by itself: "
+                               : "  not made, as it does not carry over: ",
+                       fmt::format("{} ({})", change_text(f.changes), flips_text(k, f)));
+    }
+    return out;
+}
+
+/// The other half of a pair that was left out.
+std::string idle_text(const KernelIdentification& k, const FoundChange& f) {
+    std::string out;
+    for (const IdleChange& idle : f.idle)
+        out += wrapped("      found with, and left out: ",
+                       fmt::format("{} (adds {} won, {} lost on the {}; {} won, {} lost on those held out)",
+                                   change_text(idle.changes), idle.searched.won, idle.searched.lost,
+                                   part_name(k, "searched"), idle.held_out.won, idle.held_out.lost));
     return out;
 }
 
@@ -164,16 +178,30 @@ std::string found_text(const KernelIdentification& k) {
         if (f.carries)
             out += wrapped(f.held_out.none() ? "    made, though those held out are equal with and without it: "
                                              : "    carries over: ",
-                           fmt::format("{} ({})", change_text(f.changes), flips_text(k, f)));
+                           fmt::format("{} ({})", change_text(f.changes), flips_text(k, f))) +
+                   idle_text(k, f);
     out += row(k.plan.name, k.match) + row("  " + part_name(k, "searched"), k.searched) +
            row("  " + part_name(k, "held out"), k.held_out);
     return out + refused_text(k);
 }
 
+/// Those of SiteEvidence::told_from in a word each: a format, a rounding; an accumulation has no short name.
+std::vector<std::string> rules_told(const SiteEvidence& e) {
+    std::vector<std::string> rules;
+    for (const std::vector<Difference>& changes : e.told_from) {
+        std::vector<std::string> words;
+        for (const Difference& d : changes)
+            words.push_back(d.field.ends_with(".accumulation") ? "another accumulation" : d.to);
+        std::string rule = fmt::format("{}", fmt::join(words, " "));
+        if (std::find(rules.begin(), rules.end(), rule) == rules.end()) rules.push_back(std::move(rule));
+    }
+    return rules;
+}
+
 /// What could explain the elements that still differ, and what the outputs say nothing of.
 std::string rest_text(const KernelIdentification& k, bool full) {
     std::vector<const Trial*> helping;
-    std::vector<std::string> silent, told;
+    std::vector<std::string> silent, told, others;
     for (const Trial& trial : k.trials)
         if (trial.flips.won > 0) helping.push_back(&trial);
     std::stable_sort(helping.begin(), helping.end(),
@@ -186,9 +214,17 @@ std::string rest_text(const KernelIdentification& k, bool full) {
         out += wrapped(fmt::format("    {:>7} won {:>8} lost  ", trial->flips.won, trial->flips.lost),
                        change_text(trial->changes));
     }
-    for (const SiteEvidence& e : k.sites) (e.told ? told : silent).emplace_back(name(e.site));
+    for (const SiteEvidence& e : k.sites) {
+        if (e.told)
+            told.emplace_back(name(e.site));
+        else if (e.silent())
+            silent.emplace_back(name(e.site));
+        else
+            others.push_back(fmt::format("{} ({})", name(e.site), fmt::join(rules_told(e), "; ")));
+    }
     out += name_list("sites whose rounding the outputs show:", told);
-    return out + name_list("sites of which they say nothing:", silent);
+    out += name_list("sites that might be exact, with the rules that the outputs tell from both:", others);
+    return out + name_list("sites of which they say nothing, by any rule tried there alone:", silent);
 }
 
 }  // namespace

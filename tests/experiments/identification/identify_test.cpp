@@ -20,6 +20,18 @@ namespace {
 
 using ::testing::HasSubstr;
 
+void set_format(RoundingPlan& plan, Site site, const Format& format) {
+    Rule rule = plan[site];
+    rule.format = format;
+    plan.set(site, rule);
+}
+
+void set_rounding(RoundingPlan& plan, Site site, Rounding rounding) {
+    Rule rule = plan[site];
+    rule.rounding = rounding;
+    plan.set(site, rule);
+}
+
 // Every preset leaves outputs, and is found by them: no other reproduces them all.
 TEST(Identify, FindsEveryPresetByItsOutputs) {
     std::vector<Made> made;
@@ -117,18 +129,6 @@ TEST_P(PlantedChange, IsFound) {
     EXPECT_TRUE(parse_plan(to_toml(found.plan), "written").same_numerics(found.plan));
 }
 
-void set_format(RoundingPlan& plan, Site site, const Format& format) {
-    Rule rule = plan[site];
-    rule.format = format;
-    plan.set(site, rule);
-}
-
-void set_rounding(RoundingPlan& plan, Site site, Rounding rounding) {
-    Rule rule = plan[site];
-    rule.rounding = rounding;
-    plan.set(site, rule);
-}
-
 // d = 32, three key tiles of 128; its scale is no power of two.
 INSTANTIATE_TEST_SUITE_P(
     Changes, PlantedChange,
@@ -145,6 +145,20 @@ INSTANTIATE_TEST_SUITE_P(
         Planted{"ds_cast", "fa3", [](RoundingPlan& p) { set_format(p, Site::ds_cast, fp16); }},
         Planted{"o_rounding", "fa2", [](RoundingPlan& p) { set_rounding(p, Site::o_cast, Rounding::toward_zero); }},
         Planted{"ds_rounding", "fa3", [](RoundingPlan& p) { set_rounding(p, Site::ds_cast, Rounding::stochastic); }},
+        Planted{"lse_bf16", "fa2", [](RoundingPlan& p) { set_format(p, Site::lse, bf16); }},
+        Planted{"delta_bf16", "fa2", [](RoundingPlan& p) { set_format(p, Site::delta, bf16); }},
+        Planted{"row_sum_fp16", "fa2", [](RoundingPlan& p) { set_format(p, Site::row_sum, fp16); }},
+        // Neither helps alone: P is cut, and what the row sum adds is that P.
+        Planted{"rounding_pair", "fa2",
+                [](RoundingPlan& p) {
+                    p.schedule.row_sum_adds = RowSumAdds::rounded;
+                    set_rounding(p, Site::p_cast, Rounding::toward_zero);
+                }},
+        Planted{"ds_rounding_pair", "fa3",
+                [](RoundingPlan& p) {
+                    p.schedule.ds_scale = DsScale::before;
+                    set_rounding(p, Site::ds_cast, Rounding::toward_zero);
+                }},
         Planted{"p_cast", "efficient", [](RoundingPlan& p) { set_format(p, Site::p_cast, fp16); }},
         Planted{"pair", "fa2",
                 [](RoundingPlan& p) {
@@ -196,6 +210,75 @@ TEST(Identify, JudgesAChangeOnWhatItWasNotFoundOn) {
     EXPECT_EQ(rows.held_out.all().total, 50u * 32 * 4);
     EXPECT_EQ(rows.match.all().total, 101u * 32 * 4);
     EXPECT_EQ(rows.changes, differences(for_head_dim(plan("fa2"), 32, true), wanted));
+}
+
+// A pair is found as one choice. Of two changes that both make elements equal both stay (Planted "pair"); one that fits the rows
+// searched alone, and rides on a change that all rows have, is left out.
+TEST(Identify, LeavesOutTheHalfOfAPairThatAddsNothing) {
+    RoundingPlan wanted = for_head_dim(plan("fa2"), 32, true), decoyed = wanted;
+    wanted.schedule.ds_scale = decoyed.schedule.ds_scale = DsScale::before;
+    decoyed.schedule.key_order = Order::ascending;
+    Capture capture = made_capture({{"unknown", wanted}, {"z", decoyed}});
+    std::size_t decoys = 0;
+    for (std::size_t o = 0; o < 4; ++o) {  // every other row of a single head is what a search sees
+        HeadArray& observed = *capture.layers[0].observed[0].outputs[o];
+        const HeadArray& other = *capture.layers[0].observed[1].outputs[o];
+        for (std::ptrdiff_t r = 0; r < observed.rows; r += 2)
+            for (std::ptrdiff_t c = 0; c < observed.cols; ++c) {
+                const auto i = static_cast<std::size_t>(r * observed.cols + c);
+                decoys += observed.values[i] != other.values[i];
+                observed.values[i] = other.values[i];
+            }
+    }
+    ASSERT_GT(decoys, 16u) << "the decoy has to win enough to be believed where it was planted";
+    IdentifyOptions options;
+    options.candidates = {plan("fa2")};
+    options.kernels = {"unknown"};
+    const Identification all = identify(capture, options);
+    const KernelIdentification& found = all.kernels.front();
+    EXPECT_EQ(found.changes, differences(for_head_dim(plan("fa2"), 32, true), wanted)) << table(all, true);
+    const auto of_pair = std::find_if(found.found.begin(), found.found.end(),
+                                      [](const FoundChange& f) { return f.carries && !f.idle.empty(); });
+    ASSERT_NE(of_pair, found.found.end()) << "no pair was found: nothing is shown\n" << table(all, true);
+    EXPECT_EQ(of_pair->idle.front().changes, differences(wanted, decoyed));
+    EXPECT_GE(of_pair->idle.front().searched.z(), believed_z);
+    EXPECT_LT(of_pair->idle.front().held_out.z(), 0);
+    EXPECT_THAT(table(all, true), HasSubstr("found with, and left out: schedule.key_order"));
+}
+
+// "Nothing is said of a site" is said of those alone whose every other rule leaves the outputs as they are. The saved lse of fa2
+// may be exact, and not in bf16, which moves P; a plan that lacks the kernel's bf16 lse is not one whose lse is silent.
+TEST(Identify, IsSilentOnlyOfSitesThatNoRuleChanges) {
+    const RoundingPlan fa2 = for_head_dim(plan("fa2"), 32, true);
+    RoundingPlan wanted = fa2;
+    set_format(wanted, Site::lse, bf16);
+    const auto evidence = [&](const RoundingPlan& kernel, const char* candidate) {
+        IdentifyOptions options;
+        options.candidates = {plan(candidate)};
+        const Capture capture = made_capture({{"unknown", kernel}}, {.n = 128});
+        return identify(capture, options);
+    };
+    const Identification plain = evidence(fa2, "fa2");
+    std::size_t silent = 0;
+    for (const SiteEvidence& e : plain.kernels.front().sites) {
+        silent += e.silent();
+        if (e.site == Site::lse || e.site == Site::delta || e.site == Site::row_sum) {
+            EXPECT_FALSE(e.silent()) << name(e.site);
+        }
+        if (!e.silent()) continue;
+        for (const Trial& t : plain.kernels.front().trials)
+            for (const Difference& d : t.changes)
+                if (t.changes.size() == 1 && d.field.starts_with("sites." + std::string(name(e.site)) + ".")) {
+                    EXPECT_LT(std::abs(t.flips.z()), believed_z) << d.field << " -> " << d.to;
+                }
+    }
+    EXPECT_GT(silent, 3u);
+    const std::string text = table(plain, true);
+    EXPECT_THAT(text, HasSubstr("lse (bf16"));
+    for (const SiteEvidence& e : evidence(wanted, "fa2").kernels.front().sites)
+        if (e.site == Site::lse) {
+            EXPECT_TRUE(e.told) << "its bf16 shows";
+        }
 }
 
 // A rule of the backward spoils two outputs of four, and other presets then have more elements than the one that the kernel is
