@@ -5,6 +5,7 @@
 #include <functional>
 #include <limits>
 
+#include <faultline/attribution/level.hpp>
 #include <faultline/plan/plan_toml.hpp>
 
 namespace faultline {
@@ -55,8 +56,8 @@ const About head_about{"query head: batch element times the layer's heads, plus 
 /// Writes the datasets of one layer below its group.
 class LayerWriter {
   public:
-    LayerWriter(const LayerAttribution& layer, RecordFile& file)
-        : layer_(layer), file_(file), group_(layer.name + "/") {
+    LayerWriter(const LayerAttribution& layer, const RoundingPlan& plan, RecordFile& file)
+        : layer_(layer), plan_(plan), file_(file), group_(layer.name + "/") {
         for (const Site site : layer.sites) site_names_.emplace_back(name(site));
         for (const OutputAttribution& output : layer.outputs) output_names_.emplace_back(name(output));
         if (layer.outputs.empty()) return;
@@ -233,6 +234,7 @@ class LayerWriter {
         file_.write(group + "bit_equal_to_plan", equal, axes, {"share of elements that equal the plan's", "1"});
         file_.write(group + "within_one_ulp_of_plan", near, axes,
                     {"share of elements within one ulp of the plan's", "1"});
+        types_of(group, a, axes);
         if (a.lse) {
             std::vector<std::uint8_t> log2{0, 0};
             for (const ObservedOutput& seen : a.observed) log2.push_back(seen.in_log2 ? 1 : 0);
@@ -246,6 +248,28 @@ class LayerWriter {
             {"1 less the sum of the sites' squared errors alone, over the plan's squared error; NaN: not all sites ran",
              "1"});
         if (a.level) scalar(group + "level", *a.level, "relative error of the truth stored in the output's format");
+    }
+
+    /// What each source is stored in, and what a mark in the table says of it.
+    void types_of(const std::string& group, const OutputAttribution& a, const std::vector<Axis>& axes) {
+        const std::optional<Format> of_plan = stored_format(plan_, a);
+        std::vector<std::string> types{of_plan ? type_name(*of_plan) : "exact", "exact"};
+        Wide levels;
+        std::vector<std::uint8_t> marks;
+        const auto add = [&](const ErrorMeasure& error, const std::optional<WideReal>& level) {
+            levels.add(level.value_or(WideReal{}));
+            marks.push_back(at_level(error, level) ? 1 : 0);
+        };
+        add(a.plan, a.level);
+        add(a.floor, std::nullopt);
+        for (const ObservedOutput& seen : a.observed) {
+            types.push_back(seen.format ? type_name(*seen.format) : types.front());
+            add(seen.error, level_of(seen, a));
+        }
+        file_.write_strings(group + "type", types, axes, {"what the source stores the output in", "1"});
+        file_.write_wide(group + "source_level", levels.mantissa, levels.exponent, axes,
+                         {"relative error of the truth stored in the source's type; 0 where that is exact", "1"});
+        file_.write(group + "at_level", marks, axes, {"1: the error is at that level", "1"});
     }
 
     void scalar(const std::string& path, const WideReal& value, const char* long_name) {
@@ -320,12 +344,26 @@ class LayerWriter {
         }
         const Axis by_name = coordinate(group, "correction", correction_names_, "correction applied to the plan");
         measures_of(group, errors, {by_name, coordinate(group, "output", output_names_, "output of attention")});
+        Wide levels;
+        std::vector<std::uint8_t> marks;
+        for (std::size_t c = 0; c < correction_names_.size(); ++c)
+            for (const OutputAttribution& output : layer_.outputs) {
+                const CorrectedOutput& corrected = output.corrections[c];
+                levels.add(corrected.level.value_or(WideReal{}));
+                marks.push_back(at_level(corrected.error, corrected.level) ? 1 : 0);
+            }
+        const std::vector<Axis> axes{by_name, {"output", static_cast<std::int64_t>(output_names_.size())}};
+        file_.write_wide(
+            group + "level", levels.mantissa, levels.exponent, axes,
+            {"relative error of the truth that it is compared with, stored in the plan's type; 0: exact", "1"});
+        file_.write(group + "at_level", marks, axes, {"1: the error is at that level", "1"});
         file_.write(group + "changes_function", changes, {by_name}, {"1: the truth is that of another function", "1"});
     }
 
     [[nodiscard]] std::string below(const std::string& path) const { return group_ + path + "/"; }
 
     const LayerAttribution& layer_;
+    const RoundingPlan& plan_;
     RecordFile& file_;
     std::string group_;
     std::vector<std::string> site_names_, output_names_, correction_names_;
@@ -343,7 +381,7 @@ void write(const Attribution& attribution, RecordFile& file) {
         file.attribute("", "faults", std::span<const std::string>(faults));
     }
     file.attribute("", "complete", std::int64_t{attribution.complete ? 1 : 0});
-    for (const LayerAttribution& layer : attribution.layers) LayerWriter(layer, file).write();
+    for (const LayerAttribution& layer : attribution.layers) LayerWriter(layer, attribution.plan, file).write();
 }
 
 void write(const Attribution& attribution, const std::string& path) {

@@ -3,9 +3,10 @@
 //   tiles/SITE/{signed_mean,rms,value_rms,max_abs,count,nonfinite}   over (head, q_tile, k_tile): local error
 //   rows/{p_max,repeated_max,zero_sum,zero_sum_relative,delta_error} over (head, row)
 //   outputs/OUTPUT/{rel_error,error_norm,signed_bias,…}              over (source): the plan, its floor, observed kernels
+//   outputs/OUTPUT/{type,source_level,at_level}                      over (source): its type and what a mark says of it
 //   outputs/OUTPUT/{truth_norm,truth_bound,level,unexplained}        one number each
 //   counterfactual/{alone,repaired,share,moved_squared,interaction,…} over (site, output)
-//   corrections/{rel_error,signed_bias,…}                            over (correction, output)
+//   corrections/{rel_error,signed_bias,level,at_level,…}             over (correction, output)
 // with coordinates site, output, correction, source in each group that uses them, since xarray reads one group at a time.
 // Errors and norms have NAME_mantissa and NAME_exponent2 beside them, for values that a double cannot hold.
 #pragma once

@@ -2,6 +2,7 @@
 // faultline identify: which plan is the kernel that left these outputs.
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include <fmt/format.h>
@@ -14,6 +15,7 @@
 #include <faultline/identification/identify.hpp>
 #include <faultline/identification/json.hpp>
 #include <faultline/identification/table.hpp>
+#include <faultline/identification/write_h5.hpp>
 #include <faultline/plan/nearest_name.hpp>
 #include <faultline/plan/plan_toml.hpp>
 #include <faultline/plan/presets.hpp>
@@ -65,9 +67,12 @@ void check_output(const Capture& capture, const IdentifyOptions& options, const 
     const std::string& file = call.common.output;
     if (file.empty()) return;
     const std::string where = call.settings.where("output");
+    if (file.ends_with(".h5")) return;
     if (!file.ends_with(".toml"))
-        throw RequestError(fmt::format("{}: {}: expected a name that ends in .toml, for the plan that is found", where,
-                                       in_quotes(file)));
+        throw RequestError(
+            fmt::format("{}: {}: expected a name that ends in .toml, for the plan that is found, or in "
+                        ".h5, for all that the table says",
+                        where, in_quotes(file)));
     const std::size_t kernels = options.kernels.empty() ? observed_kernels(capture).size() : options.kernels.size();
     if (kernels > 1)
         throw RequestError(fmt::format(
@@ -100,6 +105,13 @@ Status run(const IdentifySettings& own, const Invocation& call) {
     expect_kernels(capture, own, call.settings);
     check_output(capture, options, call);
 
+    std::optional<RecordFile> file;
+    if (call.common.output.ends_with(".h5")) {
+        Manifest manifest = call.manifest("identification", options.seed);
+        manifest.inputs = hash_inputs(own.request.capture);
+        file = RecordFile::create(call.common.output, manifest);
+    }
+    const std::string written = file ? "" : call.common.output;  // the plan's
     Progress line(call.talks());
     options.progress = [&](std::size_t done, std::size_t total, const std::string& what) {
         line.update(done, total, what);
@@ -111,16 +123,18 @@ Status run(const IdentifySettings& own, const Invocation& call) {
     const bool near = std::all_of(result.kernels.begin(), result.kernels.end(),
                                   [](const KernelIdentification& k) { return k.is_near(); });
     const auto write_file = [&] {
-        if (!call.common.output.empty() && result.complete && near)
-            write_plan(call.common.output, result.kernels.front().plan);
+        if (!written.empty() && result.complete && near) write_plan(written, result.kernels.front().plan);
+        if (!file || !result.complete) return;
+        write(result, *file);
+        file->commit();
     };
     print_after(write_file, call.common.json ? to_json(result) : table(result, own.full));
-    if (result.complete && !near && !call.common.output.empty()) {
+    if (result.complete && !near && !written.empty()) {
         remark(fmt::format("faultline identify: no preset is this kernel: {} not written",
-                           escaped(call.common.output, call.common.output.size())));
+                           escaped(written, written.size())));
         return Status::failed;
     }
-    if (!call.common.output.empty() && result.complete)
+    if (!written.empty() && result.complete)
         for (const KernelIdentification& k : result.kernels) {
             const std::vector<std::string> others = k.near_ties();
             if (!k.is_found()) {
@@ -148,7 +162,8 @@ Command identify_command() {
     return {"identify",
             "Say which plan is the kernel that left the outputs of a capture, and what still differs",
             "  faultline identify run7.safetensors --layers layer0\n"
-            "  faultline identify run7.safetensors --layers layer0 --kernel cudnn -o cudnn.toml",
+            "  faultline identify run7.safetensors --layers layer0 --kernel cudnn -o cudnn.toml\n"
+            "  faultline identify run7.safetensors --layers layer0 -o kernels.h5",
             [](Settings& settings) -> Run {
                 const auto own = std::make_shared<IdentifySettings>();
                 own->request.declare(settings);
@@ -159,8 +174,8 @@ Command identify_command() {
                 settings.flag("full", own->full, "Every candidate and every change in the table");
                 return [own](const Invocation& call) { return run(*own, call); };
             },
-            "FILE.toml",
-            "Write the plan that is found, of one kernel (--kernel)"};
+            "FILE.h5|FILE.toml",
+            "Write the plan that is found, of one kernel (--kernel); to FILE.h5 all that the table says with --full"};
 }
 
 }  // namespace faultline::cli

@@ -40,25 +40,30 @@ void PlanChoice::compare(const Capture& capture, const std::string& kernel, cons
 void PlanChoice::choose(const Capture& capture, const std::string& kernel, const AttributionOptions& options,
                         const Invocation& call) {
     const StorageFormats storage = storage_of(capture, kernel);
+    const auto add_inputs = [&] {
+        const std::string mixed = mixed_inputs_remark(capture, plan);
+        if (!mixed.empty()) origin.storage += (origin.storage.empty() ? "" : "; ") + mixed;
+    };
     // Of a preset by name the outputs stay as they are: what a kernel returns is part of what it is to be judged by.
     if (preset || origin.automatic) {
         const std::string name = plan.name;
-        plan = stored_as(plan, {storage.fp16, false});
+        plan = stored_as(plan, {storage.fp16, {}});
         if (preset && plan.name != name)
             origin.storage = fmt::format("the file is float16: {} is {} with fp16 where it has bf16", plan.name, name);
     }
     if (!origin.automatic) {
         if (const std::string differs = storage_remark(storage, kernel, plan); !differs.empty())
             origin.storage = differs;
-        return;
+        return add_inputs();
     }
     const std::vector<std::string> known = observed_kernels(capture);
-    if (std::find(known.begin(), known.end(), kernel) == known.end()) return;
+    if (std::find(known.begin(), known.end(), kernel) == known.end()) return add_inputs();
     origin.kernel = kernel;
     compare(capture, "", options, call);
     origin.chosen = nearest_plan(ranked, kernel);
     if (origin.chosen) plan = faultline::plan(origin.chosen->plan);
     origin.storage = storage_remark(storage, kernel, plan);
+    add_inputs();
     origin.nearer = nearer_plans(ranked, plan.name, options.heads);
 }
 

@@ -2,9 +2,11 @@
 #include <faultline/identification/capture_storage.hpp>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <faultline/tensor/text.hpp>
 
@@ -43,7 +45,22 @@ struct Seen {
         fp32 = fp32 || what == Held::fp32;
         other = other || what == Held::other;
     }
+    [[nodiscard]] bool nothing() const { return !bf16 && !fp16 && !fp32 && !other; }
+    /// Its one format, or the tensors'.
+    [[nodiscard]] OutputStorage only() const {
+        if (other || bf16 + fp16 + fp32 != 1) return OutputStorage::tensors;
+        return bf16 ? OutputStorage::bf16 : fp16 ? OutputStorage::fp16 : OutputStorage::fp32;
+    }
 };
+
+/// float32 or float64 values that bf16 and fp16 both hold: they say nothing of the type.
+bool in_both(const HeadArray& array) {
+    if (array.dtype != Dtype::f32 && array.dtype != Dtype::f64) return false;
+    return std::all_of(array.values.begin(), array.values.end(), [](double x) {
+        return std::isnan(x) ||
+               (round(x, bf16, Rounding::nearest_even) == x && round(x, fp16, Rounding::nearest_even) == x);
+    });
+}
 
 }  // namespace
 
@@ -54,26 +71,72 @@ StorageFormats storage_of(const Capture& capture, const std::string& kernel) {
     };
     const bool observed = std::any_of(capture.layers.begin(), capture.layers.end(), has);
     Seen inputs, outputs;
+    std::array<Seen, 4> each;
     for (const LayerCapture& layer : capture.layers) {
         if (observed && !has(layer)) continue;
         for (const HeadArray* input : {&layer.q, &layer.k, &layer.v}) inputs.add(*input);
         for (const ObservedKernel& k : layer.observed)
-            if (k.name == kernel)
-                for (const auto& output : k.outputs)
-                    if (output) outputs.add(*output);
+            for (std::size_t o = 0; k.name == kernel && o < each.size(); ++o)
+                if (k.outputs[o]) {
+                    outputs.add(*k.outputs[o]);
+                    if (!in_both(*k.outputs[o])) each[o].add(*k.outputs[o]);
+                }
     }
     const Seen& decides = inputs.bf16 || inputs.fp16 ? inputs : outputs;
-    return {decides.fp16 && !decides.bf16, outputs.fp32 && !outputs.bf16 && !outputs.fp16 && !outputs.other};
+    StorageFormats storage{decides.fp16 && !decides.bf16, {}};
+    if (outputs.fp32 && !outputs.bf16 && !outputs.fp16 && !outputs.other) return StorageFormats::wide(storage.fp16);
+    const OutputStorage tensors = storage.fp16 ? OutputStorage::fp16 : OutputStorage::bf16;
+    for (std::size_t o = 0; o < each.size(); ++o)
+        if (const OutputStorage own = each[o].nothing() ? tensors : each[o].only(); own != tensors)
+            storage.outputs[o] = own;
+    return storage;
 }
 
 std::string storage_remark(const StorageFormats& storage, const std::string& kernel, const RoundingPlan& plan) {
-    const RoundingPlan as_fp16 = stored_as(plan, {storage.fp16, false}),
-                       as_fp32 = stored_as(plan, {false, storage.fp32_outputs});
     const std::string whose = kernel.empty() ? "" : " of " + escaped(kernel);
-    if (!as_fp16.same_numerics(plan))
+    if (!stored_as(plan, {storage.fp16, {}}).same_numerics(plan))
         return fmt::format("the tensors{} are float16 and {} rounds to bfloat16", whose, plan.name);
-    if (!as_fp32.same_numerics(plan))
+    if (storage.fp32_outputs() && !stored_as(plan, StorageFormats::wide()).same_numerics(plan))
         return fmt::format("the outputs{} are float32 and {} rounds its outputs to less", whose, plan.name);
+    std::vector<std::string> differ;
+    for (const Output output : all_outputs) {
+        StorageFormats one;
+        const OutputStorage own = storage.outputs[static_cast<std::size_t>(output)];
+        one.outputs[static_cast<std::size_t>(output)] = own;
+        if (stored_as(plan, one).same_numerics(plan)) continue;
+        differ.push_back(fmt::format("{}{} is {} and {} rounds it to {}", name(output), whose,
+                                     own == OutputStorage::fp32   ? "float32"
+                                     : own == OutputStorage::fp16 ? "float16"
+                                                                  : "bfloat16",
+                                     plan.name, own == OutputStorage::fp32 ? "less" : "another type of 16 bits"));
+    }
+    return fmt::format("{}", fmt::join(differ, ", "));
+}
+
+std::string mixed_inputs_remark(const Capture& capture, const RoundingPlan& plan) {
+    struct Input {
+        const char* name;
+        HeadArray LayerCapture::*array;
+        Site cast;
+    };
+    constexpr std::array inputs{Input{"q", &LayerCapture::q, Site::q_cast}, Input{"k", &LayerCapture::k, Site::k_cast},
+                                Input{"v", &LayerCapture::v, Site::v_cast},
+                                Input{"do", &LayerCapture::dout, Site::do_cast}};
+    std::vector<std::string> in_bf16, in_fp16, rounded;
+    for (const LayerCapture& layer : capture.layers) {
+        in_bf16.clear(), in_fp16.clear(), rounded.clear();
+        for (const Input& input : inputs) {
+            const Dtype dtype = (layer.*input.array).dtype;
+            if ((layer.*input.array).empty() || (dtype != Dtype::bf16 && dtype != Dtype::f16)) continue;
+            (dtype == Dtype::bf16 ? in_bf16 : in_fp16).emplace_back(input.name);
+            const Format& cast = plan[input.cast].format;
+            if (cast == (dtype == Dtype::bf16 ? fp16 : bf16)) rounded.emplace_back(name(input.cast));
+        }
+        if (in_bf16.empty() || in_fp16.empty() || rounded.empty()) continue;
+        return fmt::format("of {} {} {} bfloat16 and {} float16, and {} rounds at {} what is not in its type",
+                           escaped(layer.name), fmt::join(in_bf16, ", "), in_bf16.size() == 1 ? "is" : "are",
+                           fmt::join(in_fp16, ", "), plan.name, fmt::join(rounded, ", "));
+    }
     return {};
 }
 

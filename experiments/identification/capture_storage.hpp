@@ -13,12 +13,18 @@ namespace faultline {
 
 /// Of all layers that have an output of `kernel` (of all layers where no one has). A tensor is what its type says; of float32
 /// and float64 its values do: bf16 or fp16 where that holds every one of them, else fp32. fp16: some of q, k, v is and none is
-/// bf16; where they are neither (fp8, fp32), the outputs decide. fp32_outputs: all of the kernel's o, dq, dk, dv are fp32.
+/// bf16; where they are neither (fp8, fp32), the outputs decide. An output is stored as the tensors are where it is in that type,
+/// in none of the three, in different ones in different layers, or in fp32 with values that both 16-bit types hold. Where all of
+/// the kernel's outputs are fp32, so are those that the file does not have.
 [[nodiscard]] StorageFormats storage_of(const Capture& capture, const std::string& kernel);
 
 /// What is to be known where a plan rounds to formats that the kernel's tensors are not in, a sentence without its end, or
-/// nothing: "the tensors of flash are float16 and fa2 rounds to bfloat16".
+/// nothing: "the tensors of flash are float16 and fa2 rounds to bfloat16"; "the dq of flash is float32 and fa2 rounds it to less".
 [[nodiscard]] std::string storage_remark(const StorageFormats& storage, const std::string& kernel,
                                          const RoundingPlan& plan);
+
+/// The same of inputs of two 16-bit types, of which a plan has one: "q, k are bfloat16 and v is float16, which fa2 rounds to
+/// bfloat16 (v_cast)"; nothing where the plan holds each.
+[[nodiscard]] std::string mixed_inputs_remark(const Capture& capture, const RoundingPlan& plan);
 
 }  // namespace faultline

@@ -135,7 +135,8 @@ void rank(const std::vector<Case>& cases, std::size_t candidates, const Identify
     struct Key {
         const LayerCapture* layer;
         std::ptrdiff_t batch, kv_head;
-        bool fp16, fp32_outputs;
+        bool fp16;
+        std::array<OutputStorage, 4> outputs;
         auto operator<=>(const Key&) const = default;
     };
     struct Use {
@@ -146,7 +147,7 @@ void rank(const std::vector<Case>& cases, std::size_t candidates, const Identify
         for (std::size_t u = 0; u < cases[c].units.size(); ++u) {
             const Unit& unit = cases[c].units[u];
             const StorageFormats& storage = cases[c].storage;
-            by_head[{unit.layer, unit.group.batch, unit.group.kv_head, storage.fp16, storage.fp32_outputs}].push_back(
+            by_head[{unit.layer, unit.group.batch, unit.group.kv_head, storage.fp16, storage.outputs}].push_back(
                 {c, u});
         }
     std::vector<const std::vector<Use>*> heads;
@@ -295,6 +296,17 @@ std::vector<std::string> observed_kernels(const Capture& capture) {
     return {names.begin(), names.end()};
 }
 
+std::string rule_type(const std::vector<Difference>& changes) {
+    std::vector<std::string> types;
+    for (const Difference& d : changes) {
+        std::string type = !d.field.starts_with("sites.") ? "schedule"
+                           : d.to == "exact"              ? "exact"
+                                                          : d.field.substr(d.field.rfind('.') + 1);
+        if (std::find(types.begin(), types.end(), type) == types.end()) types.push_back(std::move(type));
+    }
+    return fmt::format("{}", fmt::join(types, ", "));
+}
+
 std::vector<std::string> KernelIdentification::near_ties() const {
     std::vector<std::string> names;
     for (std::size_t i = 1; i < ranking.size(); ++i)
@@ -344,8 +356,24 @@ Identification identify(const Capture& capture, const IdentifyOptions& options) 
     Identification identification{capture.path, {}, true};
     std::vector<KernelIdentification> results;
     for (const Case& c : cases)
-        results.push_back(
-            {c.kernel, c.head_dim, c.causal, c.layers, c.storage, {}, {}, {}, {}, {}, false, {}, {}, {}, {}, {}, {}});
+        results.push_back({c.kernel,
+                           c.head_dim,
+                           c.causal,
+                           c.layers,
+                           c.storage,
+                           {},
+                           {},
+                           {},
+                           {},
+                           {},
+                           false,
+                           {},
+                           {},
+                           {},
+                           {},
+                           {},
+                           {},
+                           {}});
     WorkCount work(options.progress, options.cancelled);
     try {
         rank(cases, candidates.size(), options, work, results);
@@ -366,6 +394,7 @@ Identification identify(const Capture& capture, const IdentifyOptions& options) 
             result.match = best.match;
             result.layer_matches = best.layers;
             if (options.search && result.is_near()) search(cases[i], ranked, options, work, result);
+            result.inputs = mixed_inputs_remark(capture, result.plan);
             name_plan(result);
             identification.kernels.push_back(std::move(result));
         }

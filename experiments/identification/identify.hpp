@@ -53,6 +53,9 @@ struct RankedPlan {
     std::vector<OutputMatches> layers;  ///< parallel to KernelIdentification::layers
 };
 
+/// What kind of rule changes: "schedule", "format", "rounding", "accumulation", "exact", several after each other.
+[[nodiscard]] std::string rule_type(const std::vector<Difference>& changes);
+
 /// A change that was tried on a plan.
 struct Trial {
     std::string field;
@@ -72,6 +75,7 @@ struct FoundChange {
     std::vector<Difference> changes;
     identification::Flips searched, held_out;  ///< against the plan before it
     bool carries = false;                      ///< over to the elements held out; else it was not made
+    bool pair = false;                         ///< two changes, neither of which is idle
     /// Of a pair that carried over as one: the changes in it that were left out. Not made with some: the other alone is no
     /// change that is believed and carries over.
     std::vector<IdleChange> idle{};
@@ -112,6 +116,7 @@ struct KernelIdentification {
     std::vector<OutputMatches> layer_matches;  ///< of `plan`, parallel to layers
     std::vector<Trial> trials;        ///< every change tried on `plan` itself, in the order of the neighbourhood
     std::vector<SiteEvidence> sites;  ///< its rounding sites, schedule order
+    std::string inputs{};             ///< mixed_inputs_remark() of the nearest plan
 
     /// Whether the best plan of the ranking has more elements than chance gives it.
     [[nodiscard]] bool is_near() const {

@@ -58,7 +58,8 @@ ordered_json kernel_json(const KernelIdentification& k) {
         ranking.push_back(std::move(entry));
     }
     for (const Trial& trial : k.trials) {
-        ordered_json entry{{"field", trial.field}, {"changes", changes_json(trial.changes)}};
+        ordered_json entry{
+            {"field", trial.field}, {"rule", rule_type(trial.changes)}, {"changes", changes_json(trial.changes)}};
         entry.update(flips_json(trial.flips));
         trials.push_back(std::move(entry));
     }
@@ -78,6 +79,8 @@ ordered_json kernel_json(const KernelIdentification& k) {
                             {"searched", flips_json(i.searched)},
                             {"held_out", flips_json(i.held_out)}});
         steps.push_back({{"changes", changes_json(f.changes)},
+                         {"rule", rule_type(f.changes)},
+                         {"level", f.pair ? 2 : 1},
                          {"searched", flips_json(f.searched)},
                          {"held_out", flips_json(f.held_out)},
                          {"carries_over", f.carries},
@@ -100,7 +103,9 @@ ordered_json kernel_json(const KernelIdentification& k) {
     found["sites"] = std::move(sites);
     found["trials"] = std::move(trials);
     found["toml"] = to_toml(k.plan);
-    found["storage"] = {{"fp16", k.storage.fp16}, {"fp32_outputs", k.storage.fp32_outputs}};
+    found["storage"] = {
+        {"fp16", k.storage.fp16}, {"fp32_outputs", k.storage.fp32_outputs()}, {"suffix", suffix(k.storage)}};
+    if (!k.inputs.empty()) found["inputs"] = k.inputs;
     return {{"kernel", k.kernel}, {"head_dim", k.head_dim},        {"causal", k.causal},
             {"layers", k.layers}, {"ranking", std::move(ranking)}, {"identified", std::move(found)}};
 }

@@ -158,6 +158,7 @@ bool step(const Parts& parts, SearchedPlan& at, const std::vector<const Tried*>&
         const Neighbour* made = best.neighbour;
         if (found.carries && !made->members.empty()) made = needed_of(parts, *best.neighbour, before, after, found);
         const bool carries = found.carries;
+        found.pair = found.idle.empty() && !best.neighbour->members.empty();
         at.found.push_back(std::move(found));
         if (carries) {
             at.plan = RoundingPlan(made->plan);

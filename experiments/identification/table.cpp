@@ -245,11 +245,9 @@ std::string table(const Identification& identification, bool full) {
             fmt::format("{}: {} (head size {}, {}, {})\n", escaped(k.kernel), answer(k), k.head_dim,
                         k.causal ? "causal" : "no causal mask", escaped(fmt::format("{}", fmt::join(k.layers, ", "))));
         if (!suffix(k.storage).empty())
-            out += fmt::format("  its {}: presets are compared so, where their names end in {}\n",
-                               k.storage.fp16 && k.storage.fp32_outputs ? "tensors are float16, its outputs float32"
-                               : k.storage.fp16                         ? "tensors are float16"
-                                                                        : "outputs are float32",
+            out += fmt::format("  {}: presets are compared so, where their names end in {}\n", described(k.storage),
                                suffix(k.storage));
+        if (!k.inputs.empty()) out += wrapped("  ", k.inputs);
         out += ranking_text(k, full);
         if (k.trials.empty()) continue;
         out += found_text(k);

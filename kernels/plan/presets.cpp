@@ -57,13 +57,13 @@ RoundingPlan plan(std::string_view name_or_path) {
     if (name_or_path.ends_with(".toml")) return read_plan(name_or_path);
     for (const RoundingPlan& preset : presets())
         if (preset.name == name_or_path) return preset;
-    for (const StorageFormats& storage :
-         {StorageFormats{true, false}, StorageFormats{false, true}, StorageFormats{true, true}})
-        for (const RoundingPlan& preset : presets()) {
-            if (preset.name + suffix(storage) != name_or_path) continue;
-            RoundingPlan stored = stored_as(preset, storage);
-            if (stored.name == name_or_path) return stored;
-        }
+    for (const RoundingPlan& preset : presets()) {
+        if (!name_or_path.starts_with(preset.name)) continue;
+        const auto storage = find_storage(name_or_path.substr(preset.name.size()));
+        if (!storage) continue;
+        RoundingPlan stored = stored_as(preset, *storage);
+        if (stored.name == name_or_path) return stored;
+    }
     unknown(name_or_path);
 }
 

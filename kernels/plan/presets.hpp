@@ -20,7 +20,7 @@ namespace faultline {
 /// a name that is none.
 [[nodiscard]] std::string_view preset_toml(std::string_view name);
 
-/// The preset of that name, also as stored_as() names it ("fa2-fp16"), or the plan in the file where the name ends in ".toml".
+/// The preset of that name, also as stored_as() names it ("fa2-fp16", "fa2-fp32-dq"), or the plan in the file where the name ends in ".toml".
 /// Throws RequestError, which suggests the
 /// nearest name. The plan has its list of tile sizes still to be settled: see for_head_dim.
 [[nodiscard]] RoundingPlan plan(std::string_view name_or_path);

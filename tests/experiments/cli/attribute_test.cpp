@@ -274,6 +274,17 @@ TEST(File, HoldsWhatTheObjectSays) {
         }
     EXPECT_EQ(file.read("layer1/outputs/dq/truth_norm").to_double().at(0),
               layer["outputs"]["dq"]["truth_norm"].get<double>());
+    // What marks an error in the table is in the file for every column and every correction.
+    const json& dq = layer["outputs"]["dq"];
+    EXPECT_EQ(file.read_strings("layer1/outputs/dq/type"), (std::vector<std::string>{"bf16", "exact", "bf16"}));
+    EXPECT_EQ(file.read("layer1/outputs/dq/source_level").to_double().at(0), dq["format_level"].get<double>());
+    const std::vector<double> at_level = file.read("layer1/corrections/at_level").to_double();
+    const std::vector<std::string> corrections = file.read_strings("layer1/corrections/correction");
+    const auto dq_at = std::find(output_names.begin(), output_names.end(), "dq") - output_names.begin();
+    for (std::size_t c = 0; c < corrections.size(); ++c)
+        EXPECT_EQ(at_level[c * output_names.size() + static_cast<std::size_t>(dq_at)] == 1,
+                  dq["corrections"][corrections[c]]["at_level"].get<bool>())
+            << corrections[c];
     const std::vector<Axis> axes = file.axes("layer1/tiles/p_cast/rms");
     ASSERT_EQ(axes.size(), 3u);
     EXPECT_EQ(axes[0].name, "head");
@@ -281,7 +292,8 @@ TEST(File, HoldsWhatTheObjectSays) {
     EXPECT_EQ(axes[2].name, "k_tile");
     for (const std::string& dataset : file.datasets()) {
         const std::string last = dataset.substr(dataset.rfind('/') + 1);
-        const bool labels = last == "site" || last == "output" || last == "correction" || last == "source";
+        const bool labels =
+            last == "site" || last == "output" || last == "correction" || last == "source" || last == "type";
         EXPECT_EQ(file.attribute(dataset, "units").has_value(), !labels) << dataset;
         EXPECT_TRUE(file.attribute(dataset, "long_name")) << dataset;
     }

@@ -9,6 +9,7 @@
 #include <faultline/identification/table.hpp>
 #include <faultline/plan/plan_toml.hpp>
 #include <faultline/plan/presets.hpp>
+#include <faultline/record/record_reader.hpp>
 #include <faultline/tensor/safetensors.hpp>
 
 #include "made_captures.hpp"
@@ -72,6 +73,44 @@ TEST(IdentifyProgram, WritesThePlanThatItFinds) {
     EXPECT_EQ(lines(other.err).size(), 1u);
 }
 
+// What the table prints is in the HDF5 file: every candidate, every change tried with the kind of its rule, what was found.
+TEST(IdentifyProgram, WritesAllThatTheTableSays) {
+    const Folder folder;
+    const std::string file = folder / "capture.safetensors", out = folder / "found.h5";
+    ASSERT_EQ(run_program({"generate", "benign", "--plan", "fa2-fp32-dq", "--seq", "32", "--head-dim", "16", "--heads",
+                           "2", "-o", file, "--quiet"})
+                  .status,
+              0);
+    const Outcome run = run_program({"identify", file, "--plans", "fa2,math", "-o", out, "--json", "--quiet"});
+    ASSERT_EQ(run.status, 0) << run.err;
+    const nlohmann::json kernel = nlohmann::json::parse(run.out)["kernels"][0];
+    const RecordReader record(out);
+    EXPECT_EQ(record.manifest().kind, "identification");
+    const std::string group = kernel["kernel"].get<std::string>() + "/";
+    const auto texts = [&](const std::string& path) { return record.read_strings(group + path); };
+    const auto numbers = [&](const std::string& path) { return record.read(group + path).to_double(); };
+    EXPECT_EQ(record.attribute(kernel["kernel"].get<std::string>(), "nearest"),
+              kernel["identified"]["nearest"].get<std::string>());
+    ASSERT_EQ(texts("candidates/plan").size(), kernel["ranking"].size());
+    for (std::size_t i = 0; i < kernel["ranking"].size(); ++i) {
+        const nlohmann::json& ranked = kernel["ranking"][i];
+        EXPECT_EQ(texts("candidates/plan")[i], ranked["plan"].get<std::string>());
+        const double total = numbers("candidates/total")[6 * i + 4];
+        EXPECT_EQ(total - numbers("candidates/equal")[6 * i + 4], ranked["differing"].get<double>());
+        EXPECT_EQ(total, 4.0 * 2 * 32 * 16);
+    }
+    const nlohmann::json& trials = kernel["identified"]["trials"];
+    ASSERT_EQ(texts("trials/rule").size(), trials.size());
+    for (std::size_t i = 0; i < trials.size(); ++i) {
+        EXPECT_EQ(texts("trials/rule")[i], trials[i]["rule"].get<std::string>());
+        EXPECT_EQ(numbers("trials/won")[i], trials[i]["won"].get<double>());
+        EXPECT_EQ(numbers("trials/lost")[i], trials[i]["lost"].get<double>());
+    }
+    for (const char* rule : {"schedule", "format", "rounding", "accumulation", "exact"})
+        EXPECT_THAT(texts("trials/rule"), ::testing::Contains(rule));
+    EXPECT_EQ(texts("sites/site").size(), kernel["identified"]["sites"].size());
+}
+
 // The toy kernel of the small capture returns deviates that have nothing to do with attention.
 TEST(IdentifyProgram, NamesNoPresetWhereNoneIsNearerThanChance) {
     const Folder folder;
@@ -99,7 +138,7 @@ TEST(IdentifyProgram, RefusesInASentence) {
     EXPECT_THAT(refusal(folder, {file, "--layers", "layer7"}), HasSubstr("layer7"));
     EXPECT_THAT(refusal(folder, {file, "--heads", "9"}), HasSubstr("--heads: 9: expected 0 to"));
     EXPECT_THAT(refusal(folder, {file, "--allow", "anything"}), HasSubstr("--allow"));
-    EXPECT_THAT(refusal(folder, {file, "-o", folder / "plan.h5"}), HasSubstr("expected a name that ends in .toml"));
+    EXPECT_THAT(refusal(folder, {file, "-o", folder / "plan.txt"}), HasSubstr("expected a name that ends in .toml"));
     EXPECT_THAT(refusal(folder, {::faultline::testing::shipped_capture(), "-o", folder / "two.toml"}),
                 AllOf(HasSubstr("2 kernels"), HasSubstr("--kernel")));
 }

@@ -90,6 +90,32 @@ TEST(Presets, FlashAttention2Tiles) {
     EXPECT_THAT(tiles("fa2-unfused-splitkv", 128), ElementsAre(64, 128, 64, 128));
 }
 
+// The rule of the source as a function of head size (a kernel pads it to 64, 96, 128, 192 or 256), causal flag and window:
+// hopper/tile_size.h:13-40 and flash_bwd_launch_template.h:311-381 of flash-attention 0251105a; flash_api.cpp:148-149, local
+// is a window and then not causal.
+TEST(Presets, FlashAttention3TilesByHeadSizeAndMask) {
+    const auto rule = [](int d, bool causal, bool window) -> std::array<int, 4> {
+        const bool local = window, triangle = causal && !window;
+        if (d <= 64) return {192, triangle || local ? 128 : 192, 128, 128};
+        if (d <= 96) return {192, local ? 128 : 144, 64, 128};
+        if (d <= 128) return {128, triangle || local ? 128 : 176, triangle || local ? 64 : 80, 128};
+        if (d <= 192) return {128, local ? 96 : 112, 64, 96};
+        return {128, local ? 64 : 80, 64, 80};
+    };
+    const auto fp8_block_k = [](int d, bool window) {
+        return d <= 64 ? 160 : d <= 96 ? 128 : d <= 128 ? 224 : d <= 192 ? 160 : window ? 64 : 128;
+    };
+    for (const int d : {32, 64, 72, 96, 112, 128, 160, 192, 224, 256})
+        for (const bool causal : {true, false})
+            for (const bool window : {true, false}) {
+                const Schedule s = for_head_dim(plan("fa3"), d, causal, window).schedule;
+                EXPECT_EQ((std::array{s.block_q, s.block_k, s.bwd_block_q, s.bwd_block_k}), rule(d, causal, window))
+                    << d << causal << window;
+                EXPECT_EQ(for_head_dim(plan("fa3-fp8"), d, causal, window).schedule.block_k, fp8_block_k(d, window))
+                    << d << window;
+            }
+}
+
 // flash_attn/cute of flash-attention 0251105a, the table that fa4.toml cites: every, count, skip by head size and mask.
 TEST(Presets, FlashAttention4Polynomial) {
     const auto polynomial = [](int head_dim, bool causal, bool window = false) {
