@@ -5,18 +5,16 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
 
 #include <fmt/format.h>
 
 #include <faultline/base/error.hpp>
-#include <faultline/generation/family.hpp>
-#include <faultline/random/random_stream.hpp>
+#include <faultline/generation/maker.hpp>
 
 namespace faultline {
 namespace {
 
-using generation::on_grid;
+using namespace generation;
 
 constexpr std::array<InputFamily, 23> families{{
     {"benign", "normal deviates of q, k, v and dO", "nothing: what random tests try, for comparison"},
@@ -72,77 +70,6 @@ constexpr std::array<InputFamily, 23> families{{
      "the same keys in pages of 16 of a cache in which all that no sequence uses is NaN, one to sixteen queries",
      "slots behind a sequence's last key that are read: NaN, or p = 0 times NaN", false, true, true},
 }};
-
-/// One layer in the making.
-struct Maker {
-    LayerCapture layer;
-    InputShape shape;
-    RandomStream stream;
-
-    Maker(const InputFamily& family, const InputShape& the_shape, std::uint64_t seed)
-        : shape(the_shape), stream(seed, static_cast<std::uint64_t>(&family - families.data())) {
-        const InputShape& s = shape;
-        layer.name = std::string(family.name);
-        layer.causal = s.causal && !family.masked;
-        layer.q = array(s.heads, s.queries), layer.dout = array(s.heads, s.queries);
-        layer.k = array(s.kv_heads, s.keys), layer.v = array(s.kv_heads, s.keys);
-    }
-
-    [[nodiscard]] HeadArray array(std::ptrdiff_t heads, std::ptrdiff_t rows) const {
-        return {shape.batch,
-                heads,
-                rows,
-                shape.head_dim,
-                std::vector<double>(static_cast<std::size_t>(shape.batch * heads * rows * shape.head_dim)),
-                Dtype::bf16};
-    }
-
-    /// a(head of all batches, row, column) <- f; heads of k and v are numbered like those.
-    template <class F>
-    static void fill(HeadArray& a, F&& f) {
-        std::size_t at = 0;
-        for (std::ptrdiff_t h = 0; h < a.batch * a.heads; ++h)
-            for (std::ptrdiff_t i = 0; i < a.rows; ++i)
-                for (std::ptrdiff_t c = 0; c < a.cols; ++c) a.values[at++] = on_grid(f(h, i, c));
-    }
-    /// The key head of a query head.
-    [[nodiscard]] std::ptrdiff_t key_head(std::ptrdiff_t head) const {
-        const std::ptrdiff_t b = head / shape.heads, h = head % shape.heads;
-        return b * shape.kv_heads + h / (shape.heads / shape.kv_heads);
-    }
-
-    [[nodiscard]] double uniform(std::uint64_t tensor, std::ptrdiff_t h, std::ptrdiff_t i, std::ptrdiff_t c) const {
-        return stream.child(tensor).uniform(place(h, i, c));
-    }
-    [[nodiscard]] double normal(std::uint64_t tensor, std::ptrdiff_t h, std::ptrdiff_t i, std::ptrdiff_t c) const {
-        return stream.child(tensor).normal(place(h, i, c));
-    }
-    [[nodiscard]] double sign(std::uint64_t tensor, std::ptrdiff_t h, std::ptrdiff_t i, std::ptrdiff_t c) const {
-        return uniform(tensor, h, i, c) < 0.5 ? -1 : 1;
-    }
-    /// 1, 1.25, 1.5 or 1.75
-    [[nodiscard]] double quarter(std::uint64_t tensor, std::ptrdiff_t h, std::ptrdiff_t i, std::ptrdiff_t c) const {
-        return 1 + 0.25 * std::floor(4 * uniform(tensor, h, i, c));
-    }
-    static std::uint64_t place(std::ptrdiff_t h, std::ptrdiff_t i, std::ptrdiff_t c) {
-        return (static_cast<std::uint64_t>(h) << 48) | (static_cast<std::uint64_t>(i) << 20) |
-               static_cast<std::uint64_t>(c);
-    }
-
-    [[nodiscard]] std::ptrdiff_t visible(std::ptrdiff_t query) const {
-        return layer.causal ? std::min(shape.keys, query + 1 + shape.keys - shape.queries) : shape.keys;
-    }
-    /// A key that the row sees.
-    [[nodiscard]] std::ptrdiff_t chosen(std::uint64_t tensor, std::ptrdiff_t h, std::ptrdiff_t i) const {
-        const std::ptrdiff_t n = visible(i);
-        return std::min(n - 1, static_cast<std::ptrdiff_t>(uniform(tensor, h, i, 0) * static_cast<double>(n)));
-    }
-    [[nodiscard]] double root() const { return std::sqrt(static_cast<double>(shape.head_dim)); }
-    /// The power of two nearest to x.
-    static double power_near(double x) { return std::exp2(std::round(std::log2(x))); }
-};
-
-enum Stream : std::uint64_t { for_q, for_k, for_v, for_do, for_codes, for_choice, for_direction, for_mask };
 
 void benign(Maker& m) {
     m.fill(m.layer.q, [&](auto h, auto i, auto c) { return m.normal(for_q, h, i, c); });
@@ -269,87 +196,6 @@ void cancelling_gradient(Maker& m) {
         const double off = j % 8 == 7 && c == j % 4 ? (size < 1.75 ? 0.25 : -0.25) : 0;
         return m.sign(for_direction, h, 0, c) * ((whole ? size : 1) + off);
     });
-}
-
-/// Masks are [batch, 1, queries, keys], or with a head each where `per_head`.
-template <class F>
-void mask(Maker& m, bool per_head, F&& bias) {
-    const InputShape& s = m.shape;
-    HeadArray a{s.batch, per_head ? s.heads : 1, s.queries, s.keys, {}, Dtype::f32};
-    for (std::ptrdiff_t h = 0; h < a.batch * a.heads; ++h)
-        for (std::ptrdiff_t i = 0; i < a.rows; ++i)
-            for (std::ptrdiff_t j = 0; j < a.cols; ++j) a.values.push_back(bias(h, i, j));
-    m.layer.bias = std::move(a);
-}
-constexpr double hidden = -std::numeric_limits<double>::infinity();
-
-/// Keys that no row sees hold the largest value there is, with random signs.
-template <class F>
-void poison(Maker& m, F&& is_hidden) {
-    for (HeadArray* a : {&m.layer.k, &m.layer.v})
-        for (std::ptrdiff_t h = 0; h < a->batch * a->heads; ++h)
-            for (std::ptrdiff_t j = 0; j < a->rows; ++j)
-                for (std::ptrdiff_t c = 0; c < a->cols; ++c)
-                    if (is_hidden(h / a->heads, j))
-                        a->values[static_cast<std::size_t>((h * a->rows + j) * a->cols + c)] =
-                            m.sign(for_mask, h, j, c) * generation::largest_value;
-}
-
-void padding(Maker& m, bool left) {
-    const std::ptrdiff_t n = m.shape.keys;
-    const auto is_hidden = [&](std::ptrdiff_t b, std::ptrdiff_t j) {
-        return left ? j < n / 3 * (b + 1) / m.shape.batch : j >= n - n / 3;
-    };
-    mask(m, false, [&](auto b, auto, auto j) { return is_hidden(b, j) ? hidden : 0.0; });
-    poison(m, is_hidden);
-}
-
-/// The last key that a row sees where queries and keys are aligned at their ends, as a causal mask aligns them.
-std::ptrdiff_t diagonal(const Maker& m, std::ptrdiff_t i) {
-    return std::clamp<std::ptrdiff_t>(i + m.shape.keys - m.shape.queries, 0, m.shape.keys - 1);
-}
-
-void random_mask(Maker& m) {
-    mask(m, true, [&](auto h, auto i, auto j) {
-        return j == diagonal(m, i) || m.uniform(for_mask, h, i, j) < 0.5 ? 0.0 : hidden;
-    });
-}
-
-void window(Maker& m) {
-    const std::ptrdiff_t width = std::max<std::ptrdiff_t>(1, m.shape.keys / 8);
-    mask(m, false,
-         [&](auto, auto i, auto j) { return j <= diagonal(m, i) && j > diagonal(m, i) - width ? 0.0 : hidden; });
-}
-
-void alibi(Maker& m) {
-    mask(m, true, [&](auto h, auto i, auto j) {
-        const double slope = std::exp2(-1 - static_cast<double>(h % m.shape.heads * 8 / m.shape.heads));
-        return j <= diagonal(m, i) ? slope * static_cast<double>(j - diagonal(m, i)) : hidden;
-    });
-}
-
-void softcap(Maker& m) {
-    m.layer.softcap = 30;
-    m.fill(m.layer.k, [&](auto h, auto j, auto c) { return m.sign(for_codes, h, j, c); });
-    m.fill(m.layer.q, [&](auto h, auto i, auto c) {
-        const double power = m.power_near(1 / m.root()) * std::exp2(static_cast<double>(i % 11));  // logits 1 … 1024
-        return power * m.sign(for_codes, m.key_head(h), m.chosen(for_choice, h, i), c);
-    });
-}
-
-void sink_logit(Maker& m) {
-    for (std::ptrdiff_t h = 0; h < m.shape.heads; ++h) m.layer.sink.push_back(static_cast<double>(4 * (h % 4)));
-}
-
-void dropout(Maker& m) {
-    m.layer.keep = 0.9;
-    const InputShape& s = m.shape;
-    HeadArray kept{s.batch, s.heads, s.queries, s.keys, {}, Dtype::boolean};
-    for (std::ptrdiff_t h = 0; h < kept.batch * kept.heads; ++h)
-        for (std::ptrdiff_t i = 0; i < kept.rows; ++i)
-            for (std::ptrdiff_t j = 0; j < kept.cols; ++j)
-                kept.values.push_back(m.uniform(for_mask, h, i, j) < m.layer.keep ? 1 : 0);
-    m.layer.dropout = std::move(kept);
 }
 
 void check(const InputFamily& family, const InputShape& s) {
