@@ -85,14 +85,16 @@ struct FoundChange {
 /// and in nothing else.
 struct SiteEvidence {
     Site site = Site::q_cast;
-    bool told = false;            ///< making it exact loses elements, believably
-    identification::Flips exact;  ///< the site exact, against the identified plan
-    /// The rules tried that lose or win elements, believably; of a site that is told, other than the exact one.
-    std::vector<std::vector<Difference>> told_from;
+    bool told = false;                               ///< making it exact loses elements, believably
+    identification::Flips exact;                     ///< the site exact, against the identified plan
+    std::vector<std::vector<Difference>> told_from;  ///< the other rules tried that lose elements, believably
+    /// The rules tried, the exact one among them, that win elements, believably: by no more than what is not modelled may
+    /// decide, or not on those held out, since the search did not make them.
+    std::vector<std::vector<Difference>> better;
     std::size_t could_explain =
         0;  ///< of the elements that still differ, the most that one change at this site makes equal
     /// Whether no rule that was tried at this site is told from the plan's.
-    [[nodiscard]] bool silent() const { return !told && told_from.empty(); }
+    [[nodiscard]] bool silent() const { return !told && told_from.empty() && better.empty(); }
 };
 
 /// One kernel on the layers of one head size. Where the best plan of the ranking is no nearer than chance, nothing is searched:

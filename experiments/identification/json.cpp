@@ -68,6 +68,8 @@ ordered_json kernel_json(const KernelIdentification& k) {
         entry["exact"] = flips_json(e.exact);
         entry["told_from"] = ordered_json::array();
         for (const std::vector<Difference>& changes : e.told_from) entry["told_from"].push_back(changes_json(changes));
+        entry["better"] = ordered_json::array();
+        for (const std::vector<Difference>& changes : e.better) entry["better"].push_back(changes_json(changes));
         entry["silent"] = e.silent();
         sites[std::string(name(e.site))] = std::move(entry);
     }

@@ -2,7 +2,6 @@
 #include <faultline/identification/search.hpp>
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 namespace faultline::identification {
@@ -293,7 +292,8 @@ std::vector<SiteEvidence> evidence_of(const SearchedPlan& found) {
                 e.exact = f;
                 e.told = f.z() <= -believed_z;
             }
-            if (!e.told && std::abs(f.z()) >= believed_z) e.told_from.push_back(found.singles[i].changes);
+            if (f.z() >= believed_z) e.better.push_back(found.singles[i].changes);
+            if (f.z() <= -believed_z && !other[site].is_exact()) e.told_from.push_back(found.singles[i].changes);
         }
         if (tried) all.push_back(std::move(e));
     }

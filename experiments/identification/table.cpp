@@ -185,23 +185,24 @@ std::string found_text(const KernelIdentification& k) {
     return out + refused_text(k);
 }
 
-/// Those of SiteEvidence::told_from in a word each: a format, a rounding; an accumulation has no short name.
-std::vector<std::string> rules_told(const SiteEvidence& e) {
+/// "lse (bf16, fp16)": a site with rules tried there, each in a word: a format, a rounding; an accumulation has no short name.
+std::string with_rules(const SiteEvidence& e, const std::vector<std::vector<Difference>>& tried) {
     std::vector<std::string> rules;
-    for (const std::vector<Difference>& changes : e.told_from) {
-        std::vector<std::string> words;
-        for (const Difference& d : changes)
-            words.push_back(d.field.ends_with(".accumulation") ? "another accumulation" : d.to);
-        std::string rule = fmt::format("{}", fmt::join(words, " "));
+    for (const std::vector<Difference>& changes : tried) {
+        const bool exact = std::any_of(changes.begin(), changes.end(), [](const Difference& d) {
+            return d.field.ends_with(".format") && d.to == "exact";
+        });
+        std::string rule = exact ? "exact" : changes.front().to;
+        if (!exact && changes.front().field.ends_with(".accumulation")) rule = "another accumulation";
         if (std::find(rules.begin(), rules.end(), rule) == rules.end()) rules.push_back(std::move(rule));
     }
-    return rules;
+    return fmt::format("{} ({})", name(e.site), fmt::join(rules, ", "));
 }
 
 /// What could explain the elements that still differ, and what the outputs say nothing of.
 std::string rest_text(const KernelIdentification& k, bool full) {
     std::vector<const Trial*> helping;
-    std::vector<std::string> silent, told, others;
+    std::vector<std::string> silent, told, others, better;
     for (const Trial& trial : k.trials)
         if (trial.flips.won > 0) helping.push_back(&trial);
     std::stable_sort(helping.begin(), helping.end(),
@@ -219,11 +220,13 @@ std::string rest_text(const KernelIdentification& k, bool full) {
             told.emplace_back(name(e.site));
         else if (e.silent())
             silent.emplace_back(name(e.site));
-        else
-            others.push_back(fmt::format("{} ({})", name(e.site), fmt::join(rules_told(e), "; ")));
+        else if (e.better.empty())
+            others.push_back(with_rules(e, e.told_from));
+        if (!e.better.empty()) better.push_back(with_rules(e, e.better));
     }
     out += name_list("sites whose rounding the outputs show:", told);
-    out += name_list("sites that might be exact, with the rules that the outputs tell from both:", others);
+    out += name_list("sites that might be exact, with the rules that they exclude:", others);
+    out += name_list("sites with a rule that has more of the elements, none believed by itself:", better);
     return out + name_list("sites of which they say nothing, by any rule tried there alone:", silent);
 }
 

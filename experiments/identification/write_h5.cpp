@@ -38,6 +38,13 @@ std::string joined(const std::vector<Difference>& changes, std::string Differenc
     return fmt::format("{}", fmt::join(parts, "; "));
 }
 
+/// Of one place each, apart by " | ".
+std::string rules_text(const std::vector<std::vector<Difference>>& rules) {
+    std::vector<std::string> parts;
+    for (const std::vector<Difference>& changes : rules) parts.push_back(text(changes));
+    return fmt::format("{}", fmt::join(parts, " | "));
+}
+
 class Writer {
   public:
     Writer(const KernelIdentification& kernel, std::string group, RecordFile& file)
@@ -194,7 +201,7 @@ class Writer {
     void sites() {
         if (k_.sites.empty()) return;
         const std::string group = group_ + "sites/";
-        std::vector<std::string> names, others;
+        std::vector<std::string> names, others, better;
         std::vector<std::uint8_t> told, silent;
         std::vector<std::int64_t> won, lost, explains;
         for (const SiteEvidence& e : k_.sites) {
@@ -204,9 +211,8 @@ class Writer {
             won.push_back(static_cast<std::int64_t>(e.exact.won));
             lost.push_back(static_cast<std::int64_t>(e.exact.lost));
             explains.push_back(static_cast<std::int64_t>(e.could_explain));
-            std::vector<std::string> rules;
-            for (const std::vector<Difference>& changes : e.told_from) rules.push_back(text(changes));
-            others.push_back(fmt::format("{}", fmt::join(rules, " | ")));
+            others.push_back(rules_text(e.told_from));
+            better.push_back(rules_text(e.better));
         }
         const Axis site = axis(group, "site", names, "a place where the plan found rounds");
         numbers(group + "told", told, {site}, "1: the outputs show its rounding");
@@ -214,7 +220,8 @@ class Writer {
         numbers(group + "exact_won", won, {site}, "elements won where it is exact");
         numbers(group + "exact_lost", lost, {site}, "elements lost where it is exact");
         numbers(group + "could_explain", explains, {site}, "most elements won by a change there");
-        texts(group + "told_from", others, site, "rules tried there that the outputs tell from the plan's");
+        texts(group + "told_from", others, site, "other rules tried there that lose elements, believably");
+        texts(group + "better", better, site, "rules tried there that win elements, believably, and were not made");
     }
 
     void attributes() {

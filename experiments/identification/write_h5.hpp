@@ -7,7 +7,7 @@
 //   changes/{from,to}                          over (field): from the nearest candidate to the plan found
 //   trials/{rule,from,to,won,lost,z}           over (trial), equal over (trial, output): each change tried on the plan found
 //   steps/{rule,level,won,lost,held_out_won,held_out_lost,made,left_out}  over (step): what the search found on its way
-//   sites/{told,silent,exact_won,exact_lost,could_explain,told_from}      over (site)
+//   sites/{told,silent,exact_won,exact_lost,could_explain,told_from,better} over (site)
 // A rule is a word: schedule, format, rounding, accumulation, exact, or several ("format, schedule"); the level of a step is
 // how many changes it is of, 1 or 2.
 #pragma once
