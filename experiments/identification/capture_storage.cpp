@@ -77,9 +77,9 @@ StorageFormats storage_of(const Capture& capture, const std::string& kernel) {
         for (const HeadArray* input : {&layer.q, &layer.k, &layer.v}) inputs.add(*input);
         for (const ObservedKernel& k : layer.observed)
             for (std::size_t o = 0; k.name == kernel && o < each.size(); ++o)
-                if (k.outputs[o]) {
+                if (k.outputs[o] && !in_both(*k.outputs[o])) {
                     outputs.add(*k.outputs[o]);
-                    if (!in_both(*k.outputs[o])) each[o].add(*k.outputs[o]);
+                    each[o].add(*k.outputs[o]);
                 }
     }
     const Seen& decides = inputs.bf16 || inputs.fp16 ? inputs : outputs;

@@ -14,8 +14,8 @@ namespace faultline {
 /// Of all layers that have an output of `kernel` (of all layers where no one has). A tensor is what its type says; of float32
 /// and float64 its values do: bf16 or fp16 where that holds every one of them, else fp32. fp16: some of q, k, v is and none is
 /// bf16; where they are neither (fp8, fp32), the outputs decide. An output is stored as the tensors are where it is in that type,
-/// in none of the three, in different ones in different layers, or in fp32 with values that both 16-bit types hold. Where all of
-/// the kernel's outputs are fp32, so are those that the file does not have.
+/// in none of the three, in different ones in different layers, or in fp32 with values that both 16-bit types hold, which says nothing. Where all
+/// outputs that say something are fp32, so are the others.
 [[nodiscard]] StorageFormats storage_of(const Capture& capture, const std::string& kernel);
 
 /// What is to be known where a plan rounds to formats that the kernel's tensors are not in, a sentence without its end, or

@@ -94,6 +94,11 @@ TEST(Storage, IsReadOfEachOutput) {
     // Zeros in a wide type are in every type, and say nothing.
     std::fill(outputs[3]->values.begin(), outputs[3]->values.end(), 0);
     EXPECT_EQ(storage_of(capture, "mine"), wanted);
+    Capture wide = made_capture({{"mine", plan("fa2-fp32-out")}}, {.n = 32});
+    EXPECT_EQ(storage_of(wide, "mine"), StorageFormats::wide());
+    std::vector<double>& zeros = wide.layers[0].observed[0].outputs[3]->values;
+    std::fill(zeros.begin(), zeros.end(), 0);
+    EXPECT_EQ(storage_of(wide, "mine"), StorageFormats::wide());
     outputs[2]->dtype = Dtype::f16;
     wanted.outputs[2] = OutputStorage::fp16;
     EXPECT_EQ(storage_of(capture, "mine"), wanted);
