@@ -5,15 +5,17 @@ communication, whether the run is the run of one card, PyTorch's DistributedData
 
     bench/gpt_device/two_cards.py build/cuda/experiments/cli/faultline --config experiments/configs/gpt2-124m.toml -o two-cards.md
 
-Needs NCCL (FAULTLINE_NCCL, the loader's libnccl.so.2, or that of an installed PyTorch) and h5py. --cards N (default: all that
-nvidia-smi lists), with 1 what one card can show. Every part has a time limit and is left out, with the reason, where it fails.
+Needs h5py, and for the rows with NCCL one (FAULTLINE_NCCL, the loader's libnccl.so.2, or that of an installed PyTorch). --cards N
+(default: all that nvidia-smi lists), with 1 what one card can show. Every part has a time limit and is left out, with the reason,
+where it fails.
 
 What is compared. With R cards a step has R micro-batches of the configuration's batch, with one card for each rank or all R on one
-card. One card adds g0 + g1 of its two micro-batches in fp32, two ranks through NCCL add g0 + g1 or g1 + g0: addition is commutative,
-every other operation is the same kernel on the same shape, so with --deterministic every loss, gradient norm and weight has the same
-bits: the bound for two cards is 0. For R > 2 NCCL adds an element's R terms in another order: each of the R - 1 additions rounds by
-at most 2^-24 of the sum of magnitudes sum_i |g_i|, which the norm of the sum does not bound, as the terms cancel, and which no run
-records: no bound is derived, and the differences are printed.
+card. One card adds its micro-batches' gradients in ascending order in fp32; ranks that gather add theirs in the order of ranks, which
+have a micro-batch each: the same additions, and every other operation is the same kernel on the same shape. So with --deterministic
+every loss, gradient norm and weight has the same bits: the bound is 0. NCCL, which adds for more than two ranks unless --reduce gather
+is asked for, adds g0 + g1 or g1 + g0 of two, the same number; of more it has another order: each of the R - 1 additions rounds by at
+most 2^-24 of the sum of magnitudes sum_i |g_i|, which the norm of the sum does not bound, as the terms cancel, and which no run records:
+no bound is derived, and the differences are printed.
 """
 import argparse
 import datetime
@@ -141,19 +143,23 @@ class Bench:
                 together = [self.start(card, steps, 1, 1, [*quiet, *options]) for card in range(cards)]
                 rates = all_ended(together, lambda p: self.finish(p)[0]["tokens_per_second"])
                 alone = row(f"{cards} cards, each a run of its own", sum(rates), cards) if cards > 1 else one
-                rate = self.run(None, steps, cards, cards, [*quiet, *options])[0]["tokens_per_second"]
-                overlapped = row(f"{cards} ranks, added up during the backward", rate, cards)
-                rate = self.run(None, steps, cards, cards, [*quiet, *options, "--no-overlap"])[0]["tokens_per_second"]
-                at_end = row(f"{cards} ranks, added up at its end", rate, cards)
-                if cards > 1 and name == "fastest":
-                    rate = self.run(None, steps, cards, cards, [*quiet, *options, "--reduce", "bf16"])[0]["tokens_per_second"]
-                    row(f"{cards} ranks, added up in bf16 during the backward", rate, cards)
+
+                def by_ranks(what, *more):
+                    rate = self.run(None, steps, cards, cards, [*quiet, *options, *more])[0]["tokens_per_second"]
+                    return row(f"{cards} ranks, {what}", rate, cards)
+                both = by_ranks("added up during the backward")
+                at_end = by_ranks("added up at its end", "--no-overlap")
+                if cards > 1:
+                    by_nccl = by_ranks("added up by NCCL", "--reduce", "fp32")
+                    if name == "fastest":
+                        by_ranks("added up by NCCL in bf16", "--reduce", "bf16")
             if cards == 1:
                 self.say()
                 continue
             self.say()
             self.say(f"{name}, the last round: a step takes {alone:.2f} ms where the cards do not speak to each other, "
-                     f"{at_end - alone:+.2f} ms for communication, of which {overlapped - alone:+.2f} ms remain when it overlaps.")
+                     f"{at_end - alone:+.2f} ms more where all is added up at the end of the backward, {both - alone:+.2f} ms during it, "
+                     f"{by_nccl - alone:+.2f} ms by NCCL.")
             self.say()
 
     # ---- the same run

@@ -37,7 +37,7 @@ struct TrainCommand {
     std::vector<int> capture;
     std::int64_t checkpoint_every = 250, capture_sequences = 4, ranks = 1;
     std::optional<bool> deterministic, overlap, monitors;
-    std::string reduce = "fp32";
+    std::string reduce = "auto";
 };
 
 /// What the faults did, into the report and the checkpoint.
@@ -129,17 +129,27 @@ std::string summary(const gpt::Training& trainer, const gpt::RunOutcome& outcome
     return text;
 }
 
+std::optional<gpt::Reduce> reduce_of(std::string_view name) {
+    using gpt::Reduce;
+    for (const auto& [known, reduce] : {std::pair("auto", Reduce::automatic),
+                                        {"gather", Reduce::gather},
+                                        {"fp32", Reduce::nccl},
+                                        {"bf16", Reduce::nccl_bf16}})
+        if (name == known) return reduce;
+    return std::nullopt;
+}
+
 /// Settings that name what there is not, or that the CPU would not heed.
 void check_options(const TrainCommand& own, const Invocation& call) {
     const Settings& settings = call.settings;
-    if (own.reduce != "fp32" && own.reduce != "bf16")
-        throw RequestError(
-            fmt::format("{}: {}: expected fp32 or bf16", settings.where("reduce"), in_quotes(own.reduce)));
+    if (!reduce_of(own.reduce))
+        throw RequestError(fmt::format("{}: {}: expected auto, gather, fp32 or bf16", settings.where("reduce"),
+                                       in_quotes(own.reduce)));
     if (call.common.device == "cuda") return;
     for (const auto& [key, asked] : {std::pair("deterministic", !own.deterministic.value_or(true)),
                                      {"overlap", !own.overlap.value_or(true)},
                                      {"monitors", !own.monitors.value_or(true)},
-                                     {"reduce", own.reduce != "fp32"}})
+                                     {"reduce", own.reduce == "gather" || own.reduce == "bf16"}})
         if (asked)
             throw RequestError(fmt::format("{}: {}: the CPU has no choice of it: expected --device cuda with it",
                                            settings.where(key),
@@ -179,7 +189,7 @@ std::unique_ptr<gpt::Training> on_device(const gpt::TrainConfig& config, const T
         config, data.tokens, data.windows,
         gpt::DeviceOptions{.deterministic = own.deterministic.value_or(true),
                            .ranks = call.group.ranks(),
-                           .exchange = {own.overlap.value_or(true), own.reduce == "bf16"},
+                           .exchange = {own.overlap.value_or(true), reduce_of(own.reduce).value()},
                            .monitors = own.monitors.value_or(true),
                            .faults = &faults},
         hooks);
@@ -351,7 +361,8 @@ Command train_command() {
                 settings.choice("deterministic", own->deterministic,
                                 "On the device: the same bits each time, or (--no-deterministic) the fastest");
                 settings.choice("overlap", own->overlap, "Cards add up during the backward, or all at its end");
-                settings.text("reduce", own->reduce, "fp32|bf16", "In what cards add up; bf16 rounds");
+                settings.text("reduce", own->reduce, "auto|gather|fp32|bf16",
+                              "How cards add up: copied to each and added there, or by NCCL, in bf16 with rounding");
                 settings.integer("ranks", own->ranks, 1, "N",
                                  "Processes of this machine that share the work, with --device cuda a card each", 1024);
                 settings.choice("monitors", own->monitors,

@@ -18,7 +18,12 @@ TrainConfig on_the_device(TrainConfig config, const DeviceOptions& options) {
     config.also.emplace_back("device", "cuda");
     config.also.emplace_back("deterministic", options.deterministic ? "true" : "false");
     config.also.emplace_back("ranks", std::to_string(ranks));
-    if (ranks > 1) config.also.emplace_back("reduce", options.exchange.bf16 ? "bf16" : "fp32");
+    // Of two ranks there is one addition in fp32, whoever makes it; of more, gathered ones stand in another order than NCCL's.
+    const Reduce reduce = options.exchange.reduce;
+    const char* const sums = reduce == Reduce::nccl_bf16             ? "bf16"
+                             : reduce == Reduce::gather && ranks > 2 ? "gather"
+                                                                     : "fp32";
+    if (ranks > 1) config.also.emplace_back("reduce", sums);
     return config;
 }
 

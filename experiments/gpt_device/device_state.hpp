@@ -41,15 +41,15 @@ struct DeviceTrainer::State {
     PlantedProjection* projecting;
     std::optional<on_device::ProjectionMemory> projected;  ///< where its parts are
     bool update_apart;                                     ///< it stands in memory before it is added
+    on_device::Device device;
+    Exchange exchange;
     RunMemory memory;
     InputLayout input;
-    on_device::Device device;
     on_device::OwnedStream stream;
     /// Inputs of this step and of the next, for each micro-batch; and where the step's result comes.
     std::array<on_device::PinnedMemory, 2> staged;
     std::array<std::int64_t, 2> staged_step{-1, -1};
     on_device::PinnedMemory result, totals, injected, removed;
-    Exchange exchange;
     std::optional<on_device::Memory> base;
     std::unique_ptr<Pass> pass;
     /// A micro-batch, and the last one of a step, which adds up over ranks; of each also one in which the rows are looked at.
@@ -104,9 +104,11 @@ struct DeviceTrainer::State {
     /// Where rounding of a weight's gradient is left to those who read it: with one micro-batch.
     [[nodiscard]] bool rounds_late() const { return rounds() && config.accumulate == 1; }
 
-    /// The micro-batch's gradient joins the step's, where there are several.
+    /// The micro-batch's gradient joins the step's, where that is another.
     void accumulate(const GradientRange& of);
     void run_micro_batch(Pass::Watch watch, bool last);
+    /// Of the ranks' gradients, where they come as parts, the sum; its norm, and what the step leaves.
+    void finish_gradient(on_device::StepResult* left);
     void run_update();
     [[nodiscard]] on_device::Bf16* operands() const {
         return rounds() ? pass->at<on_device::Bf16>(memory.operands) : nullptr;

@@ -28,7 +28,11 @@ std::vector<std::string> DeviceTrainer::description() const {
         fmt::format("{}: {:.1f} million parameters, attention {}", state_->device.name(),
                     static_cast<double>(state_->layout.size()) * 1e-6, state_->attention.text()),
         "memory " + state_->memory.plan.text()};
-    if (state_->exchange.active()) lines.push_back("ranks: " + state_->exchange.text());
+    if (const Exchange& exchange = state_->exchange; exchange.active()) {
+        lines.push_back("ranks: " + exchange.text());
+        if (exchange.gathers())
+            lines.back() += fmt::format("; {:.2f} GiB for what comes", static_cast<double>(exchange.room()) * 0x1p-30);
+    }
     return lines;
 }
 std::string DeviceTrainer::device_name() const { return state_->device.name(); }
@@ -64,6 +68,7 @@ void DeviceTrainer::save(const std::string& path) const {
     state_->finish_report();
     state_->leave_directions();
     DeviceSwitches switches = state_->switches;
+    switches.qk_scales.clear();  // those of a checkpoint that the run went on from
     for (int l = 0; l < state_->config.model.layers; ++l)
         switches.qk_scales.push_back(state_->pass->switched_scales(l));
     save_device_checkpoint(

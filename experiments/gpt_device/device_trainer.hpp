@@ -13,10 +13,14 @@
 
 namespace faultline::gpt {
 
-/// How gradients are added up over ranks.
+/// How gradients are added up over ranks: copied from card to card and added in the order of ranks, which moves (R - 1) n values
+/// to each of R ranks; or by NCCL, in an order of its own, which moves 2 (R - 1)/R n: in fp32, or rounded to bf16 and in it,
+/// half the bytes and another gradient.
+/// `automatic`: gathered by two ranks whose cards reach each other, else by NCCL in fp32; of two ranks that is the same sum.
+enum class Reduce : unsigned char { automatic, gather, nccl, nccl_bf16 };
 struct ExchangeOptions {
     bool overlapped = true;  ///< layer by layer during the backward; else all at its end
-    bool bf16 = false;       ///< rounded to bf16 and added in it: half the bytes, another gradient; else in fp32
+    Reduce reduce = Reduce::automatic;
 };
 
 struct DeviceOptions {

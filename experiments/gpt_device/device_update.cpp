@@ -2,6 +2,7 @@
 // From the gradients of micro-batches to the next weights.
 #include <faultline/gpt_device/device_state.hpp>
 
+#include <faultline/gpt_device/exchange_kernels.hpp>
 #include <faultline/gpt_device/optimizers.hpp>
 #include <faultline/gpt_device/qk_clip.hpp>
 
@@ -10,7 +11,7 @@ namespace faultline::gpt {
 using on_device::StepResult;
 
 void DeviceTrainer::State::accumulate(const GradientRange& of) {
-    if (config.accumulate > 1)
+    if (memory.micro_gradient != memory.gradient)
         on_device::accumulate_gradient(pass->at<float>(memory.micro_gradient) + of.first,
                                        pass->at<std::uint8_t>(memory.kinds) + of.first / 8, rounds(), of.count,
                                        pass->scalars(), pass->at<float>(memory.gradient) + of.first, stream);
@@ -26,17 +27,33 @@ void DeviceTrainer::State::run_micro_batch(Pass::Watch watch, bool last) {
         accumulate(range_of_layer(layout, layer));
         exchange.layer_done(layer, pass->at<float>(memory.gradient), stream);
     };
+    if (exchange.sends_embedding_early())
+        pass->head_done = [this] { exchange.head_done(pass->at<float>(memory.gradient), stream); };
     pass->forward_backward(watch);
     pass->layer_done = nullptr;
+    pass->head_done = nullptr;
     for (const GradientRange& of : ranges_beside_layers(layout)) accumulate(of);
     exchange.finish(pass->at<float>(memory.gradient), pass->loss_sum(),
-                    monitors ? pass->at<on_device::HeadTotals>(memory.totals) : nullptr, stream);
+                    monitors ? pass->at<on_device::HeadTotals>(memory.totals) : nullptr,
+                    reinterpret_cast<const std::int32_t*>(pass->at<char>(memory.input) + input.starts), stream);
+}
+
+void DeviceTrainer::State::finish_gradient(StepResult* left) {
+    auto* gradient = pass->at<float>(memory.gradient);
+    const auto* kinds = pass->at<std::uint8_t>(memory.kinds);
+    auto* sums = pass->at<double>(memory.sums);
+    if (!exchange.gathers())
+        return on_device::finish_gradient(gradient, kinds, rounds_late(), count(), pass->loss_sum(), pass->scalars(),
+                                          sums, left, stream);
+    on_device::finish_gathered_gradient(exchange.parts(), gradient, kinds,
+                                        rounds() && memory.micro_gradient == memory.gradient, count(), pass->loss_sum(),
+                                        pass->scalars(), sums, left, stream);
+    exchange.release(stream);
 }
 
 void DeviceTrainer::State::run_update() {
     auto* left = pass->at<StepResult>(memory.result);
-    on_device::finish_gradient(pass->at<float>(memory.gradient), pass->at<std::uint8_t>(memory.kinds), rounds_late(),
-                               count(), pass->loss_sum(), pass->scalars(), pass->at<double>(memory.sums), left, stream);
+    finish_gradient(left);
     const OptimizerConfig& o = config.optimizer;
     const auto decay = static_cast<float>(o.weight_decay);
     const on_device::UpdateArrays arrays{pass->at<float>(memory.gradient),

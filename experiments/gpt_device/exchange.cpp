@@ -2,10 +2,12 @@
 #include <faultline/gpt_device/exchange.hpp>
 
 #include <cstdio>
+#include <utility>
 
 #include <fmt/format.h>
 
 #include <faultline/base/error.hpp>
+#include <faultline/gpt_device/cards.hpp>
 #include <faultline/gpt_device/exchange_kernels.hpp>
 #include <faultline/ranks/sums.hpp>
 
@@ -32,17 +34,31 @@ std::vector<GradientRange> ranges_beside_layers(const ParameterLayout& layout) {
 Exchange::Exchange(Ranks* ranks, const TrainConfig& config, const ParameterLayout& layout,
                    const ExchangeOptions& options)
     : ranks_(ranks),
+      model_(config.model),
       layout_(layout),
       rounds_(rounds_of(ranks, config)),
       options_(options),
       heads_(static_cast<std::size_t>(config.model.layers * config.model.heads)) {
     if (!active()) return;
-    // All that one rank may fail in comes before the cards are joined, where the ranks wait for each other in NCCL.
+    on_device::expect_a_card_each(*ranks);
     together(ranks, [&] {
         if (options_.overlapped) side_.emplace();
+    });
+    const bool asked = options_.reduce == Reduce::gather;
+    if (asked || (options_.reduce == Reduce::automatic && ranks->size() == 2)) {
+        gather_ = on_device::Gather::among(*ranks, bytes_of_part(), why_nccl_);
+        if (gathers()) return;
+        if (asked)
+            throw RequestError(
+                fmt::format("reduce: gather: {}: expected cards of one machine that reach each other's "
+                            "memory, or auto, fp32 or bf16",
+                            why_nccl_));
+    }
+    // All that one rank may fail in comes before the cards are joined, where the ranks wait for each other in NCCL.
+    together(ranks, [&] {
         seen_.emplace(heads_ * sizeof(on_device::HeadTotals), "what the heads saw");
-        if (!options_.bf16) return;
-        const std::size_t bytes = static_cast<std::size_t>(layout.size()) * sizeof(on_device::Bf16);
+        if (options_.reduce != Reduce::nccl_bf16) return;
+        const std::size_t bytes = count() * sizeof(on_device::Bf16);
         rounded_.emplace(bytes, fmt::format("{:.2f} GiB: a gradient in bf16", static_cast<double>(bytes) * 0x1p-30));
     });
     nccl_.emplace(*ranks);
@@ -50,11 +66,17 @@ Exchange::Exchange(Ranks* ranks, const TrainConfig& config, const ParameterLayou
 
 std::string Exchange::text() const {
     if (!active()) return "none: one rank adds micro-batches in ascending order";
-    return fmt::format(
-        "each of {} ranks adds its micro-batches in ascending order, then {} adds the ranks' gradients ({}) {} and "
-        "losses (fp64), an element's terms in its order",
-        ranks_->size(), nccl_->text(), options_.bf16 ? "rounded to bf16, in bf16" : "fp32",
-        options_.overlapped ? "layer by layer during the backward" : "at the end of the backward");
+    const std::string own =
+        fmt::format("each of {} ranks adds its micro-batches in ascending order, then ", ranks_->size());
+    const char* const when = options_.overlapped ? "layer by layer during the backward" : "at the end of the backward";
+    if (gathers())
+        return fmt::format(
+            "{}the ranks' gradients (fp32) and losses (fp64) are copied from card to card, {}, and added in "
+            "the order of ranks",
+            own, when);
+    const std::string instead = why_nccl_.empty() ? "" : fmt::format("; not copied from card to card: {}", why_nccl_);
+    return fmt::format("{}{} adds the ranks' gradients ({}) {} and losses (fp64), an element's terms in its order{}",
+                       own, nccl_->text(), rounded_ ? "rounded to bf16, in bf16" : "fp32", when, instead);
 }
 
 void Exchange::add(float* gradient, const GradientRange& of, on_device::Stream stream) {
@@ -66,13 +88,35 @@ void Exchange::add(float* gradient, const GradientRange& of, on_device::Stream s
     on_device::widen(rounded, of.count, values, stream);
 }
 
+void Exchange::send(float* gradient, const GradientRange& of, on_device::Stream stream) {
+    if (!std::exchange(begun_, true)) gather_->begin(stream);
+    gather_->copy(of.first * sizeof(float), gradient + of.first, of.count * sizeof(float), stream);
+}
+
+void Exchange::head_done(float* gradient, on_device::Stream main) {
+    const GradientRange wte = range_of_wte();
+    on_device::settle_head(gradient + wte.first, wte.count, model_.bf16, main);
+    side_->follow(main);
+    send(gradient, wte, side_->stream());
+}
+
+void Exchange::send_rows(const float* gradient, const std::int32_t* starts, on_device::Stream stream) const {
+    const std::size_t first = range_of_wte().first;
+    gather_->for_places([&](char* place) {
+        on_device::copy_rows_with_tokens(gradient + first, starts, model_.vocabulary, model_.width,
+                                         reinterpret_cast<float*>(place) + first, stream);
+    });
+}
+
 void Exchange::layer_done(int layer, float* gradient, on_device::Stream main) {
     if (!options_.overlapped || !active()) return;
     side_->follow(main);
-    add(gradient, range_of_layer(layout_, layer), side_->stream());
+    if (gathers())
+        send(gradient, range_of_layer(layout_, layer), side_->stream());
+    else
+        add(gradient, range_of_layer(layout_, layer), side_->stream());
 }
 
-/// Sums of all fields, and the largest of the first.
 void Exchange::add(on_device::HeadTotals* totals, on_device::Stream stream) {
     constexpr std::size_t fields = sizeof(on_device::HeadTotals) / sizeof(double);
     auto* const seen = reinterpret_cast<on_device::HeadTotals*>(seen_->data());
@@ -82,8 +126,10 @@ void Exchange::add(on_device::HeadTotals* totals, on_device::Stream stream) {
     on_device::take_largest(seen, heads_, totals, stream);
 }
 
-void Exchange::finish(float* gradient, double* loss, on_device::HeadTotals* totals, on_device::Stream main) {
+void Exchange::finish(float* gradient, double* loss, on_device::HeadTotals* totals, const std::int32_t* starts,
+                      on_device::Stream main) {
     if (!active()) return;
+    if (gathers()) return gather(gradient, loss, totals, starts, main);
     const on_device::Stream stream = options_.overlapped ? side_->stream() : main;
     if (options_.overlapped) {
         side_->follow(main);
@@ -94,6 +140,28 @@ void Exchange::finish(float* gradient, double* loss, on_device::HeadTotals* tota
     nccl_->add(loss, 1, stream);
     if (totals != nullptr) add(totals, stream);
     if (options_.overlapped) side_->join(main);
+}
+
+void Exchange::gather(float* gradient, double* loss, on_device::HeadTotals* totals, const std::int32_t* starts,
+                      on_device::Stream main) {
+    const on_device::Stream stream = options_.overlapped ? side_->stream() : main;
+    if (options_.overlapped) side_->follow(main);
+    std::vector<GradientRange> left{{0, count()}};
+    if (options_.overlapped) left = ranges_beside_layers(layout_);
+    if (sends_embedding_early()) {
+        send_rows(gradient, starts, stream);
+        const std::size_t sent = range_of_wte().first + range_of_wte().count;  // the first range begins with it
+        left[0] = {sent, left[0].count - sent};
+    }
+    for (const GradientRange& of : left) send(gradient, of, stream);
+    gather_->copy(loss_at(), loss, sizeof *loss, stream);
+    if (totals != nullptr) gather_->copy(totals_at(), totals, heads_ * sizeof *totals, stream);
+    gather_->done(stream);
+    begun_ = false;
+    if (options_.overlapped) side_->join(main);  // what was copied may change now
+    gather_->wait(main);
+    on_device::add_in_rank_order(gather_->parts(), loss_at(), loss, totals_at(), totals, totals != nullptr ? heads_ : 0,
+                                 main);
 }
 
 void Exchange::hand_over(int round, Training::Captured& layers, const std::function<void(int)>& take) const {
@@ -127,10 +195,12 @@ void Exchange::first_of_ranks(int micro_batch, NonFinite& found) const {
 
 void Exchange::call_off() noexcept {
     if (nccl_) nccl_->call_off();
+    if (gathers()) gather_->call_off();
 }
 
 void Exchange::wait(on_device::Stream main) {
     if (!active()) return on_device::wait(main);
+    if (gathers()) return on_device::wait(main, *ranks_, [] {});
     nccl_->wait(main);
 }
 

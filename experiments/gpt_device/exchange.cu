@@ -15,10 +15,77 @@ __global__ void take_largest_of_heads(const HeadTotals* from, std::size_t count,
     if (i < count) to[i].largest = from[i].largest;
 }
 
+/// Of a rank, whose own is not among the others'.
+template <class T>
+__device__ const T* part_of(const GatheredParts& parts, int rank, std::size_t offset, const T* own) {
+    if (rank == parts.rank) return own;
+    const int place = rank < parts.rank ? rank : rank - 1;
+    return reinterpret_cast<const T*>(parts.others + static_cast<std::size_t>(place) * parts.bytes + offset);
+}
+
+__global__ void add_parts(GatheredParts parts, std::size_t loss_at, double* loss, std::size_t totals_at,
+                          HeadTotals* totals, std::size_t heads) {
+    const std::size_t i = std::size_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    if (i == 0) {
+        double sum = *part_of<double>(parts, 0, loss_at, loss);
+        for (int r = 1; r < parts.ranks; ++r) sum += *part_of<double>(parts, r, loss_at, loss);
+        *loss = sum;
+    }
+    if (i >= heads) return;
+    HeadTotals sum = part_of<HeadTotals>(parts, 0, totals_at, totals)[i];
+    for (int r = 1; r < parts.ranks; ++r) {
+        const HeadTotals next = part_of<HeadTotals>(parts, r, totals_at, totals)[i];
+        sum.largest = fmax(sum.largest, next.largest);
+        sum.q_rms += next.q_rms;
+        sum.k_rms += next.k_rms;
+        sum.zero_sum += next.zero_sum;
+        sum.zero_sum_abs += next.zero_sum_abs;
+        sum.saturated += next.saturated;
+        sum.entropy += next.entropy;
+    }
+    totals[i] = sum;
+}
+
+__global__ void settle_octets(float* values, std::size_t octets, bool round) {
+    const std::size_t o = std::size_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    if (o >= octets) return;
+    Octet v = load8(values + 8 * o);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v.x[i] = (round ? rounded_bf16(v.x[i]) : v.x[i]) + 0.0f;
+    store8(values + 8 * o, v);
+}
+
+/// A row for each warp.
+__global__ void copy_rows(const float* from, const std::int32_t* starts, int vocabulary, int width, float* to) {
+    const int id = static_cast<int>(blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32);
+    if (id >= vocabulary || starts[id] == starts[id + 1]) return;
+    const std::size_t row = static_cast<std::size_t>(id) * static_cast<std::size_t>(width);
+    for (int column = static_cast<int>(threadIdx.x % 32) * 4; column < width; column += 128)
+        *reinterpret_cast<float4*>(to + row + column) = *reinterpret_cast<const float4*>(from + row + column);
+}
+
 constexpr int threads = 256;
 unsigned blocks_of(std::size_t count) { return static_cast<unsigned>((count + threads - 1) / threads); }
 
 }  // namespace
+
+void add_in_rank_order(const GatheredParts& parts, std::size_t loss_at, double* loss, std::size_t totals_at,
+                       HeadTotals* totals, std::size_t heads, Stream stream) {
+    add_parts<<<blocks_of(heads > 0 ? heads : 1), threads, 0, stream>>>(parts, loss_at, loss, totals_at, totals, heads);
+    check_launch("add_in_rank_order");
+}
+
+void settle_head(float* values, std::size_t count, bool round, Stream stream) {
+    settle_octets<<<blocks_of(count / 8), threads, 0, stream>>>(values, count / 8, round);
+    check_launch("settle_head");
+}
+
+void copy_rows_with_tokens(const float* from, const std::int32_t* starts, int vocabulary, int width, float* to,
+                           Stream stream) {
+    const auto rows = static_cast<std::size_t>(vocabulary) * 32;
+    copy_rows<<<blocks_of(rows), threads, 0, stream>>>(from, starts, vocabulary, width, to);
+    check_launch("copy_rows_with_tokens");
+}
 
 void take_largest(const HeadTotals* from, std::size_t count, HeadTotals* to, Stream stream) {
     take_largest_of_heads<<<blocks_of(count), threads, 0, stream>>>(from, count, to);

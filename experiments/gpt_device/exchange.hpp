@@ -3,9 +3,10 @@
 // stream of its own while the backward goes on below, then what is left. Private to this folder.
 //
 // Rank r of R takes micro-batches r, r + R, … of the step's `accumulate`, which R divides. It adds its own in ascending order,
-// each rounded as one rank rounds it; then the ranks' sums are added by NCCL in fp32 (or, as an option, rounded to bf16 and
-// added in it). Of two ranks with one micro-batch each that is the one addition that a single rank makes of two micro-batches,
-// so the bits are the same.
+// each rounded as one rank rounds it; then the ranks' sums are added, as ExchangeOptions says. Either each card gets those of all
+// others (gather.hpp), and whoever takes the norm of the gradient adds them up in the order of ranks as it reads them; or NCCL adds
+// in kernels (nccl.hpp). Of two ranks with one micro-batch each both are the one addition that a single rank makes of two
+// micro-batches, so the bits are the same; gathered ones are, for any number of ranks with one micro-batch each.
 #pragma once
 
 #include <functional>
@@ -17,6 +18,7 @@
 #include <faultline/gpt/training.hpp>
 #include <faultline/gpt_device/cuda_resources.hpp>
 #include <faultline/gpt_device/device_trainer.hpp>
+#include <faultline/gpt_device/gather.hpp>
 #include <faultline/gpt_device/monitors.hpp>
 #include <faultline/gpt_device/nccl.hpp>
 
@@ -35,8 +37,9 @@ struct GradientRange {
 
 class Exchange {
   public:
-    /// `ranks` null: one rank, and every function below does nothing. RequestError where they do not divide config.accumulate, or
-    /// there is no NCCL; WorkError where there is no room for a gradient in bf16.
+    /// `ranks` null: one rank, and every function below does nothing. RequestError where they do not divide config.accumulate, two
+    /// have one card, they cannot gather and are told to, or there is no NCCL where it is needed; WorkError where there is no room for a
+    /// gradient in bf16.
     Exchange(Ranks* ranks, const TrainConfig& config, const ParameterLayout& layout, const ExchangeOptions& options);
 
     [[nodiscard]] bool active() const { return ranks_ != nullptr; }
@@ -48,12 +51,28 @@ class Exchange {
     }
     /// For the record, and for the screen.
     [[nodiscard]] std::string text() const;
+    /// Whether the ranks' sums come as parts(), to be added up by whoever reads them.
+    [[nodiscard]] bool gathers() const { return gather_ != nullptr; }
+    /// Bytes on the card for what the other ranks copy here.
+    [[nodiscard]] std::size_t room() const { return gathers() ? gather_->room() : 0; }
 
-    /// Called while the last micro-batch's launches are recorded. A layer's gradient is whole: it is added up beside `main`.
+    // Called while the last micro-batch's launches are recorded.
+    /// Whether head_done() is to be: where the embedding's gradient, a third of GPT-2's, is sent in two parts. It is whole last of all,
+    /// when there is nothing left that its way could stand beside; but the head's part of it is there before the backward of the layers,
+    /// and the other one is of the rows whose tokens the micro-batch has.
+    [[nodiscard]] bool sends_embedding_early() const { return gathers() && options_.overlapped && rounds_ == 1; }
+    /// The head's part of wte's gradient is there: it becomes what the embedding's backward makes of a row without tokens, rounded where
+    /// the run is in bf16, and is sent.
+    void head_done(float* gradient, on_device::Stream main);
+    /// A layer's gradient is whole: it is added up beside `main`.
     void layer_done(int layer, float* gradient, on_device::Stream main);
     /// All is whole: the rest, the sum of the losses, and, where `totals` is not null, what the heads saw; what follows on `main` has
-    /// the sums.
-    void finish(float* gradient, double* loss, on_device::HeadTotals* totals, on_device::Stream main);
+    /// the sums, or where the ranks gather of the gradient the parts, in which it begins; and is to release() them. `starts`: of the
+    /// micro-batch, as InputLayout has it.
+    void finish(float* gradient, double* loss, on_device::HeadTotals* totals, const std::int32_t* starts,
+                on_device::Stream main);
+    [[nodiscard]] on_device::GatheredParts parts() const { return gather_->parts(); }
+    void release(on_device::Stream main) const { gather_->release(main); }
     /// What this rank kept of its micro-batch of the round goes to the first, where `take` is called for those of all ranks, one
     /// after the other with their numbers, with each in `layers`.
     void hand_over(int round, Training::Captured& layers, const std::function<void(int micro_step)>& take) const;
@@ -65,12 +84,31 @@ class Exchange {
     void call_off() noexcept;
 
   private:
+    [[nodiscard]] std::size_t count() const { return static_cast<std::size_t>(layout_.size()); }
+    /// Of a rank's part where the ranks gather: the gradient, the sum of the losses, what the heads saw.
+    [[nodiscard]] std::size_t loss_at() const { return (count() * sizeof(float) + 255) / 256 * 256; }
+    [[nodiscard]] std::size_t totals_at() const { return loss_at() + 256; }
+    [[nodiscard]] std::size_t bytes_of_part() const {
+        return (totals_at() + heads_ * sizeof(on_device::HeadTotals) + 255) / 256 * 256;
+    }
+    void send(float* gradient, const GradientRange& of, on_device::Stream stream);
     void add(float* gradient, const GradientRange& of, on_device::Stream stream);
     void add(on_device::HeadTotals* totals, on_device::Stream stream);
+    void gather(float* gradient, double* loss, on_device::HeadTotals* totals, const std::int32_t* starts,
+                on_device::Stream main);
+    void send_rows(const float* gradient, const std::int32_t* starts, on_device::Stream stream) const;
+    [[nodiscard]] GradientRange range_of_wte() const {
+        return {static_cast<std::size_t>(layout_.wte),
+                static_cast<std::size_t>(model_.vocabulary) * static_cast<std::size_t>(model_.width)};
+    }
     Ranks* ranks_;
+    ModelConfig model_;
     const ParameterLayout& layout_;
     int rounds_;
     ExchangeOptions options_;
+    std::unique_ptr<on_device::Gather> gather_;
+    bool begun_ = false;    // this step's copies, in what is being recorded
+    std::string why_nccl_;  // and not copies from card to card, where those were to be
     std::optional<on_device::Communicator> nccl_;
     std::optional<on_device::SideStream> side_;
     std::size_t heads_;                         // of all layers

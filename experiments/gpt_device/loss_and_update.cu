@@ -5,6 +5,7 @@
 #include <cfloat>
 
 #include <faultline/gpt_device/elements.cuh>
+#include <faultline/gpt_device/exchange_kernels.hpp>
 
 namespace faultline::gpt::on_device {
 namespace {
@@ -179,6 +180,33 @@ __global__ void __launch_bounds__(256)
     if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }
 
+/// The same, of a sum: the blocks and the order are those of squares_of, and so the bits are those of one rank's gradient.
+__global__ void __launch_bounds__(256) squares_of_sum(GatheredParts parts, float* gradient, const std::uint8_t* kinds,
+                                                      bool round, std::size_t octets, double* sums) {
+    double sum = 0;
+    for (std::size_t o = std::size_t{blockIdx.x} * 256 + threadIdx.x; o < octets; o += std::size_t{norm_blocks} * 256) {
+        const std::uint8_t kind = round ? kinds[o] : std::uint8_t{0};
+        Octet own = load8(gradient + 8 * o), total{};
+        round_if(own, round, kind);
+        const char* other = parts.others;
+        for (int r = 0; r < parts.ranks; ++r) {
+            Octet v = own;
+            if (r != parts.rank) {
+                v = load8(reinterpret_cast<const float*>(other) + 8 * o);
+                round_if(v, round, kind);
+                other += parts.bytes;
+            }
+#pragma unroll
+            for (int i = 0; i < 8; ++i) total.x[i] = r == 0 ? v.x[i] : total.x[i] + v.x[i];
+        }
+        store8(gradient + 8 * o, total);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) sum += static_cast<double>(total.x[i]) * static_cast<double>(total.x[i]);
+    }
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) sums[blockIdx.x] = sum;
+}
+
 __global__ void __launch_bounds__(1024)
     finish_squares(const double* sums, const double* loss, const StepScalars* scalars, StepResult* result) {
     double sum = 0;
@@ -282,6 +310,14 @@ void finish_gradient(const float* gradient, const std::uint8_t* kinds, bool roun
     squares_of<<<norm_blocks, 256, 0, stream>>>(gradient, kinds, round, count / 8, sums);
     finish_squares<<<1, 1024, 0, stream>>>(sums, loss, scalars, result);
     check_launch("finish_gradient");
+}
+
+void finish_gathered_gradient(const GatheredParts& parts, float* gradient, const std::uint8_t* kinds, bool round,
+                              std::size_t count, const double* loss, const StepScalars* scalars, double* sums,
+                              StepResult* result, Stream stream) {
+    squares_of_sum<<<norm_blocks, 256, 0, stream>>>(parts, gradient, kinds, round, count / 8, sums);
+    finish_squares<<<1, 1024, 0, stream>>>(sums, loss, scalars, result);
+    check_launch("finish_gathered_gradient");
 }
 
 void adamw(const float* gradient, const std::uint8_t* kinds, bool round, std::size_t count,

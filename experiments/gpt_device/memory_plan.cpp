@@ -88,7 +88,9 @@ RunMemory::RunMemory(const TrainConfig& config, const ParameterLayout& layout, c
     const bool one_moment = config.optimizer.kind == OptimizerKind::sgd;
     second = plan.add("moments", "second moment", one_moment ? 0 : parameters * fp32);
     gradient = plan.add("gradient", "gradient", parameters * fp32);
-    micro_gradient = config.accumulate > 1 ? plan.add("gradient", "of a micro-batch", parameters * fp32) : gradient;
+    micro_gradient = config.accumulate > 1 && !needs.one_gradient
+                         ? plan.add("gradient", "of a micro-batch", parameters * fp32)
+                         : gradient;
     kinds = plan.add("weights", "kinds", parameters / 8);
     for (int l = 0; l < m.layers; ++l) {
         const auto keep = [&](const char* name, std::size_t bytes) { return plan.add("activations", name, bytes); };

@@ -69,6 +69,7 @@ struct RunNeeds {
     std::size_t faults = 0;      ///< bytes that its faults ask for
     std::size_t projection = 0;  ///< and its projection
     bool update_apart = false;   ///< what is added to the weights stands in memory first
+    bool one_gradient = false;  ///< that of a micro-batch is the step's, also where accumulate > 1: ranks have one each
 };
 
 /// The plan of a run of this configuration, and where its parts are.

@@ -1,18 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <faultline/gpt_device/nccl.hpp>
 
-#include <array>
-#include <chrono>
 #include <cstdlib>
 #include <exception>
-#include <thread>
 #include <utility>
 #include <vector>
 
-#include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <fmt/format.h>
 
+#include <faultline/gpt_device/cards.hpp>
 #include <faultline/ranks/ending.hpp>
 #include <faultline/ranks/errors.hpp>
 #include <faultline/ranks/sums.hpp>
@@ -69,27 +66,6 @@ Functions load() {
     return f;
 }
 
-/// The name that a card has whatever CUDA_VISIBLE_DEVICES makes of its number.
-std::string card() {
-    int device = 0;
-    cudaDeviceProp properties{};
-    if (cudaGetDevice(&device) != cudaSuccess || cudaGetDeviceProperties(&properties, device) != cudaSuccess)
-        throw WorkError("device cuda: asking for the card's name failed: expected a device");
-    return {properties.uuid.bytes, sizeof properties.uuid.bytes};
-}
-
-/// NCCL says of two ranks with one card that the usage is invalid.
-void expect_a_card_each(Ranks& ranks, const std::string& mine) {
-    const std::vector<std::string> cards = all_texts(&ranks, mine);
-    for (std::size_t rank = 0; rank < cards.size(); ++rank)
-        for (std::size_t other = 0; other < rank; ++other)
-            if (cards[rank] == cards[other])
-                throw RequestError(
-                    fmt::format("ranks: ranks {} and {} have the same card: expected one for each, {} on this machine "
-                                "(CUDA_VISIBLE_DEVICES)",
-                                other, rank, ranks.local_size()));
-}
-
 }  // namespace
 
 struct Communicator::State {
@@ -100,13 +76,10 @@ struct Communicator::State {
 
     explicit State(Ranks& of) : ranks(of) {
         UniqueId id{};
-        std::string mine;
         together(&ranks, [&] {
             nccl = load();
-            mine = card();
             if (ranks.first()) check(nccl.unique_id(&id), "making an id");
         });
-        expect_a_card_each(ranks, mine);
         from_first(&ranks, std::as_writable_bytes(std::span(id.bytes)));
         // It waits for all ranks, in the library: one that fails here cannot tell the others, which watch for its end.
         watched(ranks, [&] {
@@ -163,24 +136,9 @@ void Communicator::add(Bf16* values, std::size_t count, Stream stream) {
 }
 
 void Communicator::wait(Stream stream) {
-    using Clock = std::chrono::steady_clock;
-    Clock::time_point asked = Clock::now();
-    while (true) {
-        const cudaError_t done = cudaStreamQuery(stream);
-        if (done == cudaSuccess) return;
-        if (done != cudaErrorNotReady)
-            throw WorkError(fmt::format("device cuda: running on the device: {}", cudaGetErrorString(done)));
-        std::this_thread::yield();
-        if (Clock::now() - asked < std::chrono::milliseconds(10)) continue;
-        asked = Clock::now();
-        const Result state = state_->state_of_work();
-        const bool failed = state != success && state != in_progress;
-        if (!failed && !state_->ranks.lost()) continue;
-        // What is on the stream would never end. It is not called off here: NCCL waits in ncclCommAbort for the graphs that
-        // hold its operations (since 2.26), and who has these is to say what becomes of them.
-        if (failed) state_->check(state, "adding gradients");
-        throw PeerLost("another rank is gone: expected all of them to stay until the run ends");
-    }
+    // What is on the stream where NCCL has failed would never end. It is not called off here: NCCL waits in ncclCommAbort for the
+    // graphs that hold its operations (since 2.26), and who has these is to say what becomes of them.
+    on_device::wait(stream, state_->ranks, [this] { state_->check(state_->state_of_work(), "adding gradients"); });
 }
 
 }  // namespace faultline::gpt::on_device

@@ -158,7 +158,7 @@ TEST_F(RanksOfTrain, TheCpuIsNotAskedForWhatCardsHave) {
         EXPECT_EQ(outcome.status, 2);
         EXPECT_THAT(outcome.err, HasSubstr(sentence));
     };
-    refused({"--reduce", "nonsense"}, "--reduce: \"nonsense\": expected fp32 or bf16");
+    refused({"--reduce", "nonsense"}, "--reduce: \"nonsense\": expected auto, gather, fp32 or bf16");
     refused({"--reduce", "bf16"}, "--reduce: bf16: the CPU has no choice of it: expected --device cuda");
     for (const char* key : {"overlap", "deterministic", "monitors"})
         refused({std::string("--no-") + key}, "--" + std::string(key) + ": false: the CPU has no choice of it");

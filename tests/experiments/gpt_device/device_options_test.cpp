@@ -32,12 +32,19 @@ std::vector<std::string> differ_in(const DeviceOptions& a, const DeviceOptions& 
 TEST(DeviceRunsFingerprint, HasTheRanksAndInWhatTheyAddUp) {
     const auto two = connected_ranks(2), four = connected_ranks(4);
     const DeviceOptions alone, of_two{.ranks = two[0].get()}, of_four{.ranks = four[0].get()},
-        rounded{.ranks = two[0].get(), .exchange = {.bf16 = true}},
+        rounded{.ranks = two[0].get(), .exchange = {.reduce = Reduce::nccl_bf16}},
         at_end{.ranks = two[0].get(), .exchange = {.overlapped = false}}, fastest{.deterministic = false};
     EXPECT_THAT(differ_in(alone, of_two), testing::Contains("ranks"));
     EXPECT_THAT(differ_in(of_two, of_four), testing::ElementsAre("ranks"));
     EXPECT_THAT(differ_in(of_two, rounded), testing::ElementsAre("reduce"));
     EXPECT_THAT(differ_in(of_two, at_end), testing::IsEmpty());  // the same additions
+    // Of two ranks' gradients there is one sum, whoever makes it; four's, gathered, are added in another order than NCCL's.
+    const auto gathered = [](const auto& ranks) {
+        return DeviceOptions{.ranks = ranks[0].get(), .exchange = {.reduce = Reduce::gather}};
+    };
+    EXPECT_THAT(differ_in(of_two, gathered(two)), testing::IsEmpty());
+    EXPECT_THAT(differ_in(of_four, gathered(four)), testing::ElementsAre("reduce"));
+    EXPECT_THAT(differ_in(of_four, {.ranks = four[0].get(), .exchange = {.reduce = Reduce::nccl}}), testing::IsEmpty());
     EXPECT_THAT(differ_in(of_two, {.ranks = two[1].get()}), testing::IsEmpty());
     EXPECT_THAT(differ_in(alone, fastest), testing::ElementsAre("deterministic"));
 }

@@ -194,6 +194,15 @@ TEST(DeviceTrainer, GoesOnFromItsCheckpointBitForBit) {
         EXPECT_EQ(second.next_step(), 7);
         (void)losses(second);
         EXPECT_EQ(second.weights(), whole.weights());
+        // What a run that was taken up leaves is what one leaves that was not, and can be taken up again.
+        const std::string ends[] = {(folder.path() / "whole.safetensors").string(),
+                                    (folder.path() / "second.safetensors").string()};
+        whole.save(ends[0]);
+        second.save(ends[1]);
+        EXPECT_TRUE(test::read_file(ends[0]) == test::read_file(ends[1]));
+        DeviceTrainer third(named.config, text(), order);
+        third.restore(ends[1]);
+        EXPECT_EQ(third.weights(), whole.weights());
 
         Trainer cpu(named.config, text(), order);
         try {

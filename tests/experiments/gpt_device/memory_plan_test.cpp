@@ -53,6 +53,18 @@ TEST(MemoryPlan, OfGpt2IsTheSumOfItsTensors) {
     EXPECT_LT(memory.plan.bytes(), std::size_t{15} << 30);
 }
 
+// Ranks with a micro-batch each that gather need no more than a run of one; others have a second gradient to add to.
+TEST(MemoryPlan, AMicroBatchARankHasOneGradient) {
+    TrainConfig c = gpt2();
+    const ParameterLayout layout(c.model);
+    const RunMemory one(c, layout, {.parts = {}});
+    c.accumulate = 2;
+    const RunMemory two(c, layout, {.parts = {}}), gathered(c, layout, {.parts = {}, .one_gradient = true});
+    EXPECT_EQ(gathered.micro_gradient, gathered.gradient);
+    EXPECT_EQ(gathered.plan.bytes(), one.plan.bytes());
+    EXPECT_EQ(two.plan.bytes() - one.plan.bytes(), 4 * static_cast<std::size_t>(layout.size()));
+}
+
 TEST(MemoryPlan, HeadsPiecesAreWholeSequencesOfOneSize) {
     TrainConfig c = gpt2();
     EXPECT_EQ(head_tokens(c), 8192);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device run that adds up through NCCL, of one rank on one card: everything of several ranks but the second card. Two cards are
-// compared with one by bench/gpt_device/two_cards.py.
+// A device run of one rank that adds up as several do, on one card: everything of several ranks but the second card, for which
+// tests/experiments/cli/cards_test.cpp is.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -55,9 +55,7 @@ bool there_is_nccl() {
     return ::dlopen(named != nullptr ? named : "libnccl.so.2", RTLD_NOW | RTLD_LOCAL) != nullptr;
 }
 
-TEST(DeviceRanks, OneThroughNcclIsTheRunWithout) {
-    NEEDS_HOPPER();
-    if (!there_is_nccl()) GTEST_SKIP() << "there is no libnccl.so.2 here, and FAULTLINE_NCCL names none";
+void expect_one_rank_to_be_the_run_without(Reduce reduce) {
     for (const bool bf16 : {false, true})
         for (const int accumulate : {1, 3})
             for (const bool overlapped : {false, true}) {
@@ -67,12 +65,23 @@ TEST(DeviceRanks, OneThroughNcclIsTheRunWithout) {
                 const Left alone = left_by(c, {});
                 on_good_ranks(1, [&](Ranks& self) {
                     const Left here =
-                        left_by(c, {.ranks = &self, .exchange = {.overlapped = overlapped, .bf16 = false}});
+                        left_by(c, {.ranks = &self, .exchange = {.overlapped = overlapped, .reduce = reduce}});
                     EXPECT_EQ(here.weights, alone.weights);
                     EXPECT_EQ(here.losses, alone.losses);
                     EXPECT_EQ(here.validation, alone.validation);
                 });
             }
+}
+
+TEST(DeviceRanks, OneThroughNcclIsTheRunWithout) {
+    NEEDS_HOPPER();
+    if (!there_is_nccl()) GTEST_SKIP() << "there is no libnccl.so.2 here, and FAULTLINE_NCCL names none";
+    expect_one_rank_to_be_the_run_without(Reduce::nccl);
+}
+
+TEST(DeviceRanks, OneThatGathersIsTheRunWithout) {
+    NEEDS_HOPPER();
+    expect_one_rank_to_be_the_run_without(Reduce::gather);
 }
 
 TEST(DeviceRanks, AreRefusedWhereTheyDoNotDivideTheMicroBatches) {
