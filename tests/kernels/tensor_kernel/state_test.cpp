@@ -4,11 +4,11 @@
 
 #include <array>
 #include <cmath>
+#include <filesystem>
+#include <string>
 
 #include <faultline/plan/plan_toml.hpp>
 #include <faultline/tensor_kernel/backward.hpp>
-#include <filesystem>
-#include <string>
 
 #include "forward_bits.hpp"
 #include "on_hopper.hpp"
