@@ -193,6 +193,7 @@ Tried hidden_pairs(const Parts& parts, const SearchedPlan& at, const Choice& bes
     if (differs(Output::dv)) casts.push_back(Site::bwd_p_cast);
     if (differs(Output::dq) && differs(Output::dk)) casts.push_back(Site::ds_cast);
     const std::vector<Neighbour> pairs = rounding_pairs(at.plan, at.singles, casts, extras);
+    if (pairs.empty()) return {};
     const Evaluator one = parts.searched.of_unit(worst_unit(at.base));
     const std::vector<Evaluated> tried = one.evaluate(pairs, one.baseline(at.plan));
     std::vector<RoundingPlan> taken;
