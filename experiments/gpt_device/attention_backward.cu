@@ -125,26 +125,17 @@ __global__ void __launch_bounds__(threads) query_gradient(Operands<E> in, const 
     float sum[4][Sizes<D>::columns] = {};
     ZeroSum seen;
     ZeroSum* const watched = in.seen.zero_sums != nullptr ? &seen : nullptr;
-    const auto sweep = [&](auto&& use) {
-        for (int key = 0; key <= first; key += tile) {
-            __syncthreads();
-            load_tile<D>(keys, in.in.qk_stride, key, in.length, in.head_dim, k);
-            load_tile<D>(values, in.in.v_stride, key, in.length, in.head_dim, v);
-            __syncthreads();
-            use(key);
-        }
-    };
     if constexpr (F::any) {
         altered.begin(blockIdx.x);
         __syncthreads();
         altered.sweeps_for_rms(y, x, [&](int f) {
-            sweep([&](int key) {
+            for_each_key_tile<D>(in, keys, values, first, k, v, [&](int key) {
                 gradient_tile<D>(in, altered, f, q, k, v, dout, first, key, y, x, nullptr, nullptr, nullptr);
             });
         });
         altered.leave(blockIdx.x);
     }
-    sweep([&](int key) {
+    for_each_key_tile<D>(in, keys, values, first, k, v, [&](int key) {
         gradient_tile<D>(in, altered, count_of(faults), q, k, v, dout, first, key, y, x, nullptr, ds, watched);
         __syncthreads();
         accumulate<D, false>(ds, k, y, x, sum);

@@ -76,14 +76,10 @@ __global__ void __launch_bounds__(threads) forward_tile(Operands<E> in, const __
     for (int i = 0; i < 4; ++i)
         if (first + 4 * y + i < in.length) largest = fmaxf(largest, max[i]);
     const auto sweep = [&](auto&& use) {
-        for (int key = 0; key <= first; key += tile) {
-            __syncthreads();
-            load_tile<D>(keys, in.in.qk_stride, key, in.length, in.head_dim, k);
-            load_tile<D>(values, in.in.v_stride, key, in.length, in.head_dim, v);
-            __syncthreads();
+        for_each_key_tile<D>(in, keys, values, first, k, v, [&](int key) {
             scores(key);
             use(key);
-        }
+        });
     };
     if constexpr (F::any) {
         altered.begin(blockIdx.x);

@@ -126,6 +126,20 @@ struct Operands {
     }
 };
 
+/// use(key) for each tile of the head's `keys` and `values`, from row `key` on, that queries first … first + 63 see, in shared
+/// memory at k and v. All threads of the block call it.
+template <int D, class E, class Use>
+__device__ void for_each_key_tile(const Operands<E>& in, const E* keys, const E* values, int first, float* k, float* v,
+                                  Use&& use) {
+    for (int key = 0; key <= first; key += tile) {
+        __syncthreads();
+        load_tile<D>(keys, in.in.qk_stride, key, in.length, in.head_dim, k);
+        load_tile<D>(values, in.in.v_stride, key, in.length, in.head_dim, v);
+        __syncthreads();
+        use(key);
+    }
+}
+
 /// cap tanh(s / cap), or s without a cap; tanh as attention_rows.cpp.
 __device__ float capped(float s, float cap) {
     if (cap == 0) return s;
