@@ -24,9 +24,11 @@ struct StepScalars {
 
 /// Sums over tokens come in parts, at most this many of a norm's and of other rows', each a row of columns: the first of
 /// `row_stride` floats is `parts`. add_partials() adds them up in order, those of several sums in one launch. A norm's are
-/// as many as there are blocks at once on the 132 multiprocessors of an H100 or H200, by their registers, so that none runs
-/// after the others; a constant, as the order is.
-[[nodiscard]] constexpr int norm_parts(int width) { return 132 * (width <= 768 ? 3 : 2); }
+/// as many as there are blocks at once, by their registers, on 128 of the 132 multiprocessors of an H100 or H200 (spectra may
+/// stand on four), so that none runs after the others; a constant, as the order is.
+[[nodiscard]] constexpr int norm_parts(int width) {
+    return 128 * (width <= 256 ? 6 : width <= 512 ? 4 : width <= 768 ? 3 : 2);
+}
 inline constexpr int sum_slabs = 256;
 struct Partials {
     const float* parts = nullptr;

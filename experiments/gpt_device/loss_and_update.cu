@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include <cfloat>
+#include <type_traits>
 
 #include <faultline/gpt_device/elements.cuh>
 #include <faultline/gpt_device/exchange_kernels.hpp>
@@ -10,71 +11,90 @@
 namespace faultline::gpt::on_device {
 namespace {
 
-// 1024 are slower (0.82 ms against 0.63 for 8192 rows of 50,304 on an H200), though their rows fit the second-level cache:
-// fewer blocks wait for each other's barriers.
-constexpr int entropy_threads = 512;
-
-/// Max and sum of exp(x - max) of two parts joined. A part without elements has max -inf and sum 0.
-struct Exponentials {
-    float max, sum;
-};
-__device__ Exponentials joined(Exponentials a, Exponentials b) {
-    const float max = fmaxf(a.max, b.max);
-    if (max == -INFINITY) return {max, 0};
-    return {max, a.sum * expf(a.max - max) + b.sum * expf(b.max - max)};
+/// Waits until at most `outstanding` of the groups of copies that this thread began are on their way.
+template <int outstanding>
+__device__ void wait_for_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(outstanding) : "memory");
 }
 
-/// A block has a row: once over it for max and sum, once more, from the second-level cache, for the gradient. A logit that
+/// Of the block's values, in every thread: join(join(…)) over warps in order. `room`: 32 floats.
+template <int threads, class F>
+__device__ float over_block(float x, float* room, F&& join) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) x = join(x, __shfl_xor_sync(0xffffffffu, x, step));
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = room[0];
+    for (int w = 1; w < threads / 32; ++w) x = join(x, room[w]);
+    return x;
+}
+
+/// A block has a row, which it goes over three times: for the largest, the sum of exp(x - largest), the gradient. Where `held`,
+/// from shared memory, where each thread has copied what it reads; else from memory, at best the second-level cache. A logit that
 /// is not finite gives NaN, as in cross_entropy of row_kernels.hpp.
-template <class E>
-__global__ void __launch_bounds__(entropy_threads)
+template <class E, bool held, int threads>
+__global__ void __launch_bounds__(threads, 2048 / threads < 32 ? 2048 / threads : 32)
     cross_entropy_rows(E* logits, const std::int32_t* targets, int vocabulary, float weight, float z_loss,
                        double* losses) {
-    __shared__ Exponentials parts[entropy_threads / 32];
-    __shared__ float at_target;
+    extern __shared__ uint4 kept[];
+    __shared__ float room[threads / 32], at_target;
     E* row = logits + static_cast<std::size_t>(blockIdx.x) * vocabulary;
+    const E* const source = held ? reinterpret_cast<const E*>(kept) : row;
     const int target = targets[blockIdx.x];
-    Exponentials mine{-INFINITY, 0};
+    constexpr int stride = threads * 8;
+    const int half = ((vocabulary + stride - 1) / stride + 1) / 2 * stride;
+    const auto octets = [&](int begin, int end, auto&& use) {
+        for (int j = begin + threadIdx.x * 8; j < end; j += stride) use(j);
+    };
+    if constexpr (held) {
+        const auto copy = [&](int j) {
+            const auto to = static_cast<unsigned>(__cvta_generic_to_shared(reinterpret_cast<E*>(kept) + j));
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(row + j) : "memory");
+        };
+        octets(0, min(half, vocabulary), copy);
+        asm volatile("cp.async.commit_group;" ::: "memory");
+        octets(half, vocabulary, copy);
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    }
+    float largest = -INFINITY;
     bool finite = true;
-    for (int j = threadIdx.x * 8; j < vocabulary; j += entropy_threads * 8) {
-        const Octet v = load8(row + j);
-        float max = mine.max;
+    const auto find_largest = [&](int j) {
+        const Octet v = load8(source + j);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             finite &= fabsf(v.x[i]) <= FLT_MAX;
-            max = fmaxf(max, v.x[i]);
+            largest = fmaxf(largest, v.x[i]);
         }
-        mine.sum *= mine.max == -INFINITY ? 0.0f : expf(mine.max - max);
-        mine.max = max;
-#pragma unroll
-        for (int i = 0; i < 8; ++i) mine.sum += exp_for<E>(v.x[i] - max);
-    }
+    };
+    if constexpr (held) wait_for_copies<1>();
+    octets(0, min(half, vocabulary), find_largest);
+    if constexpr (held) wait_for_copies<0>();
+    octets(half, vocabulary, find_largest);
     if (threadIdx.x == 0) at_target = value_of(row[target]);
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-        const Exponentials other{__shfl_xor_sync(0xffffffffu, mine.max, step),
-                                 __shfl_xor_sync(0xffffffffu, mine.sum, step)};
-        // The lower lane first, so that both get the same bits.
-        mine = threadIdx.x & step ? joined(other, mine) : joined(mine, other);
-    }
-    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = mine;
     finite = __syncthreads_and(finite);
-    mine = parts[0];
-    for (int w = 1; w < entropy_threads / 32; ++w) mine = joined(mine, parts[w]);
-    const float lse = finite ? mine.max + logf(mine.sum) : NAN;
+    largest = over_block<threads>(largest, room, [](float a, float b) { return fmaxf(a, b); });
+    float sum = 0;
+    octets(0, vocabulary, [&](int j) {
+        const Octet v = load8(source + j);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) sum += exp_for<E>(v.x[i] - largest);
+    });
+    sum = over_block<threads>(sum, room, [](float a, float b) { return a + b; });
+    const float lse = finite ? largest + logf(sum) : NAN;
     if (threadIdx.x == 0) losses[blockIdx.x] = static_cast<double>(lse) - static_cast<double>(at_target);
     if (weight == 0) return;
     const float factor =
-        static_cast<float>(static_cast<double>(weight) * (1 + 2.0 * static_cast<double>(z_loss) * lse)) / mine.sum;
-    for (int j = threadIdx.x * 8; j < vocabulary; j += entropy_threads * 8) {
-        Octet v = load8(row + j);
+        static_cast<float>(static_cast<double>(weight) * (1 + 2.0 * static_cast<double>(z_loss) * lse)) / sum;
+    octets(0, vocabulary, [&](int j) {
+        Octet v = load8(source + j);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            v.x[i] = exp_for<E>(v.x[i] - mine.max) * factor;
+            v.x[i] = exp_for<E>(v.x[i] - largest) * factor;
             if (j + i == target) v.x[i] -= weight;
         }
         store8(row + j, v);
-    }
+    });
 }
 
 /// Sum of a block's values in a fixed order; the result in thread 0.
@@ -96,40 +116,55 @@ __global__ void __launch_bounds__(1024)
     if (threadIdx.x == 0) *sum = scalars == nullptr || scalars->micro_step == 0 ? mine : *sum + mine;
 }
 
-/// A block has 256 columns of one id, its warps every eighth of the id's tokens (ids few), or an id for each warp (many).
-template <int warps_of_id>
+/// A block has 256 columns of eight ids, or of one (ids few): of an id with `many` tokens or more its warps add up every eighth
+/// each and then these sums in order, of the others a warp adds up the tokens of one.
+template <int ids>
 __global__ void __launch_bounds__(256)
     embedding_rows(const float* dx, const std::int32_t* order, const std::int32_t* starts, bool round_head, int width,
                    int vocabulary, float* gradient) {
-    __shared__ float sums[8][256];
+    constexpr int warps = 8, many = 32;
+    __shared__ float sums[warps][256];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, column = blockIdx.y * 256 + lane * 8;
-    const int id = warps_of_id == 8 ? blockIdx.x : blockIdx.x * 8 + warp;
-    const bool inside = column < width && id < vocabulary;
-    Octet sum{};
-    if (inside)
-#pragma unroll 4
-        for (int t = starts[id] + (warps_of_id == 8 ? warp : 0); t < starts[id + 1]; t += warps_of_id) {
-            const Octet v = load8(dx + static_cast<std::size_t>(order[t]) * width + column);
+    const bool inside = column < width;
+    const auto sum_of = [&](int id, int first, int step) {
+        Octet sum{};
+        if (inside)
+#pragma unroll 8
+            for (int t = starts[id] + first; t < starts[id + 1]; t += step) {
+                const Octet v = load8(dx + static_cast<std::size_t>(order[t]) * width + column);
 #pragma unroll
-            for (int i = 0; i < 8; ++i) sum.x[i] += v.x[i];
+                for (int i = 0; i < 8; ++i) sum.x[i] += v.x[i];
+            }
+        return sum;
+    };
+    const auto store = [&](int id, const Octet& sum) {
+        if (!inside) return;
+        float* at = gradient + static_cast<std::size_t>(id) * width + column;
+        Octet head = load8(at);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) head.x[i] = sum.x[i] + (round_head ? rounded_bf16(head.x[i]) : head.x[i]);
+        store8(at, head);
+    };
+    for (int i = 0; i < ids; ++i) {
+        const int id = blockIdx.x * ids + i;
+        if (id >= vocabulary) break;
+        if (ids > 1 && starts[id + 1] - starts[id] < many) {
+            if (warp == i) store(id, sum_of(id, 0, 1));
+            continue;
         }
-    if constexpr (warps_of_id == 8) {
-        store8(&sums[warp][lane * 8], sum);
+        store8(&sums[warp][lane * 8], sum_of(id, warp, warps));
         __syncthreads();
-        if (warp != 0) return;
-        sum = {};
-        for (int w = 0; w < 8; ++w) {
-            const Octet v = load8(&sums[w][lane * 8]);
+        if (warp == 0) {
+            Octet sum{};
+            for (int w = 0; w < warps; ++w) {
+                const Octet v = load8(&sums[w][lane * 8]);
 #pragma unroll
-            for (int i = 0; i < 8; ++i) sum.x[i] += v.x[i];
+                for (int k = 0; k < 8; ++k) sum.x[k] += v.x[k];
+            }
+            store(id, sum);
         }
+        __syncthreads();
     }
-    if (!inside) return;
-    float* at = gradient + static_cast<std::size_t>(id) * width + column;
-    Octet head = load8(at);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) head.x[i] = sum.x[i] + (round_head ? rounded_bf16(head.x[i]) : head.x[i]);
-    store8(at, head);
 }
 
 __global__ void position_rows(const float* dx, int rows, int length, int width, float* gradient) {
@@ -273,7 +308,21 @@ unsigned blocks_of(std::size_t octets) { return static_cast<unsigned>((octets + 
 template <class E>
 void cross_entropy(E* logits, const std::int32_t* targets, int rows, int vocabulary, float weight, float z_loss,
                    double* losses, Stream stream) {
-    cross_entropy_rows<<<rows, entropy_threads, 0, stream>>>(logits, targets, vocabulary, weight, z_loss, losses);
+    // Two rows at a time in the 227 KiB of a multiprocessor; rows of a few KiB stay in caches anyhow.
+    const std::size_t bytes = static_cast<std::size_t>(vocabulary) * sizeof(E);
+    constexpr std::size_t least = 16 << 10, most = 110 << 10;
+    if (std::is_same_v<E, Bf16> && bytes >= least && bytes <= most) {
+        if (cudaFuncSetAttribute(cross_entropy_rows<Bf16, true, 1024>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 static_cast<int>(bytes)) != cudaSuccess)
+            check_launch("shared memory of the cross-entropy");
+        cross_entropy_rows<Bf16, true, 1024><<<rows, 1024, bytes, stream>>>(reinterpret_cast<Bf16*>(logits), targets,
+                                                                            vocabulary, weight, z_loss, losses);
+    } else if (vocabulary <= 1024) {
+        cross_entropy_rows<E, false, 64><<<rows, 64, 0, stream>>>(logits, targets, vocabulary, weight, z_loss, losses);
+    } else {
+        cross_entropy_rows<E, false, 512>
+            <<<rows, 512, 0, stream>>>(logits, targets, vocabulary, weight, z_loss, losses);
+    }
     check_launch("cross_entropy");
 }
 template void cross_entropy(float*, const std::int32_t*, int, int, float, float, double*, Stream);
@@ -289,10 +338,10 @@ void embedding_backward(const float* dx, const std::int32_t* order, const std::i
                         Stream stream) {
     const auto columns = static_cast<unsigned>((width + 255) / 256);
     if (vocabulary <= 4096)
-        embedding_rows<8><<<dim3(vocabulary, columns), 256, 0, stream>>>(dx, order, starts, round_head, width,
+        embedding_rows<1><<<dim3(vocabulary, columns), 256, 0, stream>>>(dx, order, starts, round_head, width,
                                                                          vocabulary, wte_gradient);
     else
-        embedding_rows<1><<<dim3((vocabulary + 7) / 8, columns), 256, 0, stream>>>(dx, order, starts, round_head, width,
+        embedding_rows<8><<<dim3((vocabulary + 7) / 8, columns), 256, 0, stream>>>(dx, order, starts, round_head, width,
                                                                                    vocabulary, wte_gradient);
     position_rows<<<blocks_of(static_cast<std::size_t>(length) * width / 8), 256, 0, stream>>>(dx, rows, length, width,
                                                                                                wpe_gradient);

@@ -236,8 +236,11 @@ __global__ void __launch_bounds__(256) sum_rows_slabs(const E* dy, int rows, int
              [&](int row, int column) { return load8(dy + static_cast<std::size_t>(row) * cols + column); });
 }
 
-constexpr float gelu_scale = 0.79788456080286535587989211986876f;  // sqrt(2/pi)
-constexpr float gelu_cubic = 0.044715f;
+/// GELU is x sigmoid(w), w = 2 sqrt(2/pi) (x + 0.044715 x^3), by fused multiply-adds: without them the arithmetic would take
+/// longer than the memory. w here, and dw/dx.
+constexpr float gelu_linear = 1.59576912160573071175978423973752f, gelu_cubic = 0.044715f * gelu_linear;
+__device__ float gelu_argument(float x, float x2) { return x * fmaf(gelu_cubic, x2, gelu_linear); }
+__device__ float gelu_argument_slope(float x2) { return fmaf(3.0f * gelu_cubic, x2, gelu_linear); }
 
 template <class E>
 __global__ void gelu_elements(const E* u, std::size_t count, E* a) {
@@ -246,8 +249,8 @@ __global__ void gelu_elements(const E* u, std::size_t count, E* a) {
     Octet v = load8(u + at);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-        const float x = v.x[i], t = gelu_scale * (x + gelu_cubic * (x * x * x));
-        v.x[i] = x * sigmoid_for<E>(t + t);
+        const float x = v.x[i];
+        v.x[i] = x * sigmoid_for<E>(gelu_argument(x, x * x));
     }
     store8(a + at, v);
 }
@@ -260,9 +263,9 @@ __global__ void __launch_bounds__(256) gelu_backward_slabs(const E* u, int rows,
         Octet d = load8(da + at);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            const float x = v.x[i], t = gelu_scale * (x + gelu_cubic * (x * x * x));
-            const float s = sigmoid_for<E>(t + t), dt = gelu_scale * (1.0f + (3.0f * gelu_cubic) * (x * x));
-            d.x[i] = rounded_to<E>(d.x[i] * (s + (x * (s * (1.0f - s))) * (dt + dt)));
+            const float x = v.x[i], x2 = x * x, s = sigmoid_for<E>(gelu_argument(x, x2));
+            const float slope = fmaf(x * fmaf(-s, s, s), gelu_argument_slope(x2), s);
+            d.x[i] = rounded_to<E>(d.x[i] * slope);
         }
         store8(da + at, d);
         return d;
