@@ -33,7 +33,8 @@ void DeviceTrainer::State::begin_spectra() {
 
 void DeviceTrainer::State::fill_monitors() {
     std::vector<on_device::HeadTotals> seen(heads());
-    std::memcpy(seen.data(), totals.data(), seen.size() * sizeof seen[0]);
+    const std::size_t behind = memory.plan[memory.totals].offset - memory.plan[memory.result].offset;
+    std::memcpy(seen.data(), result.data() + behind, seen.size() * sizeof seen[0]);
     const double tokens = config.tokens_of_step(), rows = tokens - config.batch * config.accumulate;
     const bool due = rows_are_due() && rows > 0;
     report.zero_sum_total.resize(heads(), 0.0);

@@ -49,7 +49,7 @@ struct DeviceTrainer::State {
     /// Inputs of this step and of the next, for each micro-batch; and where the step's result comes.
     std::array<on_device::PinnedMemory, 2> staged;
     std::array<std::int64_t, 2> staged_step{-1, -1};
-    on_device::PinnedMemory result, totals, injected, removed;
+    on_device::PinnedMemory result, injected, removed;  ///< the result with the totals behind it
     std::optional<on_device::Memory> base;
     std::unique_ptr<Pass> pass;
     /// A micro-batch, and the last one of a step, which adds up over ranks; of each also one in which the rows are looked at.

@@ -69,10 +69,7 @@ const StepReport& DeviceTrainer::State::run_step() {
             (rows_are_due() ? launches.detailed : launches.plain).launch(stream);
     }
     update.launch(stream);
-    on_device::download_later(result.data(), pass->at<char>(memory.result), sizeof(StepResult), stream);
-    if (monitors)
-        on_device::download_later(totals.data(), pass->at<char>(memory.totals), heads() * sizeof(on_device::HeadTotals),
-                                  stream);
+    on_device::download_later(result.data(), pass->at<char>(memory.result), memory.result_bytes(), stream);
     if (faults.any()) on_device::download_later(injected.data(), faults.totals(), faults.totals_bytes(), stream);
     if (projected) fetch_energies();
     if (hooks.update != nullptr && step_is_finite()) show_update();

@@ -123,7 +123,9 @@ RunMemory::RunMemory(const TrainConfig& config, const ParameterLayout& layout, c
     partials = scratch("partial sums", partial_sums(m.width) * fp32);
     sums = scratch("sums", 8192 * sizeof(double));
     losses = scratch("losses", tokens * sizeof(double));
-    result = scratch("result", 256);
+    result = scratch("result", sizeof(on_device::StepResult));
+    const auto layers_heads = static_cast<std::size_t>(m.layers) * heads;
+    totals = plan.add("monitors", "totals", needs.monitors ? layers_heads * sizeof(on_device::HeadTotals) : 0);
     input = scratch("input", InputLayout(config).bytes);
     delta = scratch("delta", tokens * heads * fp32);
     attention = scratch("attention", needs.attention_scratch);
@@ -137,7 +139,6 @@ RunMemory::RunMemory(const TrainConfig& config, const ParameterLayout& layout, c
     projection = scratch("projection", needs.projection);
     proposed = plan.add("gradient", "update", needs.update_apart ? parameters * fp32 : 0);
     hats = scratch("q and k after their norm", needs.may_norm ? tokens * 2 * width * element : 0);
-    const auto layers_heads = static_cast<std::size_t>(m.layers) * heads;
     scales = scratch("scales", needs.may_norm ? layers_heads * fp32 : 0);
     const auto monitor = [&](const char* name, int parts, std::size_t bytes) {
         const std::size_t count =
@@ -148,7 +149,6 @@ RunMemory::RunMemory(const TrainConfig& config, const ParameterLayout& layout, c
     rms = monitor("rms of q and k", needs.parts.rms, 2 * sizeof(double));
     zero_sums = monitor("zero sums", needs.parts.zero_sums, 2 * sizeof(double));
     rows = monitor("rows", needs.parts.rows, 2 * sizeof(double));
-    totals = plan.add("monitors", "totals", needs.monitors ? layers_heads * sizeof(on_device::HeadTotals) : 0);
     const SpectraMemory spectra(m);
     const auto of_spectra = [&](const char* name, std::size_t bytes) {
         return plan.add("monitors", name, needs.spectra ? bytes : 0);

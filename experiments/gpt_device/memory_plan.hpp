@@ -83,6 +83,10 @@ struct RunMemory {
         products_beside;
     std::size_t muon, faults, projection, proposed;
     std::size_t hats, scales;  ///< where QK norm may be: q and k after it [tokens, 2 width], and scales [layers, heads]
+    /// Bytes from the result to the end of the totals, which follow it: one copy brings both to the host.
+    [[nodiscard]] std::size_t result_bytes() const {
+        return plan[totals].offset + plan[totals].bytes - plan[result].offset;
+    }
     /// Where there are monitors: HeadParts of all layers, and HeadTotals [layers, heads].
     std::size_t largest, rms, zero_sums, rows, totals;
     std::size_t snapshot, bases, bidiagonals;  ///< where there are spectra

@@ -26,6 +26,7 @@ struct Arguments {
     QkGains gains;
     double* rms;
     float* partials;
+    std::size_t layer_step;  ///< where there are several: blockIdx.z
     int length, heads, head_dim, sequences;
     float epsilon;
 };
@@ -56,7 +57,7 @@ template <class E, int lanes>
 __global__ void __launch_bounds__(threads) look_at_rows(Arguments<E> in) {
     __shared__ double sums[threads / 32][2];
     const int group = threadIdx.x / lanes, column = threadIdx.x % lanes * 8, head = blockIdx.y % in.heads;
-    const std::size_t sequence = blockIdx.y / in.heads;
+    const std::size_t sequence = blockIdx.y / in.heads, layer = blockIdx.z * in.layer_step;
     const int end = min(in.length, static_cast<int>(blockIdx.x + 1) * tokens_of_block);
     double q_sum = 0, k_sum = 0;
     for (int first = blockIdx.x * tokens_of_block; first < end;
@@ -67,8 +68,8 @@ __global__ void __launch_bounds__(threads) look_at_rows(Arguments<E> in) {
         const std::size_t at = head * in.head_dim + column;
         Octet q{}, k{};
         if (inside) {
-            q = load8(in.in.q + row * in.in.stride + at);
-            k = load8(in.in.k + row * in.in.stride + at);
+            q = load8(in.in.q + layer + row * in.in.stride + at);
+            k = load8(in.in.k + layer + row * in.in.stride + at);
         }
         float q_squares, k_squares;
         const float q_inverse = inverse_rms<lanes>(q, in.head_dim, in.epsilon, q_squares);
@@ -92,7 +93,8 @@ __global__ void __launch_bounds__(threads) look_at_rows(Arguments<E> in) {
     if (threadIdx.x >= 2) return;
     double total = 0;
     for (int w = 0; w < threads / 32; ++w) total += sums[w][threadIdx.x];
-    in.rms[2 * (static_cast<std::size_t>(blockIdx.y) * gridDim.x + blockIdx.x) + threadIdx.x] = total;
+    const std::size_t slot = static_cast<std::size_t>(blockIdx.z) * gridDim.y + blockIdx.y;
+    in.rms[2 * (slot * gridDim.x + blockIdx.x) + threadIdx.x] = total;
 }
 
 /// dy becomes inverse (g - n mean(g n)), n = x inverse, g = dy gain; dgain += dy n.
@@ -184,7 +186,7 @@ void with_lanes(int head_dim, F&& run) {
 template <class E>
 Arguments<E> arguments(const QkRows<E>& rows, const AttentionShape& shape, float epsilon, const QkGains& gains, E* q,
                        E* k, std::size_t stride) {
-    return {rows,           q,           k,      stride, gains, nullptr, nullptr, shape.length, shape.heads,
+    return {rows,           q,           k,      stride, gains, nullptr, nullptr, 0, shape.length, shape.heads,
             shape.head_dim, shape.batch, epsilon};
 }
 
@@ -196,6 +198,17 @@ void qk_rows(const QkRows<E>& rows, const AttentionShape& shape, float epsilon, 
     Arguments<E> in = arguments(rows, shape, epsilon, gains, q_hat, k_hat, hat_stride);
     in.rms = rms;
     const dim3 grid(rms_parts(shape.length), shape.batch * shape.heads);
+    with_lanes(shape.head_dim, [&](auto lanes) { look_at_rows<E, lanes><<<grid, threads, 0, stream>>>(in); });
+    check_launch("rows of q and k");
+}
+
+template <class E>
+void rms_of_layers(const QkRows<E>& first, std::size_t layer_step, int layers, const AttentionShape& shape, double* rms,
+                   Stream stream) {
+    Arguments<E> in = arguments<E>(first, shape, 0, {}, nullptr, nullptr, 0);
+    in.rms = rms;
+    in.layer_step = layer_step;
+    const dim3 grid(rms_parts(shape.length), shape.batch * shape.heads, layers);
     with_lanes(shape.head_dim, [&](auto lanes) { look_at_rows<E, lanes><<<grid, threads, 0, stream>>>(in); });
     check_launch("rows of q and k");
 }
@@ -220,6 +233,7 @@ void qk_norm_backward(const QkRows<E>& rows, const AttentionShape& shape, float 
 #define FAULTLINE_FOR(E)                                                                                       \
     template void qk_rows(const QkRows<E>&, const AttentionShape&, float, const QkGains&, E*, E*, std::size_t, \
                           double*, Stream);                                                                    \
+    template void rms_of_layers(const QkRows<E>&, std::size_t, int, const AttentionShape&, double*, Stream);   \
     template void qk_norm_backward(const QkRows<E>&, const AttentionShape&, float, const QkGains&, E*, E*,     \
                                    std::size_t, float*, float*, Stream);
 FAULTLINE_FOR(float)

@@ -28,6 +28,12 @@ template <class E>
 void qk_rows(const QkRows<E>& rows, const AttentionShape& shape, float epsilon, const QkGains& gains, E* q_hat,
              E* k_hat, std::size_t hat_stride, double* rms, Stream stream);
 
+/// The rms of all layers in one launch: q and k of layer l are l layer_step elements behind `first`'s, its parts follow those of
+/// the layer before.
+template <class E>
+void rms_of_layers(const QkRows<E>& first, std::size_t layer_step, int layers, const AttentionShape& shape, double* rms,
+                   Stream stream);
+
 /// dq and dk (of q_hat and k_hat; rows `stride` elements apart) become those of q and k. gradient, if not null: of q's gain
 /// [head_dim], then of k's; partials: 512 width floats.
 template <class E>

@@ -31,6 +31,17 @@ TEST(MemoryPlan, RegionsFollowEachOtherAligned) {
     EXPECT_EQ(plan.text(), "0.00 GiB: one 0.00, two 0.00");
 }
 
+TEST(MemoryPlan, ResultAndTotalsComeInOneCopy) {
+    const TrainConfig c = gpt2();
+    const RunMemory memory(c, ParameterLayout(c.model), {.parts = {1, 1, 1, 1}, .monitors = true});
+    const MemoryRegion &result = memory.plan[memory.result], &totals = memory.plan[memory.totals];
+    EXPECT_EQ(totals.offset, result.offset + 256);
+    EXPECT_EQ(totals.bytes, 12U * 12U * 7U * sizeof(double));
+    EXPECT_EQ(memory.result_bytes(), 256 + totals.bytes);
+    const RunMemory without(c, ParameterLayout(c.model), {.parts = {}});
+    EXPECT_LE(without.result_bytes(), 256U);
+}
+
 /// By hand: of 124,475,904 parameters, 32768 tokens, width 768.
 TEST(MemoryPlan, OfGpt2IsTheSumOfItsTensors) {
     const TrainConfig c = gpt2();
