@@ -14,6 +14,9 @@ struct AttentionShape {
     int batch, length, heads, head_dim;  ///< head_dim a multiple of 8, at most 128
     float scale;                         ///< of q k^T, where AttentionInputs::scales is null
     float softcap = 0;                   ///< s <- c tanh(s/c) where c > 0
+    bool output_gate = false;            ///< rows of dqkv have room for the gate's gradient behind them
+    /// Elements from row to row of dqkv.
+    [[nodiscard]] constexpr int gradient_row() const { return (output_gate ? 4 : 3) * heads * head_dim; }
 };
 
 /// q, k, v: rows are tokens, `stride` elements apart; a head has head_dim columns.
@@ -52,7 +55,7 @@ void fast_forward(const AttentionInputs<E>& inputs, const AttentionShape& shape,
 /// delta [batch, heads, length] of dout and o.
 template <class E>
 void fast_delta(const E* o, const E* dout, const AttentionShape& shape, float* delta, Stream stream);
-/// dqkv [tokens, 3 width] from delta. Fills seen.zero_sums.
+/// dqkv [tokens, gradient_row()], of its first 3 width columns, from delta. Fills seen.zero_sums.
 template <class E>
 void fast_backward(const AttentionInputs<E>& inputs, const float* lse, const E* dout, const AttentionShape& shape,
                    const float* delta, E* dqkv, const HeadParts& seen, const KernelFaults* faults, Stream stream);

@@ -105,8 +105,9 @@ __device__ void store_rows(const Operands<E>& in, int part, int first, int y, in
 #pragma unroll
         for (int c = 0; c < Sizes<D>::columns; ++c)
             if (const int column = output_column(x, c); column < in.head_dim)
-                store1(in.dqkv + in.at(part, 3) + static_cast<std::size_t>(row) * 3 * in.width() + column,
-                       sum[i][c] * factor);
+                store1(
+                    in.dqkv + in.at(part, in.gradient_row) + static_cast<std::size_t>(row) * in.gradient_row + column,
+                    sum[i][c] * factor);
     }
 }
 
@@ -121,7 +122,7 @@ __global__ void __launch_bounds__(threads) query_gradient(Operands<E> in, const 
     const int y = threadIdx.x / 16, x = threadIdx.x % 16, first = blockIdx.x * tile;
     const E *const keys = in.k(), *const values = in.v(), *const queries = in.q();
     load_tile<D>(queries, in.in.qk_stride, first, in.length, in.head_dim, q);
-    load_tile<D>(in.dout + in.at(0, 1), in.width(), first, in.length, in.head_dim, dout);
+    load_tile<D>(in.dout + in.at(0, in.width()), in.width(), first, in.length, in.head_dim, dout);
     float sum[4][Sizes<D>::columns] = {};
     ZeroSum seen;
     ZeroSum* const watched = in.seen.zero_sums != nullptr ? &seen : nullptr;
@@ -165,7 +166,7 @@ __global__ void __launch_bounds__(threads) key_gradients(Operands<E> in, const _
         __syncthreads();
         if constexpr (F::any) altered.take(first / tile);
         load_tile<D>(queries, in.in.qk_stride, first, in.length, in.head_dim, q);
-        load_tile<D>(in.dout + in.at(0, 1), in.width(), first, in.length, in.head_dim, dout);
+        load_tile<D>(in.dout + in.at(0, in.width()), in.width(), first, in.length, in.head_dim, dout);
         __syncthreads();
         gradient_tile<D>(in, altered, count_of(faults), q, k, v, dout, first, key, y, x, p, ds, nullptr);
         __syncthreads();

@@ -31,7 +31,8 @@ AttentionOnDevice::AttentionOnDevice(const TrainConfig& config, bool may_norm) {
               m.heads,
               m.head_dim(),
               static_cast<float>(1.0 / std::sqrt(static_cast<double>(m.head_dim()))),
-              static_cast<float>(m.softcap)};
+              static_cast<float>(m.softcap),
+              m.output_gate};
     std::vector<const RoundingPlan*> plans;
     for (int l = 0; l < m.layers; ++l) {
         const RoundingPlan* plan = m.plan(l, 0);
@@ -115,7 +116,7 @@ struct HeadStrides {
 HeadStrides strides_of(const on_device::AttentionShape& s, std::int64_t qk, std::int64_t v) {
     const std::int64_t width = std::int64_t{1} * s.heads * s.head_dim;
     const auto of = [&](std::int64_t row) { return tensor_kernel::Strides{row, s.head_dim, row * s.length}; };
-    return {of(qk), of(v), of(width), of(3 * width)};
+    return {of(qk), of(v), of(width), of(s.gradient_row())};
 }
 
 tensor_kernel::BackwardCall backward_call(const on_device::AttentionShape& s) {

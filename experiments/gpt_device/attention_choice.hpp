@@ -37,7 +37,7 @@ class AttentionOnDevice {
     /// What a sum of ds as the layer's kernel has it is to be divided by to be in nat/logit, for a head of this scale.
     [[nodiscard]] double zero_sum_unit(int layer, double scale) const;
 
-    /// o and dout [tokens, width], dqkv [tokens, 3 width]; lse [batch, heads, length], or [heads, batch, length] with
+    /// o and dout [tokens, width], dqkv [tokens, gradient_row()]; lse [batch, heads, length], or [heads, batch, length] with
     /// `scales`, as are the parts then. scales: empty, or the scale of each head, for which the tensor cores' kernel is launched
     /// head by head (fast takes inputs.scales). faults: null, or those inside the kernel. Launches on the stream. Only where on_tensor_cores(), in a build with the device.
     using Inputs = on_device::AttentionInputs<on_device::Bf16>;

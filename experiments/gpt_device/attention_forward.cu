@@ -138,7 +138,8 @@ __global__ void __launch_bounds__(threads) forward_tile(Operands<E> in, const __
 #pragma unroll
         for (int c = 0; c < Sizes<D>::columns; ++c)
             if (const int column = output_column(x, c); column < in.head_dim)
-                store1(in.out + in.at(0, 1) + static_cast<std::size_t>(row) * in.width() + column, out[i][c] / sum[i]);
+                store1(in.out + in.at(0, in.width()) + static_cast<std::size_t>(row) * in.width() + column,
+                       out[i][c] / sum[i]);
     }
     if (in.seen.largest != nullptr) store_largest(largest, in.seen.largest + in.part());
     if (detailed) store_sums(saturated, entropy, in.seen.rows + 2 * in.part());

@@ -104,7 +104,7 @@ struct Operands {
     E* out;
     float* lse;
     const float* delta;
-    int length, heads, head_dim;
+    int length, heads, head_dim, gradient_row;
     float standard_scale, cap;
     HeadParts seen;
 
@@ -119,10 +119,10 @@ struct Operands {
     __device__ const E* v() const { return rows(in.v, in.v_stride); }
     /// Of a block's numbers in an array of HeadParts.
     __device__ std::size_t part() const { return static_cast<std::size_t>(blockIdx.y) * gridDim.x + blockIdx.x; }
-    /// First element of this block's head in [tokens, columns of `width` each].
-    __device__ std::size_t at(int part, int parts) const {
-        const std::size_t batch = blockIdx.y / heads, head = blockIdx.y % heads;
-        return batch * length * parts * width() + static_cast<std::size_t>(part) * width() + head * head_dim;
+    /// First element of this block's head in rows of `row` elements, after `part` times the width.
+    __device__ std::size_t at(int part, int row) const {
+        const std::size_t batch = blockIdx.y / heads;
+        return batch * length * row + static_cast<std::size_t>(part) * width() + head() * head_dim;
     }
 };
 
@@ -217,6 +217,7 @@ void set_shape(Operands<E>& in, const AttentionShape& shape) {
     in.length = shape.length;
     in.heads = shape.heads;
     in.head_dim = shape.head_dim;
+    in.gradient_row = shape.gradient_row();
     in.standard_scale = shape.scale;
     in.cap = shape.softcap;
 }

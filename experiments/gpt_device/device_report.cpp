@@ -28,7 +28,8 @@ void DeviceTrainer::State::fill_report(const on_device::StepResult& of) {
 }
 
 void DeviceTrainer::State::begin_spectra() {
-    pending_spectra = late_spectra->begin(pass->at<float>(memory.weights), layout.layer(0).w_in, layer_step());
+    pending_spectra =
+        late_spectra->begin(pass->at<float>(memory.weights) + layout.layer(0).w_in, layer_step(), layout.in_columns());
 }
 
 void DeviceTrainer::State::fill_monitors() {

@@ -61,6 +61,10 @@ DeviceTrainer::State::State(const TrainConfig& wanted, const TokenData& tokens, 
     if (hooks.attention != nullptr || hooks.model != nullptr)
         throw RequestError(
             "device cuda: hooks: the device's trainer has those of the update and of the step: expected no others");
+    // Where faults stand in the gradients of q, k and v is known of rows of 3 widths.
+    if (config.model.output_gate && faults.any())
+        throw RequestError(
+            "device cuda: inject: a model with an output gate has no faults there: expected none, or no gate");
     if (exchange.active() && (faults.any() || hooks.update != nullptr))
         throw RequestError("device cuda: inject: several ranks have no faults: expected none, or one rank");
     if (hooks.update != nullptr) {

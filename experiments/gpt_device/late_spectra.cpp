@@ -89,7 +89,7 @@ LateSpectra::~LateSpectra() {
     (void)cudaStreamDestroy(aside_);
 }
 
-std::function<void(StepReport&)> LateSpectra::begin(const float* weights, std::ptrdiff_t first, std::ptrdiff_t step) {
+std::function<void(StepReport&)> LateSpectra::begin(const float* weights, std::ptrdiff_t step, std::ptrdiff_t row) {
     {
         std::unique_lock lock(mutex_);
         changed_.wait(lock, [this] { return begun_ - done_ < slots; });
@@ -99,8 +99,8 @@ std::function<void(StepReport&)> LateSpectra::begin(const float* weights, std::p
     check(cudaStreamWaitEvent(training_, read_, 0), "waiting for the spectra");
     for (int l = 0; l < model_.layers; ++l)
         check(cudaMemcpy2DAsync(copy_ + static_cast<std::size_t>(l) * 2 * width * width, 2 * width * sizeof(float),
-                                weights + first + l * step, 3 * width * sizeof(float), 2 * width * sizeof(float), width,
-                                cudaMemcpyDeviceToDevice, training_),
+                                weights + l * step, static_cast<std::size_t>(row) * sizeof(float),
+                                2 * width * sizeof(float), width, cudaMemcpyDeviceToDevice, training_),
               "copying weights");
     check(cudaEventRecord(copied_, training_), "copying weights");
     check(cudaStreamWaitEvent(aside_, copied_, 0), "copying weights");

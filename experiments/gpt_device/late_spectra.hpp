@@ -33,11 +33,10 @@ class LateSpectra {
     LateSpectra(const LateSpectra&) = delete;
     LateSpectra& operator=(const LateSpectra&) = delete;
 
-    /// Of the weights as the training stream leaves them by now: W_Q of layer l begins at weights + first + l step, [width,
-    /// 3 width] with W_K and W_V beside it. What it returns puts the spectra into a report, in any thread, and waits until they
-    /// are there. Waits itself where four are outstanding.
-    [[nodiscard]] std::function<void(StepReport&)> begin(const float* weights, std::ptrdiff_t first,
-                                                         std::ptrdiff_t step);
+    /// Of the weights as the training stream leaves them by now: W_Q of layer l begins at weights + l step, W_K beside it, rows
+    /// `row` elements apart. What it returns puts the spectra into a report, in any thread, and waits until they are there.
+    /// Waits itself where four are outstanding.
+    [[nodiscard]] std::function<void(StepReport&)> begin(const float* weights, std::ptrdiff_t step, std::ptrdiff_t row);
 
   private:
     static constexpr std::size_t slots = 4;

@@ -46,12 +46,12 @@ constexpr std::size_t product_workspace = std::size_t{64} << 20;
 
 std::size_t partial_sums(int width) {
     // Of a layer's backward, which adds them all up at its end: two norms and, above the last layer, the final one; the
-    // biases' gradients of q, k, v (3 widths), of the feed-forward (4) and, where faults alter what they are of, of both
+    // biases' gradients of q, k, v and an output gate (4 widths), of the feed-forward (4) and, where faults alter what they are of, of both
     // branches; and what the gains of QK norm need.
     const auto columns = static_cast<std::size_t>(width);
     const auto norm = static_cast<std::size_t>(on_device::norm_columns(width, true));
     return 3 * static_cast<std::size_t>(on_device::norm_parts(width)) * norm +
-           (3 + 4 + 2) * on_device::sum_slabs * columns + 512 * columns;
+           (4 + 4 + 2) * on_device::sum_slabs * columns + 512 * columns;
 }
 
 InputLayout::InputLayout(const TrainConfig& config) {
@@ -78,6 +78,7 @@ RunMemory::RunMemory(const TrainConfig& config, const ParameterLayout& layout, c
     const ModelConfig& m = config.model;
     const auto parameters = static_cast<std::size_t>(layout.size());
     const std::size_t tokens = static_cast<std::size_t>(config.batch) * static_cast<std::size_t>(m.context);
+    const auto in_columns = static_cast<std::size_t>(layout.in_columns());
     const auto width = static_cast<std::size_t>(m.width), heads = static_cast<std::size_t>(m.heads);
     const auto vocabulary = static_cast<std::size_t>(m.vocabulary);
     const std::size_t element = element_bytes(config);
@@ -100,8 +101,9 @@ RunMemory::RunMemory(const TrainConfig& config, const ParameterLayout& layout, c
         at.statistics1 = keep("statistics1", tokens * 2 * fp32);
         at.statistics2 = keep("statistics2", tokens * 2 * fp32);
         at.h1 = keep("h1", tokens * width * element);
-        at.in = keep("q, k, v", tokens * 3 * width * element);
+        at.in = keep("q, k, v", tokens * in_columns * element);
         at.o = keep("o", tokens * width * element);
+        at.gated = m.output_gate ? keep("gated o", tokens * width * element) : at.o;
         at.lse = keep("lse", tokens * heads * fp32);
         at.h2 = keep("h2", tokens * width * element);
         at.u = keep("u", tokens * 4 * width * element);
@@ -118,7 +120,7 @@ RunMemory::RunMemory(const TrainConfig& config, const ParameterLayout& layout, c
     dbranch = scratch("branch", tokens * width * element);
     dh = scratch("dh", tokens * width * element);
     da = scratch("da", tokens * 4 * width * element);
-    din = scratch("din", tokens * 3 * width * element);
+    din = scratch("din", tokens * in_columns * element);
     dheads = scratch("dheads", tokens * width * element);
     partials = scratch("partial sums", partial_sums(m.width) * fp32);
     sums = scratch("sums", 8192 * sizeof(double));

@@ -50,7 +50,8 @@ class MemoryPlan {
 
 /// Regions of a layer's activations, as indices of the plan.
 struct LayerRegions {
-    std::size_t x_in, x_mid, statistics1, statistics2, h1, in, o, lse, h2, u, a;
+    std::size_t x_in, x_mid, statistics1, statistics2, h1, in, o, gated, lse, h2, u,
+        a;  ///< gated: o itself without a gate
 };
 
 /// Bytes that spectra on the device need: the weights that they are of, bases, bidiagonal matrices.

@@ -32,6 +32,7 @@ Muon::Muon(const ParameterLayout& layout, const ModelConfig& model, const Optimi
         group.layer_step = step;
     };
     for (const char* name : {"w_q", "w_k", "w_v", "w_o"}) add(groups_[0], name);
+    if (model.output_gate) add(groups_[0], "w_gate");
     for (const char* name : {"w_fc", "w_proj"}) add(groups_[1], name);
 }
 

@@ -27,10 +27,10 @@ void sgd(const UpdateArrays& arrays, float momentum, float weight_decay, Stream 
 
 /// Hidden matrices of one shape, [rows, cols] with rows <= cols once the tall ones are transposed: `parts` of each layer.
 struct MatrixGroup {
-    std::ptrdiff_t first[4] = {};  ///< offset in layer 0
-    int stride[4] = {};            ///< of a row in memory
-    bool transposed[4] = {};
-    float shape[4] = {};  ///< sqrt(max(1, out/in)): of the update
+    std::ptrdiff_t first[5] = {};  ///< offset in layer 0
+    int stride[5] = {};            ///< of a row in memory
+    bool transposed[5] = {};
+    float shape[5] = {};  ///< sqrt(max(1, out/in)): of the update
     int parts = 0, layers = 0, rows = 0, cols = 0;
     std::ptrdiff_t layer_step = 0;
     [[nodiscard]] int count() const { return parts * layers; }

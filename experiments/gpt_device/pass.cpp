@@ -12,6 +12,7 @@
 
 #include <faultline/base/error.hpp>
 #include <faultline/gpt_device/cuda_resources.hpp>
+#include <faultline/gpt_device/gate.hpp>
 #include <faultline/gpt_device/qk_rows.hpp>
 
 namespace faultline::gpt {
@@ -74,6 +75,8 @@ class PassOf final : public Pass {
     [[nodiscard]] const ModelConfig& model() const { return config_.model; }
     [[nodiscard]] int tokens() const { return config_.batch * config_.model.context; }
     [[nodiscard]] int width() const { return config_.model.width; }
+    /// Of q, k, v and, where there is one, the gate.
+    [[nodiscard]] int in_columns() const { return static_cast<int>(layout_.in_columns()); }
     [[nodiscard]] const float* weights() const { return at<float>(memory_.weights); }
     [[nodiscard]] const float* vector(std::ptrdiff_t offset) const { return offset < 0 ? nullptr : weights() + offset; }
     [[nodiscard]] const E* operand(std::ptrdiff_t offset) const {
@@ -97,12 +100,14 @@ class PassOf final : public Pass {
     }
     [[nodiscard]] on_device::QkRows<E> qk_rows_of(int layer) const {
         const E* in = at<E>(memory_.layers[static_cast<std::size_t>(layer)].in);
-        return {in, in + width(), static_cast<std::size_t>(3 * width())};
+        return {in, in + width(), static_cast<std::size_t>(in_columns())};
     }
     [[nodiscard]] on_device::QkGains gains_of(int layer) const {
         const LayerOffsets& of = layout_.layer(layer);
         return {vector(of.q_gain), vector(of.k_gain)};
     }
+    [[nodiscard]] const E* gate_of(const LayerRegions& layer) const { return at<E>(layer.in) + 3 * width(); }
+    [[nodiscard]] on_device::GateShape gate_shape() const { return {tokens(), width(), in_columns()}; }
     /// q, k and v as attention takes them; QK norm, where it is on, is done here, and `rms`, if not null, filled.
     [[nodiscard]] on_device::AttentionInputs<E> inputs_of(int layer, double* rms) {
         const on_device::QkRows<E> rows = qk_rows_of(layer);
@@ -268,7 +273,7 @@ class PassOf final : public Pass {
         if (!qk_normed(l)) return;
         const LayerOffsets& of = layout_.layer(l);  // q's gain, then k's
         on_device::qk_norm_backward(qk_rows_of(l), how_.shape(), static_cast<float>(model().norm_epsilon), gains_of(l),
-                                    din, din + width(), static_cast<std::size_t>(3 * width()),
+                                    din, din + width(), static_cast<std::size_t>(in_columns()),
                                     of.q_gain < 0 ? nullptr : gradient(of.q_gain),
                                     room_for(std::size_t{512} * static_cast<std::size_t>(width())), stream_);
     }
@@ -321,9 +326,10 @@ class PassOf final : public Pass {
             const float* before =
                 l == 0 ? at<float>(to.x_in) : at<float>(memory_.layers[static_cast<std::size_t>(l - 1)].x_mid);
             norm(l, 0, before, l > 0, at<float>(to.x_in), to.statistics1, from.norm1_gain, from.norm1_bias, to.h1);
-            linear(at<E>(to.h1), c, from.w_in, from.b_in, 3 * c, at<E>(to.in));
+            linear(at<E>(to.h1), c, from.w_in, from.b_in, in_columns(), at<E>(to.in));
             attention_forward(l);
-            linear(at<E>(to.o), c, from.w_o, from.b_o, c, branch);
+            if (model().output_gate) on_device::gate(at<E>(to.o), gate_of(to), gate_shape(), at<E>(to.gated), stream_);
+            linear(at<E>(to.gated), c, from.w_o, from.b_o, c, branch);
             faults_at(ModelSite::attention_projection, l, 0, branch, c);
             norm(l, 1, at<float>(to.x_in), true, at<float>(to.x_mid), to.statistics2, from.norm2_gain, from.norm2_bias,
                  to.h2);
@@ -382,13 +388,15 @@ class PassOf final : public Pass {
             operand_gradient(da, 4 * c, to.w_fc, c, dh);
             dbranch_read_.wait(stream_);
             norm_backward(of.x_mid, of.statistics2, to.norm2_gain, false, dbranch, to.b_o);
-            weight_gradient(at<E>(of.o), c, to.w_o, dbranch, c, dbranch_read_);
+            weight_gradient(at<E>(of.gated), c, to.w_o, dbranch, c, dbranch_read_);
             operand_gradient(dbranch, c, to.w_o, c, dheads);
             din_read_.wait(stream_);
+            if (model().output_gate)
+                on_device::gate_backward(at<E>(of.o), gate_of(of), gate_shape(), dheads, din + 3 * c, stream_);
             attention_backward(l);
-            weight_gradient(at<E>(of.h1), c, to.w_in, din, 3 * c, din_read_);
-            bias_gradient(din, 3 * c, to.b_in);
-            operand_gradient(din, 3 * c, to.w_in, c, dh);
+            weight_gradient(at<E>(of.h1), c, to.w_in, din, in_columns(), din_read_);
+            bias_gradient(din, in_columns(), to.b_in);
+            operand_gradient(din, in_columns(), to.w_in, c, dh);
             dbranch_read_.wait(stream_);
             norm_backward(of.x_in, of.statistics1, to.norm1_gain, false, l > 0 ? dbranch : nullptr,
                           l > 0 ? bias_above(l - 1) : -1);
@@ -424,7 +432,7 @@ std::vector<SiteOfPass> Pass::sites() const {
         const auto named = [&](const char* what) { return fmt::format("layer{}.{}", l, what); };
         add(l == 0 ? std::string("embedding") : fmt::format("layer{}.residual stream", l - 1), of.x_in, c, false);
         add(named("norm statistics"), of.statistics1, 2, false);
-        add(named("q, k, v"), of.in, 3 * c, true);
+        add(named("q, k, v"), of.in, static_cast<std::ptrdiff_t>(layout_.in_columns()), true);
         add(named("attention output"), of.o, c, true);
         add(named("residual stream"), of.x_mid, c, false);
         add(named("norm statistics"), of.statistics2, 2, false);

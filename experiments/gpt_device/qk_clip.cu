@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(threads) shrink(const HeadTotals* totals, QkWe
     const int width = at.heads * at.head_dim;
     const std::ptrdiff_t begin = at.first + layer * at.step + part * width + head * at.head_dim;
     for (int i = threadIdx.x; i < width * at.head_dim; i += threads) {
-        const std::ptrdiff_t place = begin + static_cast<std::ptrdiff_t>(i / at.head_dim) * 3 * width + i % at.head_dim;
+        const std::ptrdiff_t place = begin + i / at.head_dim * at.row + i % at.head_dim;
         const float w = weights[place] * factor;
         weights[place] = w;
         if (operands != nullptr) store1(operands + place, w);

@@ -7,9 +7,10 @@
 
 namespace faultline::gpt::on_device {
 
-/// Where W_Q and W_K lie in the flat weights: [width, 3 width] of layer l at first + l step, heads side by side.
+/// Where W_Q and W_K lie in the flat weights: [width, 2 width] of layer l at first + l step, rows `row` elements apart, heads side
+/// by side.
 struct QkWeights {
-    std::ptrdiff_t first, step;
+    std::ptrdiff_t first, step, row;
     int layers, heads, head_dim;
 };
 

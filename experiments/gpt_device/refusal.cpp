@@ -12,7 +12,6 @@ std::string refusal(const TrainConfig& config) {
         return fmt::format("device cuda: {}: the device's trainer has none: expected {}", what, expected);
     };
     if (m.sigma_reparam) return has_none("sigma-reparam", "false");
-    if (m.output_gate) return has_none("output-gate", "false");
     // Rows are read in octets; a row of the residual stream is in a warp's registers.
     constexpr int octet = 8, widest = 2048, largest_head = 128;
     if (m.width % octet != 0 || m.width > widest)

@@ -123,15 +123,20 @@ double largest_gap(const std::vector<double>& a, const std::vector<double>& b) {
 /// recipe's warm-up, 100 steps are below 1e-5.
 TEST(DeviceTrainer, LossesOf100StepsInFp32AreTheCpus) {
     NEEDS_HOPPER();
-    const TrainConfig c = small();
-    const WindowOrder order(c.seed);
-    Trainer cpu(c, text(), order);
-    DeviceTrainer device(c, text(), order);
-    const std::vector<double> of_cpu = losses(cpu), of_device = losses(device);
-    ASSERT_EQ(of_device.size(), of_cpu.size());
-    EXPECT_LE(largest_gap(of_cpu, of_device), 1e-5);
-    EXPECT_LT(of_device.back(), of_device.front() - 0.5);  // and it learns
-    std::printf("100 steps: largest difference of losses %.1e\n", largest_gap(of_cpu, of_device));
+    for (const bool gated : {false, true}) {
+        SCOPED_TRACE(gated ? "output gate" : "no gate");
+        TrainConfig c = small();
+        c.model.output_gate = gated;
+        const WindowOrder order(c.seed);
+        Trainer cpu(c, text(), order);
+        DeviceTrainer device(c, text(), order);
+        const std::vector<double> of_cpu = losses(cpu), of_device = losses(device);
+        ASSERT_EQ(of_device.size(), of_cpu.size());
+        EXPECT_LE(largest_gap(of_cpu, of_device), 1e-5);
+        EXPECT_LT(of_device.back(), of_device.front() - 0.5);  // and it learns
+        std::printf("100 steps%s: largest difference of losses %.1e\n", gated ? ", output gate" : "",
+                    largest_gap(of_cpu, of_device));
+    }
 }
 
 /// In bf16 casts that tip over set two runs apart, and training makes more of it (on the CPU a start that differs in its last

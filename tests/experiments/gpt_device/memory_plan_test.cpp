@@ -98,7 +98,6 @@ TEST(DeviceRefusal, NamesWhatTheDeviceHasNot) {
         return refusal(c);
     };
     EXPECT_THAT(why([](TrainConfig& c) { c.model.sigma_reparam = true; }), HasSubstr("sigma-reparam"));
-    EXPECT_THAT(why([](TrainConfig& c) { c.model.output_gate = true; }), HasSubstr("output-gate"));
     EXPECT_THAT(why([](TrainConfig& c) { c.model.layers = 513; }), HasSubstr("layers: 513"));
     EXPECT_THAT(why([](TrainConfig& c) { c.model.width = 4096; }), HasSubstr("width: 4096"));
     EXPECT_THAT(why([](TrainConfig& c) { c.model.heads = 64; }), HasSubstr("heads: 64"));

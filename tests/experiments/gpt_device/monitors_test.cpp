@@ -173,6 +173,7 @@ TEST(DeviceMonitors, SpectraAreThoseOfTheWeights) {
             c.model.heads = heads;
             c.model.layers = layers;
             c.model.context = 16;
+            c.model.output_gate = heads == 9;
             c.batch = 1;
             c.steps = 2;
             c.monitor_every = 1;

@@ -24,6 +24,9 @@ std::vector<Named> optimizers() {
     c.optimizer.adamw_rate = 0.15;
     c.optimizer.weight_decay = 0.1;
     all.push_back({"muon", c});
+    c.model.output_gate = true;
+    all.push_back({"muon, output gate", c});
+    c.model.output_gate = false;
     c.model.layers = 1;
     c.model.width = 96;
     c.model.heads = 3;

@@ -38,6 +38,13 @@ std::vector<Named> options() {
         c.model.heads = 8;
     });
     add("softcap", [](TrainConfig& c) { c.model.softcap = 3; });
+    add("output gate", [](TrainConfig& c) { c.model.output_gate = true; });
+    add("output gate, biases, QK norm, two micro-batches", [](TrainConfig& c) {
+        c.model.output_gate = true;
+        c.model.bias = true;
+        c.model.qk_norm = QkNorm::learned;
+        c.accumulate = 2;
+    });
     return all;
 }
 
@@ -69,6 +76,9 @@ TEST(DeviceOptions, GradientsInBf16DifferFromTheCpusByLessThanBf16Costs) {
     TrainConfig c = small();
     c.model = {.layers = 2, .width = 128, .heads = 2, .context = 200, .vocabulary = 256, .qk_norm = QkNorm::learned};
     all.push_back({"QK norm, learned, tensor cores", with_tensor_kernel(c)});
+    c.model.qk_norm = QkNorm::none;
+    c.model.output_gate = true;
+    all.push_back({"output gate, tensor cores", with_tensor_kernel(c)});
     for (const auto& [name, where] : {std::pair{"norm statistics in bf16", NormStatistics::bf16},
                                       {"norm statistics in bf16 in the forward", NormStatistics::bf16_forward},
                                       {"norm statistics in bf16 in the backward", NormStatistics::bf16_backward}}) {
@@ -221,7 +231,8 @@ TEST(DeviceOptions, QkClipIsTheCpus) {
         TrainConfig c = twelve_steps();
         c.steps = 3;
         c.model.bf16 = bf16;
-        c.qk_clip = 0.01;  // at the start logits reach some hundredths
+        c.model.output_gate = bf16;  // rows of another length
+        c.qk_clip = 0.01;            // at the start logits reach some hundredths
         const WindowOrder order(c.seed);
         Trainer cpu(c, text(), order);
         DeviceTrainer device(c, text(), order);
