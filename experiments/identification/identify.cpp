@@ -241,6 +241,7 @@ void search(const Case& c, const std::vector<RoundingPlan>& plans, const Identif
         starts.push_back(std::move(start));
     }
     SearchedPlan found = search_from({searched, held_out}, starts, neighbourhood_of(c));
+    restate({searched, held_out}, plans, starts[found.start], c.extras, found);
     result.searched = sum_of(found.base);
     result.held_out = sum_of(held_out.baseline(found.plan));
     result.rows_held_out = c.units.size() == 1;

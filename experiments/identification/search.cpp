@@ -269,6 +269,33 @@ SearchedPlan search_from(const Parts& parts, const std::vector<RoundingPlan>& st
     return best;
 }
 
+void restate(const Parts& parts, const std::vector<RoundingPlan>& presets, const RoundingPlan& start,
+             const Extras& extras, SearchedPlan& found) {
+    const std::vector<Difference> changed = differences(start, found.plan);
+    std::size_t fewest = changed.size();
+    for (const RoundingPlan& preset : presets) fewest = std::min(fewest, differences(preset, found.plan).size());
+    if (fewest <= 1) return;
+    const BothParts of_found{found.base, parts.held_out.baseline(found.plan)};
+    const RoundingPlan searched_plan = found.plan;
+    for (const RoundingPlan& preset : presets) {
+        const RoundingPlan other = with_fields_of(preset, searched_plan, changed);
+        const std::vector<Difference> needed = differences(preset, other);
+        if (needed.empty() || needed.size() >= fewest) continue;
+        if (!problem_with(other).empty() || !problem_with(other, extras).empty()) continue;
+        BothParts after = run_on(parts, other);
+        const Flips searched = against(of_found.searched, after.searched),
+                    held_out = against(of_found.held_out, after.held_out);
+        if (searched.lost > searched.won || held_out.lost > held_out.won) continue;
+        FoundChange step = judged(needed, run_on(parts, preset), after);
+        if (!step.carries) continue;
+        fewest = needed.size();
+        found.plan = RoundingPlan(other);
+        found.base = std::move(after.searched);
+        std::erase_if(found.found, [](const FoundChange& f) { return f.carries; });
+        found.found.push_back(std::move(step));
+    }
+}
+
 void try_neighbours(const Evaluator& evaluator, const NeighbourhoodOptions& around, SearchedPlan& found) {
     found.base = evaluator.baseline(found.plan);
     found.singles = neighbours(found.plan, around);

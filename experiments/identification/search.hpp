@@ -37,6 +37,13 @@ struct SearchedPlan {
 [[nodiscard]] SearchedPlan search_from(const Parts& parts, const std::vector<RoundingPlan>& starts,
                                        const NeighbourhoodOptions& around);
 
+/// The same from the preset that needs fewest changes: what a search changed, far from where it began, may be what another
+/// preset has already, with rules besides that the outputs do not tell. Takes the first preset that with those of the changes
+/// that it lacks has as many elements, searched and held out, as the plan found, by fewer changes; `found` then holds them as one
+/// step. presets: as ranked, settled.
+void restate(const Parts& parts, const std::vector<RoundingPlan>& presets, const RoundingPlan& start,
+             const Extras& extras, SearchedPlan& found);
+
 /// The neighbourhood of the plan that was found tried again, on the elements of this evaluator.
 void try_neighbours(const Evaluator& evaluator, const NeighbourhoodOptions& around, SearchedPlan& found);
 

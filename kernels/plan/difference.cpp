@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <faultline/plan/difference.hpp>
 
+#include <algorithm>
 #include <charconv>
+#include <type_traits>
 
 #include <faultline/format/names.hpp>
 #include <faultline/plan/schedule_fields.hpp>
@@ -64,6 +66,30 @@ std::vector<Difference> differences(const RoundingPlan& a, const RoundingPlan& b
         compare(found, field + ".accumulation", a[site.site].accumulation, b[site.site].accumulation, named);
     }
     return found;
+}
+
+RoundingPlan with_fields_of(const RoundingPlan& plan, const RoundingPlan& from, const std::vector<Difference>& fields) {
+    const auto named = [&](const std::string& field) {
+        return std::any_of(fields.begin(), fields.end(), [&](const Difference& d) { return d.field == field; });
+    };
+    RoundingPlan changed = plan;
+    for_each_field(changed.schedule, [&](std::string_view field, auto& own) {
+        if (!named("schedule." + std::string(field))) return;
+        for_each_field(from.schedule, [&](std::string_view other, const auto& theirs) {
+            if constexpr (std::is_same_v<std::remove_cvref_t<decltype(own)>, std::remove_cvref_t<decltype(theirs)>>)
+                if (field == other) own = theirs;
+        });
+    });
+    if (named("tiles")) changed.tiles = from.tiles;
+    for (const SiteInfo& site : sites()) {
+        const std::string field = "sites." + std::string(site.name);
+        Rule rule = changed[site.site];
+        if (named(field + ".format")) rule.format = from[site.site].format;
+        if (named(field + ".rounding")) rule.rounding = from[site.site].rounding;
+        if (named(field + ".accumulation")) rule.accumulation = from[site.site].accumulation;
+        changed.set(site.site, rule);
+    }
+    return changed;
 }
 
 }  // namespace faultline

@@ -21,4 +21,8 @@ struct Difference {
 /// in schedule order. Empty exactly if a.same_numerics(b).
 [[nodiscard]] std::vector<Difference> differences(const RoundingPlan& a, const RoundingPlan& b);
 
+/// The plan with these fields as `from` has them; names and texts stay.
+[[nodiscard]] RoundingPlan with_fields_of(const RoundingPlan& plan, const RoundingPlan& from,
+                                          const std::vector<Difference>& fields);
+
 }  // namespace faultline

@@ -173,6 +173,26 @@ TEST(Identify, LeavesOutTheHalfOfAPairThatAddsNothing) {
     EXPECT_THAT(table(all, true), HasSubstr("found with, and left out: schedule.key_order"));
 }
 
+// The preset that a kernel is two rules away from is not among those where the search starts: it is said by that preset all
+// the same, and not by six changes to one that shares less with it.
+TEST(Identify, IsSaidByThePresetThatNeedsFewestChanges) {
+    RoundingPlan wanted = for_head_dim(plan("fa2"), 128, true);
+    wanted.schedule.row_sum_adds = RowSumAdds::rounded;
+    set_rounding(wanted, Site::p_cast, Rounding::toward_zero);
+    const Capture capture = made_capture({{"unknown", wanted}}, {.n = 80, .d = 128, .query_size = 1});
+    IdentifyOptions options;
+    for (const char* name : {"thunderkittens", "cudnn-like", "cutlass", "math", "exact", "fa2"})
+        options.candidates.push_back(plan(name));
+    const Identification all = identify(capture, options);
+    const KernelIdentification& found = all.kernels.front();
+    EXPECT_NE(found.ranking.front().plan, "fa2") << "the search starts at the right one: nothing is shown";
+    EXPECT_EQ(found.match.all().differing(), 0u) << table(all, true);
+    EXPECT_EQ(found.nearest, "fa2") << table(all, true);
+    EXPECT_EQ(found.changes, differences(for_head_dim(plan("fa2"), 128, true), wanted)) << table(all, true);
+    EXPECT_TRUE(std::any_of(found.found.begin(), found.found.end(),
+                            [&](const FoundChange& f) { return f.carries && f.changes == found.changes; }));
+}
+
 // "Nothing is said of a site" is said of those alone whose every other rule leaves the outputs as they are. The saved lse of fa2
 // may be exact, and not in bf16, which moves P; a plan that lacks the kernel's bf16 lse is not one whose lse is silent.
 TEST(Identify, IsSilentOnlyOfSitesThatNoRuleChanges) {
