@@ -222,7 +222,8 @@ TEST(Identify, IsSilentOnlyOfSitesThatNoRuleChanges) {
     EXPECT_GT(silent, 3u);
     const std::string text = table(plain, true);
     EXPECT_THAT(text, HasSubstr("lse (bf16, fp16)"));
-    for (const SiteEvidence& e : evidence(wanted, "fa2").kernels.front().sites)
+    const Identification own = evidence(wanted, "fa2");
+    for (const SiteEvidence& e : own.kernels.front().sites)
         if (e.site == Site::lse) {
             EXPECT_TRUE(e.told) << "its bf16 shows";
         }
