@@ -15,7 +15,7 @@ namespace faultline::gpt {
 namespace {
 
 using on_device::Bidiagonal;
-using on_device::lanczos_steps;
+using on_device::most_lanczos_steps;
 
 constexpr int spectrum = 3;  // singular values that are recorded
 
@@ -32,20 +32,17 @@ on_device::QkSnapshot snapshot_of(const ModelConfig& m, const float* weights) {
 std::vector<double> leading_values(const Bidiagonal& b, int count) {
     std::vector<double> values(static_cast<std::size_t>(count), 0.0);
     int n = 0;
-    while (n < lanczos_steps && b.alpha[n] != 0) ++n;  // NaN is not 0
+    while (n < most_lanczos_steps && b.alpha[n] != 0) ++n;  // NaN is not 0
     for (int j = 0; j < n; ++j)
         if (!std::isfinite(b.alpha[j]) || !std::isfinite(b.beta[j])) {
             values.assign(values.size(), std::numeric_limits<double>::quiet_NaN());
             return values;
         }
     if (n == 0) return values;
-    // B B^T, of B with alpha on the diagonal and beta above it; where the space closed after a beta (W of more columns than
-    // rank), that beta is B's last column.
-    const bool closed_by_alpha = n < lanczos_steps && b.beta[n - 1] != 0;
+    // B B^T, of B with alpha on the diagonal and beta above it, the last beta in a column of its own: U^T W = B V^T holds with it.
     Eigen::VectorXd diagonal(n), beside(std::max(0, n - 1));
     for (int j = 0; j < n; ++j) {
-        const bool has_beta = j + 1 < n || closed_by_alpha;
-        diagonal(j) = b.alpha[j] * b.alpha[j] + (has_beta ? b.beta[j] * b.beta[j] : 0);
+        diagonal(j) = b.alpha[j] * b.alpha[j] + b.beta[j] * b.beta[j];
         if (j + 1 < n) beside(j) = b.beta[j] * b.alpha[j + 1];
     }
     Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> solver;
@@ -58,12 +55,12 @@ std::vector<double> leading_values(const Bidiagonal& b, int count) {
 LateSpectra::LateSpectra(const ModelConfig& model, float* snapshot, char* scratch, Bidiagonal* results,
                          on_device::Stream training)
     : model_(model),
-      snapshot_(snapshot_of(model, snapshot)),
+      snapshot_(snapshot_of(model_, snapshot)),
       copy_(snapshot),
       scratch_(scratch),
       results_(results),
       training_(training) {
-    for (std::size_t i = 0; i < slots; ++i) fetched_.emplace_back(SpectraMemory(model).results);
+    for (std::size_t i = 0; i < slots; ++i) fetched_.emplace_back(SpectraMemory(model_).results);
     check(cudaGetDevice(&device_), "choosing a device");
     int least = 0, greatest = 0;
     check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "asking the device");
@@ -94,14 +91,10 @@ std::function<void(StepReport&)> LateSpectra::begin(const float* weights, std::p
         std::unique_lock lock(mutex_);
         changed_.wait(lock, [this] { return begun_ - done_ < slots; });
     }
-    const std::size_t slot = begun_ % slots, width = static_cast<std::size_t>(model_.width);
+    const std::size_t slot = begun_ % slots;
     // The weights that were copied last may still be read: the device waits, not the host.
     check(cudaStreamWaitEvent(training_, read_, 0), "waiting for the spectra");
-    for (int l = 0; l < model_.layers; ++l)
-        check(cudaMemcpy2DAsync(copy_ + static_cast<std::size_t>(l) * 2 * width * width, 2 * width * sizeof(float),
-                                weights + l * step, static_cast<std::size_t>(row) * sizeof(float),
-                                2 * width * sizeof(float), width, cudaMemcpyDeviceToDevice, training_),
-              "copying weights");
+    on_device::take_snapshot(weights, step, row, model_.layers, model_.width, copy_, training_);
     check(cudaEventRecord(copied_, training_), "copying weights");
     check(cudaStreamWaitEvent(aside_, copied_, 0), "copying weights");
     on_device::lanczos(snapshot_, scratch_, results_, aside_);

@@ -25,7 +25,7 @@ namespace faultline::gpt {
 
 class LateSpectra {
   public:
-    /// Pointers to device memory of SpectraMemory's sizes. `training`: the stream that changes the weights.
+    /// Pointers to device memory of SpectraMemory's sizes; `training`: the stream that changes the weights.
     LateSpectra(const ModelConfig& model, float* snapshot, char* scratch, on_device::Bidiagonal* results,
                 on_device::Stream training);
     /// Ends what was begun.

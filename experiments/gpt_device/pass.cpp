@@ -36,12 +36,7 @@ class PassOf final : public Pass {
         backward();
         if (faulty_) faults_.join_records();
         on_device::sum_losses(at<double>(memory_.losses), tokens(), scalars(), loss_sum(), stream_);
-        if (watch == Watch::nothing) return;
-        on_device::LayersByHead by_head;
-        for (int l = 0; l < model().layers; ++l)
-            if (head_by_head(l)) by_head.set(l);
-        on_device::add_up(parts_of(0), how_.parts(), model().layers, config_.batch, model().heads, by_head, scalars(),
-                          at<on_device::HeadTotals>(memory_.totals), stream_);
+        join();
     }
 
     void loss() override {
@@ -407,9 +402,21 @@ class PassOf final : public Pass {
         }
         join();
         for (on_device::Mark* mark : {&dbranch_read_, &da_read_, &din_read_}) mark->clear();
+        add_up_what_was_seen();
         on_device::embedding_backward(at<float>(memory_.dx), ids(input_.order), ids(input_.starts), model().bf16,
                                       tokens(), model().context, c, model().vocabulary, gradient(layout_.wte),
                                       gradient(layout_.wpe), stream_);
+    }
+
+    /// Beside what is left of the backward.
+    void add_up_what_was_seen() {
+        if (watch_ == Watch::nothing) return;
+        on_device::LayersByHead by_head;
+        for (int l = 0; l < model().layers; ++l)
+            if (head_by_head(l)) by_head.set(l);
+        fork();
+        on_device::add_up(parts_of(0), how_.parts(), model().layers, config_.batch, model().heads, by_head, scalars(),
+                          at<on_device::HeadTotals>(memory_.totals), beside_.stream());
     }
 
     on_device::Mark dbranch_read_, da_read_, din_read_;  ///< behind the products beside that read these
