@@ -32,19 +32,27 @@ def rate_of(c, steps, warmup):
     return rate
 
 
-def our_losses(a, folder, seed, c):
-    output = os.path.join(folder, f"ours{seed}.h5")
-    said = subprocess.run(
+def our_runs(a, folder, c):
+    """Of each seed one; all of them, and PyTorch, share the card."""
+    return [subprocess.Popen(
         [a.program, "train", "--config", a.config, "--device", "cuda", "--data", folder, "--data-format", "nanogpt",
          "--no-deterministic", "--no-monitors", "--monitor-every", "0", "--validate-every", "0", "--checkpoint-every", "0",
-         "--steps", str(a.steps), "--warmup", str(a.warmup), "--batch", str(c["batch"]), "--seed", str(seed), "-o", output],
-        capture_output=True, text=True)
-    if said.returncode != 0:
-        sys.exit(said.stderr)
+         "--quiet", "--steps", str(a.steps), "--warmup", str(a.warmup), "--batch", str(c["batch"]), "--seed", str(seed), "-o",
+         os.path.join(folder, f"ours{seed}.h5")],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for seed in range(a.seeds)]
+
+
+def our_losses(runs, folder):
     import h5py
 
-    with h5py.File(output, "r") as file:
-        return [float(x) for x in file["steps/loss"][()]]
+    losses = []
+    for seed, run in enumerate(runs):
+        error = run.communicate()[1]
+        if run.returncode != 0:
+            sys.exit(error)
+        with h5py.File(os.path.join(folder, f"ours{seed}.h5"), "r") as file:
+            losses.append([float(x) for x in file["steps/loss"][()]])
+    return losses
 
 
 def main():
@@ -68,14 +76,14 @@ def main():
         held = len(text) // 16
         for name, part in (("train", text[:-held]), ("val", text[-held:])):
             with open(os.path.join(folder, name + ".bin"), "wb") as file:
-                array.array("H", part).tofile(file)
-        found = {}
+                array.array("H", list(part)).tofile(file)
+        found, compiled, of = {}, {}, {}
+        runs = our_runs(a, folder, c)
+        of["PyTorch"] = [[float(x) for x in torch_steps(c, folder, a.steps, seed, rate=rate_of(c, a.steps, a.warmup),
+                                                        reuse=compiled)] for seed in range(a.seeds)]
+        of["faultline"] = our_losses(runs, folder)
         for side in ("faultline", "PyTorch"):
-            for seed in range(a.seeds):
-                if side == "faultline":
-                    losses = our_losses(a, folder, seed, c)
-                else:
-                    losses = [float(x) for x in torch_steps(c, folder, a.steps, seed, rate=rate_of(c, a.steps, a.warmup))]
+            for seed, losses in enumerate(of[side]):
                 last = sum(losses[-a.last:]) / a.last
                 found.setdefault(side, []).append(last)
                 print(f"{side:10} seed {seed}: " + "  ".join(f"{i}: {losses[i]:.3f}" for i in

@@ -78,9 +78,10 @@ def torch_model(c, seed):
     return Gpt().cuda()
 
 
-def torch_steps(c, folder, steps, seed=0, attention="flash", rate=None, after=None, wrap=lambda model: model):
+def torch_steps(c, folder, steps, seed=0, attention="flash", rate=None, after=None, wrap=lambda model: model,
+                reuse=None):
     """Trains and returns the losses (of a step each, on the card); rate(step): the learning rate; after(step) is called when a
-    step is launched."""
+    step is launched; reuse: a dictionary that keeps what was compiled for the next call, which draws its own weights."""
     import numpy
     import torch
     from torch import nn
@@ -88,13 +89,18 @@ def torch_steps(c, folder, steps, seed=0, attention="flash", rate=None, after=No
 
     context, batch = c["context"], c["batch"]
     model = wrap(torch_model(c, seed))
+    if reuse:
+        reuse["model"].load_state_dict(model.state_dict())
+        model = reuse["model"]
     parameters = list(model.parameters())
     matrices = [p for p in parameters if p.dim() > 1]
     vectors = [p for p in parameters if p.dim() <= 1]
     decay = c.get("weight-decay", 0.1)
     optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}],
                                   lr=c.get("lr", 6e-4), betas=(0.9, 0.95), fused=True)
-    compiled = torch.compile(model)
+    compiled = reuse["compiled"] if reuse else torch.compile(model)
+    if reuse is not None:
+        reuse.update(model=model, compiled=compiled)
     # On the card, so that the host never holds it up.
     data = torch.from_numpy(numpy.fromfile(os.path.join(folder, "train.bin"), dtype=numpy.uint16).astype(numpy.int64)).cuda()
     places = torch.arange(context, device="cuda")
