@@ -36,8 +36,9 @@ class BackwardConsumer : BackwardElements<T, Tiles, Variant, Rec> {
                                                 typename Tiles::Memory& m, int which)
         : Elements{in, recording, m, which} {}
 
-    __device__ __forceinline__ void run() {
-        const KeyTile<Tiles> tile(in_, blockIdx.x);
+    /// number: of the block's key tile (KeyTile).
+    __device__ __forceinline__ void run(int number) {
+        const KeyTile<Tiles> tile(in_, number);
 #pragma unroll
         for (int i = 0; i < d / 2; ++i) dv_[i] = dk_[i] = 0;
         const int count = (tile.end_q - tile.first_q) * in_.group;
@@ -118,15 +119,9 @@ class BackwardConsumer : BackwardElements<T, Tiles, Variant, Rec> {
             m_.dq_full.arrive();
         }
     }
-    /// One arrival for a warp, behind what all of its threads have read of lse and delta; or every thread's own.
-    __device__ __forceinline__ void release(unsigned stage) {
-        if constexpr (every_thread_arrives) {
-            m_.tile_empty[stage].arrive();
-        } else {
-            __syncwarp();
-            if (threadIdx.x % 32 == 0) m_.tile_empty[stage].arrive();
-        }
-    }
+    /// Every thread says so of what it has read of lse and delta. One arrival for a warp, behind a __syncwarp(), is no faster,
+    /// and racecheck does not follow it (docs/results/tensor-kernel-backward.md).
+    __device__ __forceinline__ void release(unsigned stage) { m_.tile_empty[stage].arrive(); }
     __device__ __forceinline__ void wait_for_q(unsigned step) {
         m_.q_full[step % Tiles::stages].wait(step / Tiles::stages & 1);
     }
@@ -327,27 +322,31 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
         for (int i = 0; i < Tiles::stages; ++i) {
             m.q_full[i].init(1);
             m.dout_full[i].init(1);
-            m.tile_empty[i].init(every_thread_arrives ? 256 : 8);  // consuming threads, or warps
+            m.tile_empty[i].init(256);  // consuming threads
         }
         fence_barrier_init();
     }
     __syncthreads();
     const int warpgroup = uniform(threadIdx.x / 128);
+    const auto number = [&]() -> int {
+        if constexpr (Rec::records) return recording.number_of(blockIdx.x);
+        return blockIdx.x;
+    };
     if (warpgroup == 0) {
         fewer_registers<Tiles::producer_registers>();
-        if (threadIdx.x == 0) load_tiles<T, Tiles, Variant::value.projected>(in, m);
+        if (threadIdx.x == 0) load_tiles<T, Tiles, Variant::value.projected>(in, m, number());
         if (threadIdx.x == 32 && in.turn != nullptr) add_dq_in_turn<Tiles>(in, m);
     } else {
         more_registers<Tiles::consumer_registers>();
         if constexpr (Rec::records) {
-            const KeyTile<Tiles> tile(in, blockIdx.x);
+            const KeyTile<Tiles> tile(in, number());
             if (!Rec::looks_at(recording, tile.head, tile.first_key / Tiles::block_k)) {
                 const NoBackwardRecorder::Arguments none;
-                BackwardConsumer<T, Tiles, Variant, NoBackwardRecorder>(in, none, m, warpgroup - 1).run();
+                BackwardConsumer<T, Tiles, Variant, NoBackwardRecorder>(in, none, m, warpgroup - 1).run(number());
                 return;
             }
         }
-        BackwardConsumer<T, Tiles, Variant, Rec>(in, recording, m, warpgroup - 1).run();
+        BackwardConsumer<T, Tiles, Variant, Rec>(in, recording, m, warpgroup - 1).run(number());
     }
 }
 

@@ -93,10 +93,12 @@ void run_backward(const BackwardCall& call, const BackwardWorkspace& at, ZeroSum
     in.causal = call.causal;
     in.scale = static_cast<float>(call.scale);
     in.exponent = exponent_of(call, variant);
+    auto arguments = recording;
+    if constexpr (Rec::records) arguments.list_first(in);
     const auto run = backward<T, Tiles, Variant, Rec>;
     check(cudaFuncSetAttribute(run, cudaFuncAttributeMaxDynamicSharedMemorySize, Tiles::shared_bytes),
           "setting the shared memory of the tensor-core backward");
-    run<<<in.k_tiles * in.all_heads, Tiles::threads, Tiles::shared_bytes, stream>>>(in, recording);
+    run<<<in.k_tiles * in.all_heads, Tiles::threads, Tiles::shared_bytes, stream>>>(in, arguments);
     check(cudaGetLastError(), "launching the tensor-core backward");
 }
 

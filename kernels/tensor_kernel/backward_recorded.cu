@@ -12,8 +12,12 @@ void run(const BackwardCall& call, const BackwardKernel& kernel, const BackwardR
     using T = __nv_bfloat16;
     using Rec = BackwardTileRecorder<T, BackwardTiles<T, d>, Variant>;
     const RecordedBackwardShape shape(call);
-    const typename Rec::Arguments recording{recorder.cells, sample::threshold(recorder.fraction), recorder.seed,
-                                            shape.q_steps, shape.key_groups};
+    typename Rec::Arguments recording{};
+    recording.cells = recorder.cells;
+    recording.threshold = sample::threshold(recorder.fraction);
+    recording.seed = recorder.seed;
+    recording.q_steps = shape.q_steps;
+    recording.key_groups = shape.key_groups;
     launch_steps<T, d>(call, kernel, stream, [&](const BackwardWorkspace& at) {
         run_backward<T, d, Variant, Rec>(call, at, kernel.zero_sum, recording, stream);
     });

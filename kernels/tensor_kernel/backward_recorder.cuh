@@ -3,6 +3,8 @@
 // (backward_recording.hpp says what that is). A kernel without one is the kernel as it stands without these calls.
 #pragma once
 
+#include <iterator>
+
 #include <faultline/tensor_kernel/backward_recording.hpp>
 #include <faultline/tensor_kernel/backward_tiles.cuh>
 #include <faultline/tensor_kernel/probability.cuh>
@@ -28,6 +30,39 @@ struct BackwardTileRecorder {
         std::uint64_t threshold;
         std::uint32_t seed;
         int q_steps, key_groups;
+        /// Key tiles that the first blocks take, ascending: those that are looked at, which take longer and would end late after
+        /// all others. Where they are more than there is place for, none: then there is work beside them to the end.
+        int listed = 0, list[512];
+
+        /// Finds them. Not in the order of `turn`, where a block waits for blocks before it.
+        void list_first(const BackwardArguments& call) {
+            if (call.turn != nullptr) return;
+            for (int number = 0; number < call.k_tiles * call.all_heads; ++number) {
+                const KeyTile<Tiles> tile(call, number);
+                if (!looks_at(*this, tile.head, tile.first_key / Tiles::block_k)) continue;
+                if (listed == static_cast<int>(std::size(list))) {
+                    listed = 0;
+                    return;
+                }
+                list[listed++] = number;
+            }
+        }
+        /// The key tile of a block: after those of the list the others in their order.
+        [[nodiscard]] __device__ __forceinline__ int number_of(int block) const {
+            if (block < listed) return list[block];
+            // Number n is the k-th that is not on the list, from 0 on, where n = k + (entries below n); entry i is below it where
+            // list[i] - i numbers that are not on the list stand before that entry, and these are k or fewer.
+            const int k = block - listed;
+            int from = 0, to = listed;
+            while (from < to) {
+                const int middle = (from + to) / 2;
+                if (list[middle] - middle <= k)
+                    from = middle + 1;
+                else
+                    to = middle;
+            }
+            return k + from;
+        }
     };
     /// A warp's 16 keys and a step of 64 queries; and what a thread keeps of the eight queries whose elements are looked at:
     /// accumulator columns 0 and 1 of rows lane/4 and lane/4 + 8, as d[0..3].
@@ -40,7 +75,7 @@ struct BackwardTileRecorder {
     const BackwardArguments& call;
     const Arguments& in;
 
-    __device__ __forceinline__ static bool looks_at(const Arguments& in, int kv_head, int k_tile) {
+    FAULTLINE_HD static bool looks_at(const Arguments& in, int kv_head, int k_tile) {
         return sample::key_tile_bits(in.seed, kv_head, k_tile) < in.threshold;
     }
     __device__ __forceinline__ bool is_visible(int query, int key) const {

@@ -10,14 +10,6 @@
 
 namespace faultline::tensor_kernel {
 
-/// racecheck does not follow one thread's arrival for what its warp has read; built so that each arrives, it has no report
-/// (docs/results/tensor-kernel-backward.md).
-#ifdef FAULTLINE_EVERY_THREAD_ARRIVES
-constexpr bool every_thread_arrives = true;
-#else
-constexpr bool every_thread_arrives = false;
-#endif
-
 template <class T, int d>
 struct BackwardTiles {
     static constexpr int head_dim = d, block_k = 128, block_q = d == 64 ? 128 : 64, stages = 2;
@@ -72,7 +64,7 @@ template <class Tiles>
 struct KeyTile {
     int head, first_key, first_q, end_q;  ///< key head of all batch elements; query tiles [first_q, end_q)
 
-    __device__ __forceinline__ KeyTile(const BackwardArguments& in, int number) {
+    __host__ __device__ __forceinline__ KeyTile(const BackwardArguments& in, int number) {
         const int section = number / (in.heads_at_once * in.k_tiles), within = number % (in.heads_at_once * in.k_tiles);
         const int heads = min(in.heads_at_once, in.all_heads - section * in.heads_at_once);
         head = section * in.heads_at_once + within % heads;
@@ -86,11 +78,11 @@ struct KeyTile {
 
 // ---- warpgroup 0 ----------------------------------------------------------------------------------------------------
 template <class T, class Tiles, bool projected>
-__device__ __forceinline__ void load_tiles(const BackwardArguments& in, typename Tiles::Memory& m) {
+__device__ __forceinline__ void load_tiles(const BackwardArguments& in, typename Tiles::Memory& m, int number) {
     for (const CUtensorMap* map : {&in.q, &in.k, &in.v, &in.dout}) prefetch_map(map);
     constexpr std::uint32_t key_bytes = sizeof m.k, query_bytes = sizeof m.q[0] + sizeof m.lse[0];
     constexpr std::uint32_t projection_bytes = projected ? sizeof m.factor[0] + sizeof m.largest[0] : 0;
-    const KeyTile<Tiles> tile(in, blockIdx.x);
+    const KeyTile<Tiles> tile(in, number);
     const int batch = tile.head / in.kv_heads, kv_head = tile.head % in.kv_heads;
     m.k_full.arrive_expect(key_bytes);
     load_tile(m.k, &in.k, m.k_full, 0, tile.first_key, 0, kv_head, batch);

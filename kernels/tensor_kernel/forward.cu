@@ -116,6 +116,7 @@ void launch_recorded_forward(const ForwardCall& call, const ForwardKernel& kerne
     if (!has_recorder(kernel))
         throw RequestError("device cuda: the tensor-core forward " + kernel.name +
                            " has no recorder: expected fused, subtract_then_scale or stable_max by wgmma in bf16");
+    if (sample::threshold(recorder.fraction) == 0) return launch_forward(call, kernel, stream);
     launch_recorded_of(call, kernel, recorder, static_cast<cudaStream_t>(stream));
 }
 

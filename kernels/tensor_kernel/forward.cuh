@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The forward on Hopper's tensor cores: o = softmax(scale q k^T) v and lse, FlashAttention-style (arXiv 2307.08691,
 // 2407.08608). One block a multiprocessor, which takes query tile after query tile:
-//   - warpgroup 0 is the producer: one thread copies Q, K and V tiles into shared memory, some stages ahead, and draws the
-//     next query tile's number;
+//   - warpgroup 0 is the producer (forward_producer.cuh);
 //   - the others are consumers, 64 rows of the query tile each. S of the next key tile, be it the first of the next query
 //     tile, is issued before P V of this one, and its softmax runs beside that; the consumers take turns at issuing (a token
 //     goes round), so that one's products run beside another's exponentials.
@@ -13,119 +12,11 @@
 #include <cstdint>
 #include <type_traits>
 
-#include <cuda_fp8.h>
-
-#include <faultline/tensor_kernel/forward_common.cuh>
+#include <faultline/tensor_kernel/forward_producer.cuh>
 #include <faultline/tensor_kernel/recorder.cuh>
 #include <faultline/tensor_kernel/wgmma.cuh>
 
 namespace faultline::tensor_kernel {
-
-template <class T, int d, int consumer_groups = 2, int key_stages = d == 64 ? 4 : 2, int keys = 128>
-struct ForwardTiles {
-    static constexpr int head_dim = d, consumers = consumer_groups;
-    static constexpr int block_q = 64 * consumers, block_k = keys, stages = key_stages, panels = d / 64;
-    static constexpr int threads = 128 * (consumers + 1);
-    static constexpr bool is_e4m3 = std::is_same_v<T, __nv_fp8_e4m3>;
-    static constexpr int k_step = is_e4m3 ? 32 : 16;  ///< of k in one wgmma
-    // setmaxnreg: the sum over warpgroups is what the launch allots, 65536/threads rounded down to 8.
-    static constexpr int producer_registers = consumers == 2 ? 24 : 32, consumer_registers = consumers == 2 ? 240 : 160;
-
-    struct Memory {
-        alignas(1024) T q[2][panels * block_q * 64];
-        alignas(1024) T k[stages][panels * block_k * 64];
-        alignas(1024) T v[stages][panels * block_k * 64];
-        Barrier q_full[2], q_empty[2], k_full[stages], k_empty[stages], v_full[stages], v_empty[stages];
-        int tile[2];  ///< comes and goes with q; -1: no more
-    };
-};
-
-/// Element type of the output.
-template <class T>
-using OutputOf = std::conditional_t<std::is_same_v<T, __nv_fp8_e4m3>, __nv_bfloat16, T>;
-
-/// Null, or ForwardCall's factors [batch, kv_heads], which e4m3 has alone.
-template <class T>
-struct DescaleFactors {};
-template <>
-struct DescaleFactors<__nv_fp8_e4m3> {
-    const float *q_descale, *k_descale, *v_descale;
-};
-/// ForwardShape::natural and SoftmaxScales::exponent with the factors of a query tile's head, of e4m3.
-template <class T>
-struct DescaledScales {};
-template <>
-struct DescaledScales<__nv_fp8_e4m3> {
-    float natural, exponent;
-};
-
-/// One call. Shapes: q [batch, heads, n_q, d], k, v [batch, kv_heads, n_k, d], by tensor maps of five dimensions: 64 columns
-/// (of e4m3 d, and one panel), row, panel, head, batch. v of e4m3: [batch, kv_heads, d, n_k], keys as transposed_values.cuh has
-/// them.
-template <class T>
-struct ForwardArguments : ForwardShape, ForwardOutput<OutputOf<T>>, DescaleFactors<T> {
-    CUtensorMap q, k, v;
-    int* next;  ///< zero before the launch, and after it
-};
-
-/// A position in a ring of slots and the parity of its pass.
-template <int slots>
-struct Ring {
-    int slot = 0;
-    std::uint32_t parity = 0;
-    __device__ __forceinline__ void advance() {
-        if (++slot == slots) {
-            slot = 0;
-            parity ^= 1;
-        }
-    }
-};
-
-template <class T, class Tiles>
-__device__ __forceinline__ void produce(const ForwardArguments<T>& in, typename Tiles::Memory& m) {
-    prefetch_map(&in.q);
-    prefetch_map(&in.k);
-    prefetch_map(&in.v);
-    Ring<2> q_ring;
-    Ring<Tiles::stages> k_ring, v_ring;
-    for (int tile = blockIdx.x;;) {
-        m.q_empty[q_ring.slot].wait(q_ring.parity ^ 1);  // the first pass finds every slot empty
-        if (tile >= in.tiles) {
-            m.tile[q_ring.slot] = -1;
-            m.q_full[q_ring.slot].arrive();
-            return;
-        }
-        const int drawn = atomicAdd(in.next, 1);
-        const TilePlace at = in.place(tile);
-        const int kv_head = in.kv_head(at.head);
-        m.tile[q_ring.slot] = tile;
-        m.q_full[q_ring.slot].arrive_expect(sizeof m.q[0]);
-        load_tile(m.q[q_ring.slot], &in.q, m.q_full[q_ring.slot], 0, at.q_tile * Tiles::block_q, 0, at.head, at.batch);
-        q_ring.advance();
-        const auto load = [&](Ring<Tiles::stages>& ring, auto& slots, Barrier* full, Barrier* empty,
-                              const CUtensorMap& map, int key_tile) {
-            empty[ring.slot].wait(ring.parity ^ 1);
-            full[ring.slot].arrive_expect(sizeof slots[0]);
-            if constexpr (Tiles::is_e4m3)
-                if (&map == &in.v) {  // its rows are the head's columns
-                    load_tile(slots[ring.slot], &map, full[ring.slot], key_tile * Tiles::block_k, 0, 0, kv_head,
-                              at.batch);
-                    ring.advance();
-                    return;
-                }
-            load_tile(slots[ring.slot], &map, full[ring.slot], 0, key_tile * Tiles::block_k, 0, kv_head, at.batch);
-            ring.advance();
-        };
-        for (int key_tile = in.template key_tiles<Tiles::block_k>((at.q_tile + 1) * Tiles::block_q) - 1; key_tile >= 0;
-             --key_tile) {
-            load(k_ring, m.k, m.k_full, m.k_empty, in.k, key_tile);
-            load(v_ring, m.v, m.v_full, m.v_empty, in.v, key_tile);
-        }
-        // Each block draws until it gets a number past the end; the last to draw at all puts the counter back.
-        if (drawn == in.tiles - 1) *in.next = 0;
-        tile = gridDim.x + drawn;
-    }
-}
 
 template <class T, class Tiles, class Variant, class Rec>
 struct Consumer {
@@ -150,7 +41,6 @@ struct Consumer {
         int whole;  ///< key tiles that every row of the group sees whole
         Softmax softmax;
         typename Rec::Place place;
-        bool recorded = false;  ///< whether the recorder looks at it
     };
 
     __device__ __forceinline__ Consumer(const ForwardArguments<T>& arguments, typename Tiles::Memory& memory,
@@ -181,7 +71,13 @@ struct Consumer {
     __device__ __forceinline__ bool next_tile(QueryTile& tile) {
         m.q_full[q_ring.slot].wait(q_ring.parity);
         const int number = uniform(m.tile[q_ring.slot]);
-        if (number < 0) return false;
+        if (number < 0) {
+            if constexpr (Rec::records) {  // those without it follow
+                release(m.q_empty[q_ring.slot]);
+                q_ring.advance();
+            }
+            return false;
+        }
         tile.at = in.place(number);
         const int group_row = tile.at.q_tile * Tiles::block_q + group * 64;
         tile.row = group_row + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
@@ -192,33 +88,25 @@ struct Consumer {
             tile.natural = in.natural * (descale(in.q_descale, tile.at) * descale(in.k_descale, tile.at));
             tile.exponent = exponent_of(tile.natural);
         }
-        if constexpr (Rec::records) {
-            const int warp_row = group * 64 + threadIdx.x % 128 / 32 * 16,
-                      head = tile.at.batch * in.heads + tile.at.head;
-            tile.recorded = uniform(recorder.looks_at(head, tile.at.q_tile)) != 0;
-            if (tile.recorded)
-                tile.place = recorder.begin(head, tile.at.q_tile * Tiles::block_q + warp_row, in.n_q, m.q[q_ring.slot],
-                                            Tiles::block_q, warp_row);
-        }
+        if constexpr (Rec::records)
+            tile.place = recorder.begin(tile.at.batch * in.heads + tile.at.head,
+                                        group_row + threadIdx.x % 128 / 32 * 16, in.n_q);
         return true;
     }
 
     /// Scores that are complete become p, in s; the keys' slot is free when that is done.
     template <bool first, bool masked>
-    __device__ __forceinline__ void scores_to_p(QueryTile& tile, int key_tile, float (&alpha)[2], bool recorded,
-                                                ErrorSum (&sums)[4]) {
+    __device__ __forceinline__ void scores_to_p(QueryTile& tile, int key_tile, float (&alpha)[2], ErrorSum (&sums)[4]) {
         if constexpr (Rec::records)
-            if (recorded && sample::has_scores(tile.at.q_tile, key_tile)) {
-                const int row = tile.at.q_tile * Tiles::block_q + group * 64 + threadIdx.x % 128 / 32 * 16;
-                recorder.scores(tile.place, s, m.k[k_ring.slot], key_tile,
-                                in.visible(row + tile.place.product_row) - key_tile * keys);
-            }
+            if (sample::has_scores(tile.at.q_tile, key_tile))
+                recorder.template scores<Tiles::block_q>(
+                    tile.place, s, m.q[q_ring.slot], group * 64 + threadIdx.x % 128 / 32 * 16, m.k[k_ring.slot],
+                    key_tile, in.visible(tile.row + 8 * tile.place.half()) - key_tile * keys);
         release(m.k_empty[k_ring.slot]);
         k_ring.advance();
         if (masked && key_tile >= tile.whole) mask_scores<keys>(in, s, key_tile * keys, tile.row);
         float kept[Rec::kept_scores];  // p takes the scores' place
-        if constexpr (Rec::records)
-            if (recorded) Rec::keep_scores(kept, s);
+        if constexpr (Rec::records) Rec::keep_scores(kept, s);
         if constexpr (Tiles::is_e4m3) {
             SoftmaxScales scales = in.scales;
             scales.exponent = tile.exponent;
@@ -230,11 +118,10 @@ struct Consumer {
         } else {
             tile.softmax.template step<first>(s, alpha, in.scales);
         }
-        if constexpr (Rec::records)
-            if (recorded) {
-                recorder.elements(tile.place, tile.softmax, kept, s, in.scales.exponent, sums);
-                if (first) recorder.write_elements(tile.place, sums, key_tile);  // there is nothing to rescale yet
-            }
+        if constexpr (Rec::records) {
+            recorder.elements(tile.place, tile.softmax, kept, s, in.scales.exponent, sums);
+            if (first) recorder.write_elements(tile.place, sums, key_tile);  // there is nothing to rescale yet
+        }
         if constexpr (Rec::alters)
             recorder.probabilities(tile.place, in, tile.at, tile.at.q_tile * Tiles::block_q, tile.row, key_tile, s);
     }
@@ -281,9 +168,8 @@ struct Consumer {
     /// Issues S of the next key tile (of `next`) and P V of the one in hand (of `tile`), and makes P of the next while P V runs.
     template <bool first, bool masked>
     __device__ __forceinline__ void step(QueryTile& tile, int tile_in_hand, bool accumulate, QueryTile& next,
-                                         int next_key_tile, float (&alpha)[2], bool recorded, bool next_recorded,
-                                         ErrorSum (&sums)[4]) {
-        before_output(tile, tile_in_hand, accumulate, recorded);
+                                         int next_key_tile, float (&alpha)[2], ErrorSum (&sums)[4]) {
+        before_output(tile, tile_in_hand, accumulate);
         m.k_full[k_ring.slot].wait(k_ring.parity);
         take_turn();
         issue_scores();
@@ -292,20 +178,20 @@ struct Consumer {
         pass_turn();
         wgmma_wait<1>();
         keep(s);
-        scores_to_p<first, masked>(next, next_key_tile, alpha, next_recorded, sums);
-        finish_output(tile, tile_in_hand, recorded);
+        scores_to_p<first, masked>(next, next_key_tile, alpha, sums);
+        finish_output(tile, tile_in_hand);
     }
-    __device__ __forceinline__ void before_output(QueryTile& tile, int key_tile, bool accumulate, bool recorded) {
+    __device__ __forceinline__ void before_output(QueryTile& tile, int key_tile, bool accumulate) {
         if constexpr (Rec::records)
-            if (recorded && !sample::has_scores(tile.at.q_tile, key_tile))
-                recorder.before_output(tile.place, o, p, accumulate);
+            if (sample::has_output(tile.at.q_tile, key_tile))
+                recorder.before_output(tile.place, o, key_tile, accumulate);
     }
-    __device__ __forceinline__ void finish_output(QueryTile& tile, int key_tile, bool recorded) {
+    __device__ __forceinline__ void finish_output(QueryTile& tile, int key_tile) {
         wgmma_wait<0>();
         keep(o);
         if constexpr (Rec::records)
-            if (recorded && !sample::has_scores(tile.at.q_tile, key_tile))
-                recorder.output(tile.place, o, m.v[v_ring.slot], key_tile);
+            if (sample::has_output(tile.at.q_tile, key_tile))
+                recorder.output(tile.place, o, p, m.v[v_ring.slot], key_tile);
         if constexpr (Rec::alters_state)
             recorder.output(tile.place, in, tile.at, tile.at.q_tile * Tiles::block_q, tile.row, key_tile * keys, o);
         release(m.v_empty[v_ring.slot]);
@@ -313,30 +199,21 @@ struct Consumer {
         Softmax::hold_output(o, in.scales.state);
     }
 
-    template <bool masked, bool recorded>
+    template <bool masked>
     __device__ __forceinline__ void same_tile(QueryTile& tile, int key_tile) {
         float alpha[2];
         ErrorSum sums[4];
-        step<false, masked>(tile, key_tile + 1, key_tile + 2 < tile.count, tile, key_tile, alpha, recorded, recorded,
-                            sums);
+        step<false, masked>(tile, key_tile + 1, key_tile + 2 < tile.count, tile, key_tile, alpha, sums);
         pack_probabilities();
-        if constexpr (recorded) recorder.rescale(tile.place, o, alpha, sums, key_tile);
+        if constexpr (Rec::records) recorder.rescale(tile.place, o, alpha, sums, key_tile);
         Softmax::rescale(o, alpha, in.scales.state);
     }
-    /// All key tiles but the first, whose P is in hand, up to the P of the last.
-    template <bool recorded>
-    __device__ __forceinline__ void all_tiles(QueryTile& tile) {
-        int key_tile = tile.count - 2;
-        if constexpr (Rec::alters_state) {  // what changes elements is compiled once
-            for (; key_tile >= 0; --key_tile) same_tile<true, recorded>(tile, key_tile);
-        } else {
-            for (; key_tile >= tile.whole; --key_tile) same_tile<true, recorded>(tile, key_tile);
-            for (; key_tile >= 0; --key_tile) same_tile<false, recorded>(tile, key_tile);
-        }
-    }
 
+    /// Takes query tiles until the producer says that there is none. first: of this block; later runs find the turn at issuing
+    /// where the one before has left it.
+    template <bool first = true>
     __device__ __forceinline__ void run() {
-        if (group == Tiles::consumers - 1) pass_turn();  // the first turn is group 0's
+        if (first && group == Tiles::consumers - 1) pass_turn();  // the first turn is group 0's
         QueryTile tile;
         if (!next_tile(tile)) return;
         m.k_full[k_ring.slot].wait(k_ring.parity);
@@ -348,14 +225,16 @@ struct Consumer {
         float none[2];
         {
             ErrorSum sums[4];
-            scores_to_p<true, true>(tile, tile.count - 1, none, tile.recorded, sums);
+            scores_to_p<true, true>(tile, tile.count - 1, none, sums);
         }
         pack_probabilities();
         while (true) {
-            if (Rec::records && tile.recorded)
-                all_tiles<Rec::records>(tile);
-            else
-                all_tiles<false>(tile);
+            // All key tiles but the first, whose P is in hand, up to the P of the last.
+            int key_tile = tile.count - 2;
+            const int whole = Rec::alters_state ? 0 : tile.whole;  // what changes elements is compiled once
+            for (; key_tile >= whole; --key_tile) same_tile<true>(tile, key_tile);
+            if constexpr (!Rec::alters_state)
+                for (; key_tile >= 0; --key_tile) same_tile<false>(tile, key_tile);
             const bool accumulate = tile.count > 1;
             release(m.q_empty[q_ring.slot]);
             q_ring.advance();
@@ -363,12 +242,12 @@ struct Consumer {
             const bool more = next_tile(next);
             if (more) {
                 ErrorSum sums[4];
-                step<true, true>(tile, 0, accumulate, next, next.count - 1, none, tile.recorded, next.recorded, sums);
+                step<true, true>(tile, 0, accumulate, next, next.count - 1, none, sums);
             } else {
-                before_output(tile, 0, accumulate, tile.recorded);
+                before_output(tile, 0, accumulate);
                 m.v_full[v_ring.slot].wait(v_ring.parity);
                 issue_output(accumulate);
-                finish_output(tile, 0, tile.recorded);
+                finish_output(tile, 0);
             }
             store(tile);
             if (!more) return;
@@ -384,8 +263,7 @@ struct Consumer {
                                        descale(in.v_descale, tile.at));
         else
             store_rows<T, d>(in, in, tile.at, tile.row, tile.softmax, o, inverse, in.natural);
-        if constexpr (Rec::records)
-            if (tile.recorded) recorder.output_cast(tile.place, o, inverse);
+        if constexpr (Rec::records) recorder.output_cast(tile.place, o, inverse);
         if constexpr (Rec::alters) recorder.keep(tile.place, tile.at, in.q_tiles);
     }
 };
@@ -423,11 +301,26 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
     __syncthreads();
     const int warpgroup = uniform(threadIdx.x / 128);
     if (warpgroup == 0) {
-        fewer_registers<Tiles::producer_registers>();
-        if (threadIdx.x == 0) produce<T, Tiles>(in, m);
+        fewer_registers<Rec::records ? 40 : Tiles::producer_registers>();  // with a recorder it looks for its tiles
+        if constexpr (Rec::records) {
+            if (threadIdx.x < 32) produce_recorded<T, Tiles, Rec>(in, m, recording);
+        } else {
+            if (threadIdx.x == 0) produce<T, Tiles>(in, m);
+        }
     } else {
-        more_registers<Tiles::consumer_registers>();
-        Consumer<T, Tiles, Variant, Rec>(in, m, recording, m.recorder, warpgroup - 1).run();
+        more_registers<Rec::records ? 232 : Tiles::consumer_registers>();
+        if constexpr (Rec::records) {
+            Consumer<T, Tiles, Variant, Rec> consumer(in, m, recording, m.recorder, warpgroup - 1);
+            consumer.run();
+            NoRecorder::Memory none;
+            Consumer<T, Tiles, Variant, NoRecorder> others(in, m, {}, none, warpgroup - 1);
+            others.q_ring = consumer.q_ring;
+            others.k_ring = consumer.k_ring;
+            others.v_ring = consumer.v_ring;
+            others.template run<false>();
+        } else {
+            Consumer<T, Tiles, Variant, Rec>(in, m, recording, m.recorder, warpgroup - 1).run();
+        }
     }
 }
 

@@ -15,7 +15,7 @@
 namespace faultline::tensor_kernel {
 
 /// Counters of the launches in flight (of this element type); each kernel leaves its own at zero.
-static __device__ int next_tiles[64];
+static __device__ int next_tiles[64][2];
 static std::atomic<unsigned> launches{0};
 
 /// With the tensor maps, and what is of its element type alone, in `in`.
@@ -25,7 +25,7 @@ void launch_filled(ForwardArguments<T>& in, const ForwardCall& call, const Forwa
     set_call(in, call, kernel, Tiles::block_q);
     void* counters = nullptr;
     check(cudaGetSymbolAddress(&counters, next_tiles), "finding the tile counters");
-    in.next = static_cast<int*>(counters) + launches++ % std::size(next_tiles);
+    in.next = static_cast<int*>(counters) + launches++ % std::size(next_tiles) * 2;
     const auto run = forward<T, Tiles, Variant, Rec>;
     check(cudaFuncSetAttribute(run, cudaFuncAttributeMaxDynamicSharedMemorySize, BlockMemory<Tiles, Rec>::bytes),
           "setting the shared memory of the tensor-core forward");

@@ -13,9 +13,11 @@ void launch_of(const ForwardCall& call, const ForwardKernel& kernel, const Forwa
     using Rec = Recorder<T, d, Tiles::block_k>;
     static_assert(Tiles::block_q == 128 && Tiles::block_k == 128);  // recording.hpp's tiles
     const RecordedShape shape(call);
+    const std::uint64_t threshold = sample::threshold(recorder.fraction);
+    // In each part of the tiles about one that is looked at.
+    const int part = static_cast<int>(std::clamp(0x1p32 / static_cast<double>(threshold), 1.0, 32.0));
     launch_variant<T, Tiles, Rec>(
-        call, kernel,
-        {recorder.cells, sample::threshold(recorder.fraction), recorder.seed, shape.row_groups, shape.k_tiles}, stream);
+        call, kernel, {recorder.cells, threshold, recorder.seed, shape.row_groups, shape.k_tiles, part}, stream);
 }
 
 }  // namespace

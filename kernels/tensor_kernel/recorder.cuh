@@ -3,7 +3,9 @@
 // A kernel without one (NoRecorder) is the kernel as it stands without these calls.
 #pragma once
 
-#include <faultline/tensor_kernel/hopper.cuh>
+#include <type_traits>
+
+#include <faultline/tensor_kernel/mma.cuh>
 #include <faultline/tensor_kernel/recording.hpp>
 
 namespace faultline::tensor_kernel {
@@ -19,6 +21,13 @@ struct ErrorSum {
         sum_squared = fmaf(e, e, sum_squared);
         max_abs = fmaxf(max_abs, fabsf(e));
         count += taken ? 1.0f : 0.0f;
+    }
+    /// The same of an error that is a number where it is taken, without the count.
+    __device__ __forceinline__ void add_if(bool taken, float error) {
+        const float e = taken ? error : 0.0f;
+        sum += e;
+        sum_squared = fmaf(e, e, sum_squared);
+        max_abs = fmaxf(max_abs, fabsf(e));
     }
 };
 
@@ -57,19 +66,30 @@ __device__ __forceinline__ void write_four(const ErrorSum (&sums)[4], RecordedCe
     if (written && threadIdx.x % 2 == 0) reinterpret_cast<float*>(cells)[number] = all;
 }
 
-/// One error a thread.
-__device__ __forceinline__ void write_one(float error, bool counts, RecordedCell* cell, bool written) {
-    const bool taken = counts && fabsf(error) < INFINITY;
-    const float e = taken ? error : 0.0f;
-    float sum = e, sum_squared = e * e, max_abs = fabsf(e);
+/// Two errors a thread, over all threads of the warp to one cell.
+__device__ __forceinline__ void write_two(const float (&errors)[2], const bool (&counts)[2], RecordedCell* cell,
+                                          bool written) {
+    float x[16] = {};
+    int count = 0;
 #pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) {
-        sum += __shfl_xor_sync(~0u, sum, distance);
-        sum_squared += __shfl_xor_sync(~0u, sum_squared, distance);
-        max_abs = fmaxf(max_abs, __shfl_xor_sync(~0u, max_abs, distance));
+    for (int i = 0; i < 2; ++i) {
+        const bool taken = counts[i] && fabsf(errors[i]) < INFINITY;
+        const float e = taken ? errors[i] : 0.0f;
+        x[0] += e;
+        x[1] = fmaf(e, e, x[1]);
+        x[2] = fmaxf(x[2], fabsf(e));
+        count += __popc(__ballot_sync(~0u, taken));
     }
-    const auto count = static_cast<float>(__popc(__ballot_sync(~0u, taken)));
-    if (written && threadIdx.x % 32 == 0) *reinterpret_cast<float4*>(cell) = {sum, sum_squared, max_abs, count};
+    exchange<2>(x);
+    exchange<1>(x);
+    const int kind = threadIdx.x % 8 / 2;  // the bits of the lane say what it kept
+#pragma unroll
+    for (const int distance : {16, 8, 1}) {
+        const float other = __shfl_xor_sync(~0u, x[0], distance);
+        x[0] = kind == 2 ? fmaxf(x[0], other) : x[0] + other;
+    }
+    if (written && threadIdx.x % 32 < 8 && threadIdx.x % 2 == 0)
+        reinterpret_cast<float*>(cell)[kind] = kind == 3 ? static_cast<float>(count) : x[0];
 }
 
 /// x in a register of its own: otherwise nvcc moves accumulators about to keep two values of one, and wgmma waits for that.
@@ -100,57 +120,66 @@ __constant__ const float2 eighths_of_two[8] = {
     {1.8340080976486206f, -1.1239277952768134e-08f},
 };
 
-template <class T>
-__device__ __forceinline__ double widened(std::uint16_t bits);
-/// Of bf16 the upper word of the double is the number's own bits with another bias; 0 becomes 2^-127, which no sum notices.
-template <>
-__device__ __forceinline__ double widened<__nv_bfloat16>(std::uint16_t bits) {
-    const std::uint32_t word = static_cast<std::uint32_t>(bits) << 16;
-    return __hiloint2double(
-        static_cast<int>((word & 0x80000000u) | (((word & 0x7FFF0000u) >> 3) + (std::uint32_t{1023 - 127} << 20))), 0);
+/// c += a b in binary64 (PTX ISA, mma.m8n8k4 with .f64): of a row lane/4, k lane%4; of b k lane%4, column lane/4; of c row
+/// lane/4, columns 2 (lane%4) and the next.
+__device__ __forceinline__ void mma_binary64(double (&c)[2], double a, double b) {
+    asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
+                 : "+d"(c[0]), "+d"(c[1])
+                 : "d"(a), "d"(b));
+}
+/// A bf16 in the upper half of a word as a double without a change of its exponent's bits, so that its bias is off by 896: x
+/// is 2^-896 x, exactly, and as `large` 2^896 x, which a subnormal or 0 is not: it has a leading 1 then. The products of both
+/// are exact.
+__device__ __forceinline__ double small(std::uint32_t word) {
+    return __hiloint2double((static_cast<int>(word) >> 3) & static_cast<int>(0x8FFFE000u), 0);
+}
+__device__ __forceinline__ double large(std::uint32_t word) {
+    return __hiloint2double(((static_cast<int>(word) >> 3) & static_cast<int>(0x8FFFE000u)) | 0x70000000, 0);
+}
+/// sums[i] += the products of the halves i of a pair of a and a pair of b.
+__device__ __forceinline__ void add_products(double (&sums)[2][2], std::uint32_t a, std::uint32_t b) {
+    mma_binary64(sums[0], large(a << 16), small(b << 16));
+    mma_binary64(sums[1], large(a), small(b));
 }
 
 template <class T, int d, int keys>
 struct Recorder {
+    static_assert(std::is_same_v<T, __nv_bfloat16>);  // small() and large()
     static constexpr bool records = true, alters = false, alters_state = false;
     struct Arguments {
         RecordedCell* cells;
         std::uint64_t threshold;
         std::uint32_t seed;
         int row_groups, k_tiles;
-    };
-    /// A warp's.
-    struct Scratch {
-        double q[d], p[keys];
-        float s[keys], o_before[d], o_after[d];
+        int part;  ///< query tiles that a block looks through at once, 1 to 32
     };
     struct Memory {
-        Scratch warps[8];
         float2 eighths[8];
     };
 
     /// A query tile's 16 rows of this warp.
     struct Place {
-        int head, row_group, product_row, rows;  ///< rows that exist, from the warp's first
+        int head, row_group, rows;  ///< rows that exist, from the warp's first
+        std::uint32_t bits;         ///< sample::product_bits
+        [[nodiscard]] __device__ __forceinline__ int half() const { return sample::product_half(bits); }
     };
 
     const Arguments& in;
-    Scratch& scratch;
     const float2* eighths;
     int lane;
+    float before[2];  ///< the output where its product is looked at, before that is added
 
-    __device__ __forceinline__ Recorder(const Arguments& arguments, Memory& memory, int warp)
-        : in(arguments), scratch(memory.warps[warp]), eighths(memory.eighths), lane(threadIdx.x % 32) {}
+    __device__ __forceinline__ Recorder(const Arguments& arguments, Memory& memory, int)
+        : in(arguments), eighths(memory.eighths), lane(threadIdx.x % 32) {}
 
-    __device__ __forceinline__ bool looks_at(int head, int q_tile) const {
+    __device__ __forceinline__ static bool looks_at(const Arguments& in, int head, int q_tile) {
         return sample::tile_bits(in.seed, head, q_tile) < in.threshold;
     }
     __device__ __forceinline__ RecordedCell* cell(const Place& at, int key_tile, int site) const {
         const std::int64_t tile = (static_cast<std::int64_t>(at.head) * in.row_groups + at.row_group) * in.k_tiles;
         return in.cells + (tile + key_tile) * site_cells + site;
     }
-    /// Whether this thread holds a part of the row whose products are looked at: its row product_row/8 of two.
-    __device__ __forceinline__ bool holds_row(const Place& at) const { return lane / 4 == at.product_row % 8; }
+    /// Whether the thread's row r of two exists.
     __device__ __forceinline__ bool exists(const Place& at, int r) const { return lane / 4 + 8 * r < at.rows; }
 
     /// 8 elements of row `row` from column `column` (a multiple of 8) of a swizzled operand of `rows` rows.
@@ -159,89 +188,89 @@ struct Recorder {
                                                ((column % 64 / 8) ^ (row % 8)) * 8);
     }
 
-    /// A query tile begins: warp_row is the warp's first row in the block's Q, of block_q rows.
-    __device__ __forceinline__ Place begin(int head, int first_row, int n_q, const T* q, int block_q, int warp_row) {
+    /// A query tile begins.
+    __device__ __forceinline__ Place begin(int head, int first_row, int n_q) const {
         const int row_group = first_row / 16;
-        const Place at{head, row_group, sample::product_row(in.seed, head, row_group), n_q - first_row};
-        if (lane < d / 8) {
-            const uint4 words = eight(q, block_q, warp_row + at.product_row, 8 * lane);
-            const auto* elements = reinterpret_cast<const std::uint16_t*>(&words);
-#pragma unroll
-            for (int i = 0; i < 8; ++i) scratch.q[8 * lane + i] = widened<T>(elements[i]);
-        }
-        __syncwarp();
-        return at;
+        return {head, row_group, n_q - first_row, sample::product_bits(in.seed, head, row_group)};
     }
 
-    /// s = q k^T of a tile before any mask; limit: how many of its keys the row product_row sees.
-    __device__ __forceinline__ void scores(const Place& at, const float (&s)[keys / 2], const T* k, int key_tile,
-                                           int limit) {
-        if (holds_row(at)) {
+    /// s = q k^T of a tile before any mask. q: the block's, of block_q rows, the warp's from warp_row on; limit: how many of the
+    /// tile's keys the thread's row of product_half() sees. The order of k is free in a sum whose error does not matter: a
+    /// thread takes eight neighbours of 32, one a product.
+    template <int block_q>
+    __device__ __forceinline__ void scores(const Place& at, const float (&s)[keys / 2], const T* q, int warp_row,
+                                           const T* k, int key_tile, int limit) const {
+        const int half = at.half(), column = sample::first_score_column(at.bits, key_tile);
+        double exact[2][2] = {};
 #pragma unroll
-            for (int j = 0; j < keys / 8; ++j) {
-                const float low = at.product_row < 8 ? s[4 * j] : s[4 * j + 2];
-                const float high = at.product_row < 8 ? s[4 * j + 1] : s[4 * j + 3];
-                *reinterpret_cast<float2*>(&scratch.s[8 * j + 2 * (lane % 4)]) = {low, high};
-            }
+        for (int c = 0; c < d; c += 32) {
+            const uint4 a = eight(q, block_q, warp_row + 8 * half + lane / 4, c + 8 * (lane % 4)),
+                        b = eight(k, keys, column + lane / 4, c + 8 * (lane % 4));
+            add_products(exact, a.x, b.x);
+            add_products(exact, a.y, b.y);
+            add_products(exact, a.z, b.z);
+            add_products(exact, a.w, b.w);
         }
-        __syncwarp();
-        const int key = sample::first_product_column(key_tile, keys) + lane;
-        double exact[4] = {};  // four sums, since an addition waits for the one before
-#pragma unroll 2
-        for (int c = 0; c < d; c += 8) {
-            const uint4 words = eight(k, keys, key, c);
-            const auto* elements = reinterpret_cast<const std::uint16_t*>(&words);
+        float errors[2];
+        bool counts[2];
 #pragma unroll
-            for (int i = 0; i < 8; ++i) exact[i % 4] = fma(scratch.q[c + i], widened<T>(elements[i]), exact[i % 4]);
+        for (int i = 0; i < 2; ++i) {
+            const float upper = chosen(half, s[32 + 2 + i], s[32 + i]), lower = chosen(half, s[2 + i], s[i]);
+            errors[i] = static_cast<float>((column != 0 ? upper : lower) - (exact[0][i] + exact[1][i]));
+            counts[i] = column + 2 * (lane % 4) + i < limit && exists(at, half);
         }
-        const double all = (exact[0] + exact[1]) + (exact[2] + exact[3]);
-        write_one(static_cast<float>(scratch.s[key] - all),
-                  key < limit && at.product_row<at.rows, cell(at, key_tile, 0), at.rows> 0);
-        __syncwarp();
+        write_two(errors, counts, cell(at, key_tile, 0), at.rows > 0);
     }
 
     /// Before o (+)= p v is issued: o as the product finds it.
-    __device__ __forceinline__ void before_output(const Place& at, const float (&o)[d / 2],
-                                                  const std::uint32_t (&p)[keys / 16][4], bool accumulate) {
-        if (holds_row(at)) {
-            const bool upper = at.product_row >= 8;
-#pragma unroll
-            for (int j = 0; j < d / 8; ++j)
-                *reinterpret_cast<float2*>(&scratch.o_before[8 * j + 2 * (lane % 4)]) = {
-                    accumulate ? (upper ? o[4 * j + 2] : o[4 * j]) : 0.0f,
-                    accumulate ? (upper ? o[4 * j + 3] : o[4 * j + 1]) : 0.0f};
-#pragma unroll
-            for (int i = 0; i < keys / 16; ++i)
-#pragma unroll
-                for (int h = 0; h < 2; ++h) {
-                    const std::uint32_t pair = upper ? p[i][2 * h + 1] : p[i][2 * h];
-                    double* to = &scratch.p[16 * i + 8 * h + 2 * (lane % 4)];
-                    to[0] = widened<T>(static_cast<std::uint16_t>(pair));
-                    to[1] = widened<T>(static_cast<std::uint16_t>(pair >> 16));
-                }
-        }
-        __syncwarp();
+    __device__ __forceinline__ void before_output(const Place& at, const float (&o)[d / 2], int key_tile,
+                                                  bool accumulate) {
+        const float2 found = eight_columns(o, sample::first_output_column(at.bits, key_tile, d) / 8, at.half());
+        before[0] = accumulate ? found.x : 0.0f;
+        before[1] = accumulate ? found.y : 0.0f;
     }
     /// When it is complete.
-    __device__ __forceinline__ void output(const Place& at, const float (&o)[d / 2], const T* v, int key_tile) {
-        if (holds_row(at)) {
+    __device__ __forceinline__ void output(const Place& at, const float (&o)[d / 2],
+                                           const std::uint32_t (&p)[keys / 16][4], const T* v, int key_tile) const {
+        const int half = at.half(), column = sample::first_output_column(at.bits, key_tile, d);
+        double exact[2][2] = {{before[0], before[1]}, {}};
 #pragma unroll
-            for (int j = 0; j < d / 8; ++j)
-                *reinterpret_cast<float2*>(&scratch.o_after[8 * j + 2 * (lane % 4)]) = {
-                    at.product_row < 8 ? o[4 * j] : o[4 * j + 2], at.product_row < 8 ? o[4 * j + 1] : o[4 * j + 3]};
+        for (int c = 0; c < keys; c += 32) {
+            std::uint32_t b[4];
+            load_matrices<true>(b, &eight(v, keys, c + lane, column));
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                add_products(exact, chosen(half, p[c / 16 + i / 2][i % 2 * 2 + 1], p[c / 16 + i / 2][i % 2 * 2]), b[i]);
         }
-        __syncwarp();
-        const int column = sample::first_product_column(key_tile, d) + lane;
-        const auto* elements = reinterpret_cast<const std::uint16_t*>(v) + column / 64 * keys * 64 + column % 8;
-        double exact[4] = {scratch.o_before[column], 0, 0, 0};
-#pragma unroll 8
-        for (int key = 0; key < keys; ++key)
-            exact[key % 4] = fma(scratch.p[key], widened<T>(elements[key * 64 + ((column % 64 / 8) ^ (key % 8)) * 8]),
-                                 exact[key % 4]);
-        const double all = (exact[0] + exact[1]) + (exact[2] + exact[3]);
-        write_one(static_cast<float>(scratch.o_after[column] - all),
-                  at.product_row<at.rows, cell(at, key_tile, 5), at.rows> 0);
-        __syncwarp();
+        const float2 after = eight_columns(o, column / 8, half);
+        const bool there = exists(at, half);
+        write_two({static_cast<float>(after.x - (exact[0][0] + exact[1][0])),
+                   static_cast<float>(after.y - (exact[0][1] + exact[1][1]))},
+                  {there, there}, cell(at, key_tile, 5), at.rows > 0);
+    }
+
+    /// yes where `which` is not 0. As an instruction that stands here: see copied().
+    __device__ __forceinline__ static float chosen(int which, float yes, float no) {
+        float x;
+        asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %1, 0;\nselp.f32 %0, %2, %3, p;\n}\n"
+                     : "=f"(x)
+                     : "r"(which), "f"(yes), "f"(no));
+        return x;
+    }
+    __device__ __forceinline__ static std::uint32_t chosen(int which, std::uint32_t yes, std::uint32_t no) {
+        return which != 0 ? yes : no;
+    }
+    /// Of eight columns, the j-th eight, the thread's two of its row `half`. Registers have no index: a tree of choices.
+    __device__ __forceinline__ static float2 eight_columns(const float (&o)[d / 2], int j, int half) {
+        float2 x[d / 8];
+#pragma unroll
+        for (int i = 0; i < d / 8; ++i)
+            x[i] = {chosen(half, o[4 * i + 2], o[4 * i]), chosen(half, o[4 * i + 3], o[4 * i + 1])};
+#pragma unroll
+        for (int bit = 1; bit < d / 8; bit *= 2)
+#pragma unroll
+            for (int i = 0; i < d / 8; i += 2 * bit) x[i] = (j & bit) != 0 ? x[i + bit] : x[i];
+        return x[0];
     }
 
     /// y - 2^x for -126 < x < 1.
@@ -280,29 +309,36 @@ struct Recorder {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) kept[j / 8 * 4 + i] = copied(s[4 * j + i]);
     }
-    /// exp_argument, exp and p_cast of a tile, the first three of sums.
+    /// exp_argument, exp and p_cast of a tile, the first three of sums. Elements count whose argument is a number below 2^100 in
+    /// size (masked ones are -inf), so that no error needs a look of its own at whether it is one.
     template <class Softmax>
     __device__ __forceinline__ void elements(const Place& at, const Softmax& softmax, const float (&kept)[kept_scores],
                                              const float (&p)[keys / 2], float scale, ErrorSum (&sums)[4]) const {
         ErrorSum argument, exp, cast;
 #pragma unroll
-        for (int j = 0; j < keys / 8; ++j) {
-            if (!sample::has_column(8 * j)) continue;
+        for (int r = 0; r < 2; ++r) {
+            const float reference = softmax.reference(r), limit = exists(at, r) ? 0x1p100f : 0.0f;
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const float score = kept[j / 8 * 4 + i], y = copied(p[4 * j + i]), reference = softmax.reference(i / 2);
-                const bool visible = exists(at, i / 2) && score > -INFINITY;
-                const float x = Softmax::argument(score, reference, scale);
-                // (score - reference) scale as a pair
-                const float t = score - reference;
-                const float from = t - score;
-                const float t_rest = (score - (t - from)) + (-reference - from);
-                const float product = t * scale;
-                argument.add((x - product) - (fmaf(t, scale, -product) + t_rest * scale), visible);
-                exp.add(x > -126.0f ? exp_error(x, y) : 0.0f, visible);
-                cast.add(unpack<T>(pack<T>(y, 0.0f)).x - y, visible);
+            for (int j = 0; j < keys / 8; ++j) {
+                if (!sample::has_column(8 * j)) continue;
+#pragma unroll
+                for (int i = 2 * r; i < 2 * r + 2; ++i) {
+                    const float score = kept[j / 8 * 4 + i], y = copied(p[4 * j + i]);
+                    const float x = Softmax::argument(score, reference, scale);
+                    const bool taken = fabsf(x) < limit;
+                    // (score - reference) scale as a pair
+                    const float t = score - reference;
+                    const float from = t - score;
+                    const float t_rest = (score - (t - from)) + (-reference - from);
+                    const float product = t * scale;
+                    argument.add_if(taken, (x - product) - fmaf(t_rest, scale, fmaf(t, scale, -product)));
+                    exp.add_if(taken && x > -126.0f, exp_error(x, y));
+                    cast.add_if(taken, unpack<T>(pack<T>(y, 0.0f)).x - y);
+                    argument.count += taken ? 1.0f : 0.0f;
+                }
             }
         }
+        exp.count = cast.count = argument.count;
         sums[0] = argument;
         sums[1] = exp;
         sums[2] = cast;

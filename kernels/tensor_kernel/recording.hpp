@@ -17,8 +17,8 @@ namespace faultline::tensor_kernel {
 
 /// The sites that are recorded, in the order of the cells. The error is (value after the site) - (exact result of the site's
 /// operation on the operands it really got), as in kernels/cpu/recorder.hpp, in the site's unit; shadows:
-///   s_accumulate, pv_accumulate   sum in binary64 of the exact products (pv: and of the output before them); an operand
-///                                 that is 0 counts as 2^-127
+///   s_accumulate, pv_accumulate   sum in binary64 of the exact products (pv: and of the output before them), by
+///                                 mma.m8n8k4; a q or p that is 0 counts as 2^-127
 ///   exp_argument, exp, o_rescale  fp32 pairs, within 2^-33 of the exact result
 ///   p_cast, o_cast                the difference is a float
 inline constexpr std::array recorded_sites{Site::s_accumulate, Site::exp_argument,  Site::exp,   Site::p_cast,
@@ -32,7 +32,7 @@ struct RecordedCell {
 };
 
 struct ForwardRecorder {
-    double fraction = 1;     ///< of the tiles of 128 rows and 128 keys that are looked at
+    double fraction = 1;     ///< of the query tiles of 128 rows that are looked at
     std::uint32_t seed = 1;  ///< which
     RecordedCell* cells =
         nullptr;  ///< device memory of RecordedShape(call).cells(); those not looked at stay as they are
@@ -56,16 +56,24 @@ FAULTLINE_HD inline std::uint32_t tile_bits(std::uint32_t seed, int head, int q_
     return static_cast<std::uint64_t>((fraction < 0 ? 0 : fraction > 1 ? 1 : fraction) * 0x1p32);
 }
 
-/// exp_argument, exp, p_cast (of keys), o_rescale, o_cast (of head_dim): eight columns of every 64.
-FAULTLINE_HD constexpr bool has_column(int column) { return column / 8 % 8 == 0; }
-/// The products take turns: of the tiles of a chessboard s_accumulate has those of one colour, pv_accumulate the others;
-FAULTLINE_HD constexpr bool has_scores(int q_tile, int k_tile) { return (q_tile + k_tile) % 2 == 0; }
-/// of each 16 rows one, the same for all key tiles of a query tile,
-FAULTLINE_HD inline int product_row(std::uint32_t seed, int head, int row_group) {
-    return static_cast<int>(mixed(seed + 0x632BE5ABu * (1u + head) + row_group) & 15u);
+/// exp_argument, exp, p_cast (of keys), o_rescale, o_cast (of head_dim): the first eight columns of every 128.
+FAULTLINE_HD constexpr bool has_column(int column) { return column / 8 % 16 == 0; }
+/// The products take turns: of four tiles in a row or a column s_accumulate has one, pv_accumulate the one two further on;
+FAULTLINE_HD constexpr bool has_scores(int q_tile, int k_tile) { return (q_tile + k_tile) % 4 == 0; }
+FAULTLINE_HD constexpr bool has_output(int q_tile, int k_tile) { return (q_tile + k_tile) % 4 == 2; }
+/// of each 16 rows eight and of their columns eight, by bits of the row group:
+FAULTLINE_HD inline std::uint32_t product_bits(std::uint32_t seed, int head, int row_group) {
+    return mixed(seed + 0x632BE5ABu * (1u + head) + row_group);
 }
-/// of which 32 columns (keys; columns of the head), in turn with the key tile.
-FAULTLINE_HD constexpr int first_product_column(int k_tile, int columns) { return k_tile / 2 % (columns / 32) * 32; }
+/// the upper or the lower half of its rows, the same for all key tiles of a query tile;
+FAULTLINE_HD constexpr int product_half(std::uint32_t bits) { return static_cast<int>(bits & 1u); }
+/// of keys the first eight of either 64, of the output's columns any eight; both in turn with the key tile.
+FAULTLINE_HD constexpr int first_score_column(std::uint32_t bits, int k_tile) {
+    return static_cast<int>((bits / 2 + k_tile / 4) % 2) * 64;
+}
+FAULTLINE_HD constexpr int first_output_column(std::uint32_t bits, int k_tile, int head_dim) {
+    return static_cast<int>((bits / 2 + k_tile / 4) % (head_dim / 8)) * 8;
+}
 
 }  // namespace sample
 

@@ -37,13 +37,15 @@ class SampledErrors final : public Instrument {
             for (std::ptrdiff_t j = 0; j < value.cols; ++j) {
                 if (of_scores && j >= where.visible0 + i) continue;
                 const int row = static_cast<int>(where.query0 + i), column = static_cast<int>(j);
-                const bool scores_turn = sample::has_scores(row / 128, where.k_tile);
-                if (product && scores_turn != (site == Site::s_accumulate)) continue;
+                const bool of_s = site == Site::s_accumulate;
                 if (product) {
-                    const int first = sample::first_product_column(where.k_tile, site == Site::s_accumulate ? 128 : d_);
-                    if (row % 16 != sample::product_row(seed_, where.head, row / 16) || column < first ||
-                        column >= first + 32)
+                    if (!(of_s ? sample::has_scores(row / 128, where.k_tile)
+                               : sample::has_output(row / 128, where.k_tile)))
                         continue;
+                    const std::uint32_t bits = sample::product_bits(seed_, where.head, row / 16);
+                    const int first = of_s ? sample::first_score_column(bits, where.k_tile)
+                                           : sample::first_output_column(bits, where.k_tile, d_);
+                    if (row % 16 / 8 != sample::product_half(bits) || column < first || column >= first + 8) continue;
                 } else if (!sample::has_column(column)) {
                     continue;
                 }
