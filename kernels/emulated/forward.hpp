@@ -3,41 +3,11 @@
 // which the data flows (kernels/cpu/forward.hpp). Rows are independent of each other, so a team may have any of them.
 #pragma once
 
-#include <faultline/emulated/rows.hpp>
+#include <faultline/emulated/forward_memory.hpp>
 #include <faultline/emulated/scores.hpp>
+#include <faultline/emulated/split_merge.hpp>
 
 namespace faultline::emulated {
-
-/// What a team works in: tiles and row statistics of `rows` rows.
-struct ForwardMemory {
-    View<double> s, cast, o, split_o;  ///< [rows, block_k], the same, [rows, d_v], [splits * rows, d_v]
-    double *maximum, *old_maximum, *alpha, *running_lse, *lanes, *rounded_lanes, *joined, *inverse, *shift, *term, *lse;
-    double *split_lse, *weights;  ///< [splits * rows], the tree of merged_lse for each row
-    double* exact;                ///< the largest tile that is shown; nullptr where nothing is
-    double* scratch;              ///< one number
-    double* maxima;               ///< of row_maxima
-    TreeMemory tree;
-
-    FAULTLINE_HD ForwardMemory(Arena& arena, const Schedule& schedule, std::ptrdiff_t rows, std::ptrdiff_t n_k,
-                               std::ptrdiff_t d_v, bool watched)
-        : tree(arena, schedule.row_sum_order, rows, TileAxis(n_k, schedule.block_k).block()) {
-        const std::ptrdiff_t cols = TileAxis(n_k, schedule.block_k).block();
-        const std::ptrdiff_t splits = schedule.key_splits > 1 ? schedule.key_splits : 0;
-        s = arena.take(rows, cols);
-        cast = arena.take(schedule.row_sum_adds != RowSumAdds::unrounded ? rows : 0, cols);
-        o = arena.take(rows, d_v);
-        split_o = arena.take(splits * rows, d_v);
-        for (double** array : {&maximum, &old_maximum, &alpha, &running_lse, &joined, &inverse, &shift, &term, &lse})
-            *array = arena.take(rows);
-        lanes = arena.take(4 * rows);
-        rounded_lanes = arena.take(4 * rows);
-        split_lse = arena.take(splits * rows);
-        weights = arena.take(2 * splits * rows);
-        maxima = arena.take(2 * maximum_parts * rows);
-        exact = watched ? arena.take(rows * (cols > d_v ? cols : d_v)) : nullptr;
-        scratch = arena.take(1);
-    }
-};
 
 template <class Stage>
 class ForwardTile {
@@ -367,55 +337,25 @@ class ForwardTile {
 
     /// The combine kernel: log sum_i exp(lse_i) as a tree over i xor half, …, 1, then sum_i exp(lse_i - lse) o_i.
     FAULTLINE_HD_CALLED void store_merged() {
+        const SplitMerge merge{m_.split_lse, m_.weights, m_.split_o, schedule_.key_splits, rows_};
         Place merged = row_place();
         merged.part = merged.k_tile = schedule_.key_splits;  // after those of the splits
         const auto same = [](double x) { return x; };
         stage_.pass(
             Site::lse, merged, column(m_.lse),
             [&](double, std::ptrdiff_t i, std::ptrdiff_t) {
-                return merged_lse(i, [&](double x) { return stage_.intermediate(Site::lse, x); });
+                return merge.lse_of(i, [&](double x) { return stage_.intermediate(Site::lse, x); });
             },
-            [&](double, std::ptrdiff_t i, std::ptrdiff_t) { return merged_lse(i, same); });
+            [&](double, std::ptrdiff_t i, std::ptrdiff_t) { return merge.lse_of(i, same); });
         each_row(team_, rows_,
                  [&](std::ptrdiff_t i) { out_.lse[row0_ + i] = m_.lse[i] == -infinity() ? infinity() : m_.lse[i]; });
         stage_.pass(
             Site::merge, output_place(), output(),
             [&](double, std::ptrdiff_t i, std::ptrdiff_t c) {
-                return merged_output(i, c, [&](double x) { return stage_.intermediate(Site::merge, x); });
+                return merge.output(i, c, m_.lse[i], [&](double x) { return stage_.intermediate(Site::merge, x); });
             },
-            [&](double, std::ptrdiff_t i, std::ptrdiff_t c) { return merged_output(i, c, same); });
+            [&](double, std::ptrdiff_t i, std::ptrdiff_t c) { return merge.output(i, c, m_.lse[i], same); });
         store_output();
-    }
-
-    template <class Round>
-    [[nodiscard]] FAULTLINE_HD double merged_lse(std::ptrdiff_t i, Round&& rounded) const {
-        const int splits = schedule_.key_splits;
-        double top = m_.split_lse[i];
-        for (int s = 1; s < splits; ++s) {
-            const double lse = m_.split_lse[s * rows_ + i];
-            top = top < lse ? lse : top;
-        }
-        if (top == infinity() || top == -infinity()) return top;
-        int lanes = 1;
-        while (lanes < splits) lanes *= 2;
-        double* part = m_.weights + i * 2 * splits;
-        for (int s = 0; s < lanes; ++s)
-            part[s] = s < splits ? rounded(binary64_functions::exp(rounded(m_.split_lse[s * rows_ + i] - top))) : 0.0;
-        for (int half = lanes / 2; half > 0; half /= 2)
-            for (int s = 0; s < half; ++s) part[s] = rounded(part[s] + part[s + half]);
-        return rounded(rounded(binary64_functions::log(part[0])) + top);
-    }
-
-    template <class Round>
-    [[nodiscard]] FAULTLINE_HD double merged_output(std::ptrdiff_t i, std::ptrdiff_t c, Round&& rounded) const {
-        const double total = m_.lse[i];
-        double o = 0;
-        if (total == infinity() || total == -infinity()) return o;
-        for (int s = 0; s < schedule_.key_splits; ++s) {
-            const double weight = rounded(binary64_functions::exp(rounded(m_.split_lse[s * rows_ + i] - total)));
-            o = rounded(fma(weight, m_.split_o(s * rows_ + i, c), o));
-        }
-        return o;
     }
 
     Stage& stage_;
