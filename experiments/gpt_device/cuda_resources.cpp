@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
+#include <faultline/base/cuda_device.cuh>
 #include <faultline/base/error.hpp>
 
 namespace faultline::gpt::on_device {
@@ -21,9 +22,8 @@ std::unique_lock<std::recursive_mutex> no_other_recording() {
 }
 
 Device::Device() {
-    int count = 0, device = 0;
-    check(cudaGetDeviceCount(&count), "looking for a device");
-    if (count == 0) throw WorkError("device cuda: there is no device: expected one that CUDA_VISIBLE_DEVICES leaves");
+    expect_cuda_device();
+    int device = 0;
     check(cudaGetDevice(&device), "choosing a device");
     cudaDeviceProp properties{};
     check(cudaGetDeviceProperties(&properties, device), "asking the device");

@@ -16,6 +16,7 @@
 #include <faultline/base/host_device.hpp>
 #include <faultline/device/mirror.cuh>
 #include <faultline/device/parts.hpp>
+#include <faultline/device/staging.cuh>
 
 namespace faultline::device {
 
@@ -42,6 +43,12 @@ struct BlockTeam {
     __device__ std::ptrdiff_t rank() const { return threadIdx.x; }
     __device__ std::ptrdiff_t size() const { return blockDim.x; }
     __device__ void sync() const { __syncthreads(); }
+};
+
+/// What a job's teams are.
+template <class Job>
+struct TeamOf {
+    using Type = BlockTeam;
 };
 
 /// How many teams of a job stand on a multiprocessor at least: what bounds the registers of its threads.
@@ -83,7 +90,7 @@ __global__ void __launch_bounds__(threads_per_team, teams_at_once<Job>())
     double* own = memory + team * doubles;
     if constexpr (shares<Job>)
         if (memory == nullptr) own = reinterpret_cast<double*>(team_memory) + shared_by<Job> / sizeof(double);
-    job(BlockTeam{}, first + team, own);
+    job(typename TeamOf<Job>::Type{}, first + team, own);
 }
 
 /// What time_parts() was given.
@@ -160,6 +167,8 @@ class CudaBackend {
         cudaError_t status = cudaSuccess;
         if (mirror_ && mirror_->read(from, n * sizeof(double), to, stream(), status))
             return check(status, "reading results");
+        if (n * sizeof(double) >= Staging::least && staging_.is_there())
+            return check(staging_.read(to, from, n * sizeof(double), stream()), "running the kernel");
         check(cudaMemcpyAsync(to, from, n * sizeof(double), cudaMemcpyDeviceToHost, stream()), "reading results");
         check(cudaStreamSynchronize(stream()), "running the kernel");
     }
@@ -235,7 +244,10 @@ class CudaBackend {
     void copy(void* to, const void* from, std::size_t bytes) {
         const Timed timed(stream(), Timed::part(&Parts::sending));
         if (bytes == 0 || (mirror_ && mirror_->write(to, from, bytes))) return;
-        check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream()), "writing operands");
+        if (bytes >= Staging::least && staging_.is_there())
+            check(staging_.write(to, from, bytes, stream()), "writing operands");
+        else
+            check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream()), "writing operands");
         if (mirror_) mirror_->changed();
     }
 
@@ -243,6 +255,7 @@ class CudaBackend {
     unsigned char* left_ = nullptr;
     std::size_t left_bytes_ = 0;
     std::optional<Mirror> mirror_;  ///< of what was allocated at once, where that is little
+    Staging staging_;
     std::vector<void*> parts_;
     void* memory_ = nullptr;
     std::size_t memory_size_ = 0;

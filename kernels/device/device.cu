@@ -4,13 +4,25 @@
 #include <cstdlib>
 #include <stdexcept>
 
+#include <faultline/base/cuda_device.cuh>
 #include <faultline/base/parallel.hpp>
+#include <faultline/device/card_product.cuh>
 #include <faultline/device/cuda_backend.cuh>
 #include <faultline/device/room.hpp>
 #include <faultline/device/truth.hpp>
 #include <faultline/emulated/driver.hpp>
 
 namespace faultline::device {
+
+template <>
+struct TeamOf<emulated::ForwardJob> {
+    using Type = UnitTeam;
+};
+template <>
+struct TeamOf<emulated::BackwardJob> {
+    using Type = UnitTeam;
+};
+
 namespace {
 
 void expect_same_shapes(std::span<const HeadGroup> groups) {
@@ -149,9 +161,8 @@ bool is_built() { return true; }
 void time_parts(Parts* parts) { timed_parts = parts; }
 
 Info info() {
-    int count = 0, device = 0;
-    check(cudaGetDeviceCount(&count), "looking for a device");
-    if (count == 0) throw WorkError("device cuda: there is no device: expected one that CUDA_VISIBLE_DEVICES leaves");
+    expect_cuda_device();
+    int device = 0;
     check(cudaGetDevice(&device), "choosing a device");
     cudaDeviceProp properties{};
     check(cudaGetDeviceProperties(&properties, device), "asking the device");

@@ -77,40 +77,6 @@ FAULTLINE_HD void each(const Team& team, std::ptrdiff_t rows, std::ptrdiff_t col
     }
     team.sync();
 }
-/// store(i, j, compute(load(i, j), i, j)) for every element, as each() deals them out: a thread loads several and computes
-/// them before it stores the first, since a compiler does not know that what it stores to is not what it loads from.
-template <class Team, class Load, class Compute, class Store>
-FAULTLINE_HD void each_of_several(const Team& team, std::ptrdiff_t rows, std::ptrdiff_t cols, Load&& load,
-                                  Compute&& compute, Store&& store) {
-    constexpr int several = 4;
-    if (cols > 0) {
-        std::ptrdiff_t i = team.rank() / cols, j = team.rank() % cols;
-        const std::ptrdiff_t down = team.size() / cols, right = team.size() % cols;
-        while (i < rows) {
-            std::ptrdiff_t at_i[several], at_j[several];
-            double x[several] = {};
-            FAULTLINE_HD_UNROLL
-            for (int n = 0; n < several; ++n) {
-                at_i[n] = i;
-                at_j[n] = j;
-                if (i < rows) x[n] = load(i, j);
-                i += down;
-                j += right;
-                if (j >= cols) {
-                    j -= cols;
-                    ++i;
-                }
-            }
-            FAULTLINE_HD_UNROLL
-            for (int n = 0; n < several; ++n)
-                if (at_i[n] < rows) x[n] = compute(x[n], at_i[n], at_j[n]);
-            FAULTLINE_HD_UNROLL
-            for (int n = 0; n < several; ++n)
-                if (at_i[n] < rows) store(at_i[n], at_j[n], x[n]);
-        }
-    }
-    team.sync();
-}
 /// f(i) for every row.
 template <class Team, class F>
 FAULTLINE_HD void each_row(const Team& team, std::ptrdiff_t rows, F&& f) {

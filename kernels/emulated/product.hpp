@@ -168,6 +168,8 @@ template <class Team>
 FAULTLINE_HD_CALLED void multiply(const Team& team, const Accumulation& order, const Operands& in,
                                   const View<double>& c, const Begin& begin = {}) {
     using Kind = Accumulation::Kind;
+    if constexpr (requires { team.multiply(order, in, c, begin); })
+        if (team.multiply(order, in, c, begin)) return;
     const bool unit = order.kind == Kind::fused && order.unit.terms <= product::most_terms;
     if (in.k > 0 && unit) return product::by(team, product::ByUnit(order.unit), in, c, begin);
     if (in.k > 0 && order.kind == Kind::exact)

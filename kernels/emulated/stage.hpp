@@ -37,12 +37,10 @@ class Stage {
         const bool exact_rule = is_exact_rule(site), seen = watches(site);
         const Rounder round = rounder(site, where);
         if (!seen) {
-            each_of_several(
-                team_, t.rows, t.cols, [&](std::ptrdiff_t i, std::ptrdiff_t j) { return t(i, j); },
-                [&](double x, std::ptrdiff_t i, std::ptrdiff_t j) {
-                    return exact_rule ? exactly(x, i, j) : round(in_kernel(x, i, j), where.counter(i, j));
-                },
-                [&](std::ptrdiff_t i, std::ptrdiff_t j, double x) { t(i, j) = x; });
+            each(team_, t.rows, t.cols, [&](std::ptrdiff_t i, std::ptrdiff_t j) {
+                const double x = t(i, j);
+                t(i, j) = exact_rule ? exactly(x, i, j) : round(in_kernel(x, i, j), where.counter(i, j));
+            });
             return;
         }
         const View<double> exact = t.shaped_in(exact_);
@@ -64,14 +62,12 @@ class Stage {
         }
         const bool exact_rule = is_exact_rule(site), next_exact_rule = is_exact_rule(next);
         const Rounder round = rounder(site, where), next_round = rounder(next, where);
-        each_of_several(
-            team_, t.rows, t.cols, [&](std::ptrdiff_t i, std::ptrdiff_t j) { return t(i, j); },
-            [&](double x, std::ptrdiff_t i, std::ptrdiff_t j) {
-                const std::uint64_t counter = where.counter(i, j);
-                x = exact_rule ? exactly(x, i, j) : round(in_kernel(x, i, j), counter);
-                return next_exact_rule ? next_exactly(x, i, j) : next_round(next_in_kernel(x, i, j), counter);
-            },
-            [&](std::ptrdiff_t i, std::ptrdiff_t j, double x) { t(i, j) = x; });
+        each(team_, t.rows, t.cols, [&](std::ptrdiff_t i, std::ptrdiff_t j) {
+            const std::uint64_t counter = where.counter(i, j);
+            double x = t(i, j);
+            x = exact_rule ? exactly(x, i, j) : round(in_kernel(x, i, j), counter);
+            t(i, j) = next_exact_rule ? next_exactly(x, i, j) : next_round(next_in_kernel(x, i, j), counter);
+        });
     }
     /// The tile holds the exact result; afterwards what the kernel has.
     FAULTLINE_HD_CALLED void pass(Site site, const Place& where, const View<double>& t) {
@@ -106,10 +102,8 @@ class Stage {
     FAULTLINE_HD void round(Site site, const Place& where, const View<double>& from, const View<double>& to) const {
         if (is_exact(plan_[site].format) && from.data == to.data) return;
         const Rounder round = rounder(site, where);
-        each_of_several(
-            team_, from.rows, from.cols, [&](std::ptrdiff_t i, std::ptrdiff_t j) { return from(i, j); },
-            [&](double x, std::ptrdiff_t i, std::ptrdiff_t j) { return round(x, where.counter(i, j)); },
-            [&](std::ptrdiff_t i, std::ptrdiff_t j, double x) { to(i, j) = x; });
+        each(team_, from.rows, from.cols,
+             [&](std::ptrdiff_t i, std::ptrdiff_t j) { to(i, j) = round(from(i, j), where.counter(i, j)); });
     }
     /// An intermediate rounding inside a site: to nearest where the site rounds stochastically.
     [[nodiscard]] FAULTLINE_HD double intermediate(Site site, double x) const {

@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+// A product of matrices by the card's own matrix unit, where its rule is the plan's: on Hopper mma.m16n8k16 of bf16 or fp16
+// is, for every input of 92 million each that were tried, the fused add of 16 products of lib/tensor_core
+// (docs/results/tensor-core-rule.md). An operand that is no number of the unit's format, or a sum that is no float, takes the
+// arithmetic of kernels/emulated, block by block. Other cards take it throughout: their units have other rules, and none of
+// them was measured.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <faultline/device/cuda_backend.cuh>
+#include <faultline/emulated/product.hpp>
+
+namespace faultline::device {
+
+namespace card {
+
+inline constexpr int terms = 16;  ///< of one instruction
+inline constexpr int chunk = 64;  ///< terms that stand in shared memory at once
+
+/// The unit of Hopper for inputs of this smallest normal exponent.
+__device__ __forceinline__ bool is_unit(const Accumulation& order, int min_exponent) {
+    const MatrixUnit& u = order.unit;
+    return order.kind == Accumulation::Kind::fused && u.terms == terms && u.fraction_bits == 25 &&
+           u.output == OutputFormat::f32_rz && u.a_min_exponent == min_exponent && u.b_min_exponent == min_exponent &&
+           u.input_fraction_bits == 0 && u.zero == ZeroOperand::ignored;
+}
+
+/// Two numbers as T in one register, the first in the lower half; `fits` where both are numbers of T.
+template <class T>
+__device__ __forceinline__ std::uint32_t pair(double2 x, bool& fits) {
+    const auto low = static_cast<float>(x.x), high = static_cast<float>(x.y);
+    std::uint32_t bits;
+    float2 back;
+    if constexpr (std::is_same_v<T, __half>) {
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+        back = __half22float2(*reinterpret_cast<const __half2*>(&bits));
+    } else {
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+        back = {__uint_as_float(bits << 16), __uint_as_float(bits & 0xFFFF0000u)};
+    }
+    fits = fits && static_cast<double>(back.x) == x.x && static_cast<double>(back.y) == x.y;  // not for NaN
+    return bits;
+}
+
+template <class T>
+__device__ __forceinline__ void mma(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
+    if constexpr (std::is_same_v<T, __half>)
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, "
+            "%2, %3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    else
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, "
+            "%1, %2, %3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/// Four 8 x 8 matrices of 16-bit numbers, rows of matrix i at the addresses of lanes 8i to 8i+7; transposed where asked.
+__device__ __forceinline__ void load_matrices(std::uint32_t (&x)[4], const std::uint32_t* row, bool transposed) {
+    const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(row));
+    if (transposed)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                     : "r"(address)
+                     : "memory");
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                     : "r"(address)
+                     : "memory");
+}
+
+/// `rows` rows (or columns of the product) of an operand on their way into shared memory, in lines as they lie in memory: a
+/// line is a row's terms, or a term of all rows. What lies beyond the matrix is 0.
+template <class T, int rows>
+struct Lines {
+    static constexpr int pairs = rows * chunk / 2 / threads_per_team;  ///< a thread's
+    /// Eight numbers longer than a line, so that eight lines' same 16 bytes lie in different banks.
+    static constexpr int row_pitch = (chunk + 8) / 2, term_pitch = (rows + 8) / 2;  ///< in pairs
+    static constexpr int words = rows * row_pitch > chunk* term_pitch ? rows* row_pitch : chunk* term_pitch;
+
+    const double* from;
+    std::ptrdiff_t line_stride;
+    bool by_rows;  ///< a line is a row's terms
+    bool aligned;  ///< two numbers can be read at once
+    int valid_rows;
+
+    __device__ __forceinline__ Lines(const double* first, std::ptrdiff_t row_stride, std::ptrdiff_t term_stride,
+                                     std::ptrdiff_t left)
+        : from(first),
+          line_stride(term_stride == 1 ? row_stride : term_stride),
+          by_rows(term_stride == 1),
+          aligned(reinterpret_cast<std::uintptr_t>(first) % 16 == 0 && line_stride % 2 == 0),
+          valid_rows(left < rows ? static_cast<int>(left) : rows) {}
+    /// Whether a line is a row of the matrix or of its transpose, without gaps.
+    __device__ __forceinline__ static bool can(std::ptrdiff_t row_stride, std::ptrdiff_t term_stride) {
+        return row_stride == 1 || term_stride == 1;
+    }
+
+    /// Starts the loads of pairs [begin, begin + count) of a thread, `n` terms from `first_term` on.
+    template <int count>
+    __device__ __forceinline__ void fetch(double2 (&x)[count], int begin, std::ptrdiff_t first_term, int n) const {
+        const int in_line = by_rows ? n : valid_rows, lines = by_rows ? valid_rows : n;
+        const double* const start = from + first_term * (by_rows ? 1 : line_stride);
+#pragma unroll
+        for (int i = 0; i < count; ++i) {
+            const int e = 2 * ((begin + i) * threads_per_team + static_cast<int>(threadIdx.x));
+            const int line = by_rows ? e / chunk : e / rows, at = by_rows ? e % chunk : e % rows;
+            x[i] = {0, 0};
+            const double* const two = start + line * line_stride + at;
+            if (line >= lines || at >= in_line) continue;
+            if (aligned && at + 1 < in_line) {
+                x[i] = *reinterpret_cast<const double2*>(two);
+            } else {
+                x[i].x = two[0];
+                if (at + 1 < in_line) x[i].y = two[1];
+            }
+        }
+    }
+    template <int count>
+    __device__ __forceinline__ void put(const double2 (&x)[count], int begin, std::uint32_t* to, bool& fits) const {
+#pragma unroll
+        for (int i = 0; i < count; ++i) {
+            const int e = 2 * ((begin + i) * threads_per_team + static_cast<int>(threadIdx.x));
+            to[by_rows ? e / chunk * row_pitch + e % chunk / 2 : e / rows * term_pitch + e % rows / 2] =
+                pair<T>(x[i], fits);
+        }
+    }
+    /// Where the 16 rows from `row` on and the 16 terms from `term` on stand, for load_matrices: `inner` is 1 where matrices
+    /// that follow each other are of the same rows (an operand y), 0 where they are of the same terms (x).
+    __device__ __forceinline__ const std::uint32_t* matrices(const std::uint32_t* staged, int row, int term,
+                                                             int inner) const {
+        const int lane = static_cast<int>(threadIdx.x % 32), next = lane / 8 % 2 * 8, far = lane / 16 * 8;
+        const int row_part = inner ? far : next, term_part = inner ? next : far;
+        if (by_rows) return staged + (row + row_part + lane % 8) * row_pitch + (term + term_part) / 2;
+        return staged + (term + term_part + lane % 8) * term_pitch + (row + row_part) / 2;
+    }
+};
+
+/// By kernels/emulated: what the card cannot do.
+template <class S, class Team>
+__device__ __noinline__ void block_by_rule(const Team& team, const MatrixUnit& unit, const emulated::Operands& in,
+                                           const emulated::View<double>& c, const emulated::Begin& begin,
+                                           std::ptrdiff_t row0, std::ptrdiff_t column0) {
+    emulated::product::block<S>(team, emulated::product::ByUnit(unit), in, c, begin, row0, column0);
+}
+
+/// The block of C at (row0, column0), of S::rows by S::columns: 16 by 16 of it a warp's.
+template <class T, class S, class Team>
+__device__ __forceinline__ void block(const Team& team, const MatrixUnit& unit, const emulated::Operands& in,
+                                      const emulated::View<double>& c, const emulated::Begin& begin,
+                                      std::ptrdiff_t row0, std::ptrdiff_t column0) {
+    constexpr int down = S::rows / 16;
+    static_assert(S::rows * S::columns == 16 * 16 * threads_per_team / 32);
+    using LinesX = Lines<T, S::rows>;
+    using LinesY = Lines<T, S::columns>;
+    static_assert((LinesX::words + LinesY::words) * sizeof(std::uint32_t) <= emulated::product::staging_bytes);
+    auto* const staged_x = static_cast<std::uint32_t*>(team.shared());
+    std::uint32_t* const staged_y = staged_x + LinesX::words;
+    const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+    const int row = warp % down * 16, column = warp / down * 16;
+    const bool works = row0 + row < c.rows && column0 + column < c.cols;
+    const std::ptrdiff_t first_row = row0 + row + lane / 4, first_column = column0 + column + lane % 4 * 2;
+    bool fits = true;
+    float sum[2][4];
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+        const std::ptrdiff_t i = first_row + e / 2 % 2 * 8, j = first_column + e / 4 * 8 + e % 2;
+        const double start = begin.at == emulated::Begin::At::c && i < c.rows && j < c.cols ? c(i, j) : 0.0;
+        sum[e / 4][e % 4] = static_cast<float>(start);
+        fits = fits && static_cast<double>(sum[e / 4][e % 4]) == start;
+    }
+    const LinesX x(in.x + row0 * in.x_row, in.x_row, in.x_step, c.rows - row0);
+    const LinesY y(in.y + column0 * in.y_col, in.y_col, in.y_step, c.cols - column0);
+    for (std::ptrdiff_t first = 0; first < in.k; first += chunk) {
+        const int n = in.k - first < chunk ? static_cast<int>(in.k - first) : chunk;
+        constexpr int y_part = LinesY::pairs < 8 ? LinesY::pairs : 8;
+        double2 of_x[LinesX::pairs], of_y[y_part];
+        x.fetch(of_x, 0, first, n);
+        y.fetch(of_y, 0, first, n);
+        x.put(of_x, 0, staged_x, fits);
+        y.put(of_y, 0, staged_y, fits);
+#pragma unroll
+        for (int part = y_part; part < LinesY::pairs; part += y_part) {
+            y.fetch(of_y, part, first, n);
+            y.put(of_y, part, staged_y, fits);
+        }
+        if (!__syncthreads_and(fits)) {
+            block_by_rule<S>(team, unit, in, c, begin, row0, column0);
+            return;
+        }
+        if (works) {
+            const std::uint32_t* const at_x = x.matrices(staged_x, row, 0, 0);
+            const std::uint32_t* const at_y = y.matrices(staged_y, column, 0, 1);
+#pragma unroll
+            for (int t = 0; t < chunk; t += terms) {  // terms that are not there are zeros, which take no part
+                std::uint32_t a[4], b[4];
+                load_matrices(a, at_x + t * (x.by_rows ? 1 : 2 * LinesX::term_pitch) / 2, !x.by_rows);
+                load_matrices(b, at_y + t * (y.by_rows ? 1 : 2 * LinesY::term_pitch) / 2, !y.by_rows);
+                mma<T>(sum[0], a, b[0], b[1]);
+                mma<T>(sum[1], a, b[2], b[3]);
+            }
+        }
+        team.sync();
+    }
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+        const std::ptrdiff_t i = first_row + e / 2 % 2 * 8, j = first_column + e / 4 * 8 + e % 2;
+        if (i >= c.rows || j >= c.cols) continue;
+        const float s = sum[e / 4][e % 4];
+        begin.store(c(i, j), isnan(s) ? fused::canonical_nan() : static_cast<double>(s));
+    }
+}
+
+template <class T, class S, class Team>
+__device__ __forceinline__ void blocks(const Team& team, const MatrixUnit& unit, const emulated::Operands& in,
+                                       const emulated::View<double>& c, const emulated::Begin& begin) {
+    for (std::ptrdiff_t i = 0; i < c.rows; i += S::rows)
+        for (std::ptrdiff_t j = 0; j < c.cols; j += S::columns) block<T, S>(team, unit, in, c, begin, i, j);
+    team.sync();
+}
+
+/// In blocks of the shape that leaves fewest warps idle.
+template <class T, class Team>
+__device__ __noinline__ void by(const Team& team, const MatrixUnit& unit, const emulated::Operands& in,
+                                const emulated::View<double>& c, const emulated::Begin& begin) {
+    using namespace emulated::product;
+    if (c.rows <= Wide::rows && c.cols > Square::columns)
+        blocks<T, Wide>(team, unit, in, c, begin);
+    else if (c.rows > Square::rows && c.cols <= Tall::columns)
+        blocks<T, Tall>(team, unit, in, c, begin);
+    else
+        blocks<T, Square>(team, unit, in, c, begin);
+}
+
+}  // namespace card
+
+/// The threads of a block that has the card's matrix unit.
+struct UnitTeam : BlockTeam {
+    /// C <- C + X Y by it (emulated::multiply()); false where it is not for that.
+    __device__ bool multiply([[maybe_unused]] const Accumulation& order, [[maybe_unused]] const emulated::Operands& in,
+                             [[maybe_unused]] const emulated::View<double>& c,
+                             [[maybe_unused]] const emulated::Begin& begin) const {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+        const bool lines =
+            card::Lines<__half, 32>::can(in.x_row, in.x_step) && card::Lines<__half, 32>::can(in.y_col, in.y_step);
+        if (in.k <= 0 || !lines) return false;
+        if (card::is_unit(order, -126)) {
+            card::by<__nv_bfloat16>(*this, order.unit, in, c, begin);
+            return true;
+        }
+        if (card::is_unit(order, -14)) {
+            card::by<__half>(*this, order.unit, in, c, begin);
+            return true;
+        }
+#endif
+        return false;
+    }
+};
+
+}  // namespace faultline::device
