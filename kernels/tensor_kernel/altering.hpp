@@ -13,8 +13,8 @@
 
 namespace faultline::tensor_kernel {
 
-/// row_max, p_cast, row_sum and pv_accumulate of the forward, the others of the backward. A changed row maximum is held in
-/// fp32, whatever the plan has there; delta is changed where it stands in memory between the backward's steps.
+/// row_max, p_cast, row_sum and pv_accumulate of the forward, the others of the backward. A changed row maximum and the changed
+/// sums of pv_accumulate and dp_accumulate are held in fp32, whatever the plan has there; delta is changed where it stands in memory between the backward's steps.
 enum class AlteredSite : int { p_cast, dp_accumulate, ds, bwd_p_cast, ds_cast, row_max, row_sum, pv_accumulate, delta };
 
 /// Sums over changed elements, as Realised of injectors/realised.hpp: e the change, a what was asked, x the value before.

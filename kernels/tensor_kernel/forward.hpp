@@ -5,9 +5,8 @@
 // Bits: o and lse are those of kernels/cpu under the same plan, wherever no p of a row underflows: ex2 here is MUFU.EX2, which
 // returns 0 for a result below 2^-126, where the emulation keeps the subnormal; p that small is lost beside the row's
 // largest p, 1, in every sum, except under stable_max, which may leave a row without a p of 1. lib/tensor_core's rules
-// for Hopper's mma and wgmma are the card's (docs/results/tensor-core-rule.md); those of other cards' mma are not checked. The
-// kernel in e4m3 has not run on a card yet; the arithmetic is meant to be the emulation's, lse's as the plan has it (log sum -
-// 8 ln 2 in fp32, where FlashAttention-3 takes the logarithm of the sum over 256).
+// for Hopper's mma and wgmma are the card's (docs/results/tensor-core-rule.md); those of other cards' mma are not checked. lse in
+// e4m3 is as the plan has it (log sum - 8 ln 2 in fp32, where FlashAttention-3 takes the logarithm of the sum over 256).
 #pragma once
 
 #include <cstdint>
