@@ -128,39 +128,41 @@ class Bench:
                  f"{self.config['context']} tokens, of {cards} cards {cards} times as many.")
         self.say()
         quiet = ["--validate-every", "0", "--no-monitors"]
+        wanted = self.a.rows.split(",")
         for name, options in (("the same bits each time", ["--deterministic"]), ("fastest", ["--no-deterministic"])):
             self.say(f"| {name} | tokens/s | ms/step | times one card |")
             self.say("|---|---:|---:|---:|")
+            took = {}
 
-            def row(what, rate, ranks):
-                ms = 1e3 * self.micro_tokens * ranks / rate
-                self.say(f"| {what} | {rate:,.0f} | {ms:.2f} | {rate / base:.3f} |")
-                return ms
+            def row(key, what, rate, ranks):
+                took[key] = 1e3 * self.micro_tokens * ranks / rate
+                self.say(f"| {what} | {rate:,.0f} | {took[key]:.2f} | {rate / base:.3f} |")
+
+            def by_ranks(key, what, *more):
+                if key in wanted:
+                    got = self.run(None, steps, cards, cards, [*quiet, *options, *more])[0]["tokens_per_second"]
+                    row(key, f"{cards} ranks, {what}", got, cards)
             for again in range(self.a.rounds):
                 steps = self.a.steps
                 base = self.run(0, steps, 1, 1, [*quiet, *options])[0]["tokens_per_second"]
-                one = row("one card", base, 1)
-                together = [self.start(card, steps, 1, 1, [*quiet, *options]) for card in range(cards)]
-                rates = all_ended(together, lambda p: self.finish(p)[0]["tokens_per_second"])
-                alone = row(f"{cards} cards, each a run of its own", sum(rates), cards) if cards > 1 else one
-
-                def by_ranks(what, *more):
-                    rate = self.run(None, steps, cards, cards, [*quiet, *options, *more])[0]["tokens_per_second"]
-                    return row(f"{cards} ranks, {what}", rate, cards)
-                both = by_ranks("added up during the backward")
-                at_end = by_ranks("added up at its end", "--no-overlap")
-                if cards > 1:
-                    by_nccl = by_ranks("added up by NCCL", "--reduce", "fp32")
-                    if name == "fastest":
-                        by_ranks("added up by NCCL in bf16", "--reduce", "bf16")
-            if cards == 1:
+                row("one", "one card", base, 1)
+                if cards == 1:
+                    continue
+                if "alone" in wanted:
+                    together = [self.start(card, steps, 1, 1, [*quiet, *options]) for card in range(cards)]
+                    rates = all_ended(together, lambda p: self.finish(p)[0]["tokens_per_second"])
+                    row("alone", f"{cards} cards, each a run of its own", sum(rates), cards)
+                by_ranks("during", "added up during the backward")
+                by_ranks("end", "added up at its end", "--no-overlap")
+                by_ranks("nccl", "added up by NCCL", "--reduce", "fp32")
+                if name == "fastest":
+                    by_ranks("bf16", "added up by NCCL in bf16", "--reduce", "bf16")
+            self.say()
+            apart = {"during": "added up during the backward", "end": "at its end", "nccl": "by NCCL"}
+            if "alone" in took and any(key in took for key in apart):
+                said = ", ".join(f"{took[key] - took['alone']:+.2f} ms {what}" for key, what in apart.items() if key in took)
+                self.say(f"{name}, the last round: a step takes {took['alone']:.2f} ms where the cards do not speak to each other; {said}.")
                 self.say()
-                continue
-            self.say()
-            self.say(f"{name}, the last round: a step takes {alone:.2f} ms where the cards do not speak to each other, "
-                     f"{at_end - alone:+.2f} ms more where all is added up at the end of the backward, {both - alone:+.2f} ms during it, "
-                     f"{by_nccl - alone:+.2f} ms by NCCL.")
-            self.say()
 
     # ---- the same run
 
@@ -293,6 +295,7 @@ def main():
     p.add_argument("--cards", type=int, default=0)
     p.add_argument("--steps", type=int, default=100)
     p.add_argument("--rounds", type=int, default=1)
+    p.add_argument("--rows", default="alone,during,end,nccl,bf16", help="of the tables of speed, beside one card")
     p.add_argument("--compared-steps", type=int, default=200)
     p.add_argument("--torch-steps", type=int, default=60)
     p.add_argument("--sweep", help="a sweep file")

@@ -27,15 +27,11 @@ void DeviceTrainer::State::run_micro_batch(Pass::Watch watch, bool last) {
         accumulate(range_of_layer(layout, layer));
         exchange.layer_done(layer, pass->at<float>(memory.gradient), stream);
     };
-    if (exchange.sends_embedding_early())
-        pass->head_done = [this] { exchange.head_done(pass->at<float>(memory.gradient), stream); };
     pass->forward_backward(watch);
     pass->layer_done = nullptr;
-    pass->head_done = nullptr;
     for (const GradientRange& of : ranges_beside_layers(layout)) accumulate(of);
     exchange.finish(pass->at<float>(memory.gradient), pass->loss_sum(),
-                    monitors ? pass->at<on_device::HeadTotals>(memory.totals) : nullptr,
-                    reinterpret_cast<const std::int32_t*>(pass->at<char>(memory.input) + input.starts), stream);
+                    monitors ? pass->at<on_device::HeadTotals>(memory.totals) : nullptr, stream);
 }
 
 void DeviceTrainer::State::finish_gradient(StepResult* left) {

@@ -34,7 +34,6 @@ std::vector<GradientRange> ranges_beside_layers(const ParameterLayout& layout) {
 Exchange::Exchange(Ranks* ranks, const TrainConfig& config, const ParameterLayout& layout,
                    const ExchangeOptions& options)
     : ranks_(ranks),
-      model_(config.model),
       layout_(layout),
       rounds_(rounds_of(ranks, config)),
       options_(options),
@@ -93,21 +92,6 @@ void Exchange::send(float* gradient, const GradientRange& of, on_device::Stream 
     gather_->copy(of.first * sizeof(float), gradient + of.first, of.count * sizeof(float), stream);
 }
 
-void Exchange::head_done(float* gradient, on_device::Stream main) {
-    const GradientRange wte = range_of_wte();
-    on_device::settle_head(gradient + wte.first, wte.count, model_.bf16, main);
-    side_->follow(main);
-    send(gradient, wte, side_->stream());
-}
-
-void Exchange::send_rows(const float* gradient, const std::int32_t* starts, on_device::Stream stream) const {
-    const std::size_t first = range_of_wte().first;
-    gather_->for_places([&](char* place) {
-        on_device::copy_rows_with_tokens(gradient + first, starts, model_.vocabulary, model_.width,
-                                         reinterpret_cast<float*>(place) + first, stream);
-    });
-}
-
 void Exchange::layer_done(int layer, float* gradient, on_device::Stream main) {
     if (!options_.overlapped || !active()) return;
     side_->follow(main);
@@ -126,10 +110,9 @@ void Exchange::add(on_device::HeadTotals* totals, on_device::Stream stream) {
     on_device::take_largest(seen, heads_, totals, stream);
 }
 
-void Exchange::finish(float* gradient, double* loss, on_device::HeadTotals* totals, const std::int32_t* starts,
-                      on_device::Stream main) {
+void Exchange::finish(float* gradient, double* loss, on_device::HeadTotals* totals, on_device::Stream main) {
     if (!active()) return;
-    if (gathers()) return gather(gradient, loss, totals, starts, main);
+    if (gathers()) return gather(gradient, loss, totals, main);
     const on_device::Stream stream = options_.overlapped ? side_->stream() : main;
     if (options_.overlapped) {
         side_->follow(main);
@@ -142,18 +125,12 @@ void Exchange::finish(float* gradient, double* loss, on_device::HeadTotals* tota
     if (options_.overlapped) side_->join(main);
 }
 
-void Exchange::gather(float* gradient, double* loss, on_device::HeadTotals* totals, const std::int32_t* starts,
-                      on_device::Stream main) {
+void Exchange::gather(float* gradient, double* loss, on_device::HeadTotals* totals, on_device::Stream main) {
     const on_device::Stream stream = options_.overlapped ? side_->stream() : main;
     if (options_.overlapped) side_->follow(main);
-    std::vector<GradientRange> left{{0, count()}};
-    if (options_.overlapped) left = ranges_beside_layers(layout_);
-    if (sends_embedding_early()) {
-        send_rows(gradient, starts, stream);
-        const std::size_t sent = range_of_wte().first + range_of_wte().count;  // the first range begins with it
-        left[0] = {sent, left[0].count - sent};
-    }
-    for (const GradientRange& of : left) send(gradient, of, stream);
+    const std::vector<GradientRange> all{{0, count()}};
+    for (const GradientRange& of : options_.overlapped ? ranges_beside_layers(layout_) : all)
+        send(gradient, of, stream);
     gather_->copy(loss_at(), loss, sizeof *loss, stream);
     if (totals != nullptr) gather_->copy(totals_at(), totals, heads_ * sizeof *totals, stream);
     gather_->done(stream);

@@ -46,24 +46,6 @@ __global__ void add_parts(GatheredParts parts, std::size_t loss_at, double* loss
     totals[i] = sum;
 }
 
-__global__ void settle_octets(float* values, std::size_t octets, bool round) {
-    const std::size_t o = std::size_t{blockIdx.x} * blockDim.x + threadIdx.x;
-    if (o >= octets) return;
-    Octet v = load8(values + 8 * o);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) v.x[i] = (round ? rounded_bf16(v.x[i]) : v.x[i]) + 0.0f;
-    store8(values + 8 * o, v);
-}
-
-/// A row for each warp.
-__global__ void copy_rows(const float* from, const std::int32_t* starts, int vocabulary, int width, float* to) {
-    const int id = static_cast<int>(blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32);
-    if (id >= vocabulary || starts[id] == starts[id + 1]) return;
-    const std::size_t row = static_cast<std::size_t>(id) * static_cast<std::size_t>(width);
-    for (int column = static_cast<int>(threadIdx.x % 32) * 4; column < width; column += 128)
-        *reinterpret_cast<float4*>(to + row + column) = *reinterpret_cast<const float4*>(from + row + column);
-}
-
 constexpr int threads = 256;
 unsigned blocks_of(std::size_t count) { return static_cast<unsigned>((count + threads - 1) / threads); }
 
@@ -73,18 +55,6 @@ void add_in_rank_order(const GatheredParts& parts, std::size_t loss_at, double* 
                        HeadTotals* totals, std::size_t heads, Stream stream) {
     add_parts<<<blocks_of(heads > 0 ? heads : 1), threads, 0, stream>>>(parts, loss_at, loss, totals_at, totals, heads);
     check_launch("add_in_rank_order");
-}
-
-void settle_head(float* values, std::size_t count, bool round, Stream stream) {
-    settle_octets<<<blocks_of(count / 8), threads, 0, stream>>>(values, count / 8, round);
-    check_launch("settle_head");
-}
-
-void copy_rows_with_tokens(const float* from, const std::int32_t* starts, int vocabulary, int width, float* to,
-                           Stream stream) {
-    const auto rows = static_cast<std::size_t>(vocabulary) * 32;
-    copy_rows<<<blocks_of(rows), threads, 0, stream>>>(from, starts, vocabulary, width, to);
-    check_launch("copy_rows_with_tokens");
 }
 
 void take_largest(const HeadTotals* from, std::size_t count, HeadTotals* to, Stream stream) {

@@ -56,21 +56,11 @@ class Exchange {
     /// Bytes on the card for what the other ranks copy here.
     [[nodiscard]] std::size_t room() const { return gathers() ? gather_->room() : 0; }
 
-    // Called while the last micro-batch's launches are recorded.
-    /// Whether head_done() is to be: where the embedding's gradient, a third of GPT-2's, is sent in two parts. It is whole last of all,
-    /// when there is nothing left that its way could stand beside; but the head's part of it is there before the backward of the layers,
-    /// and the other one is of the rows whose tokens the micro-batch has.
-    [[nodiscard]] bool sends_embedding_early() const { return gathers() && options_.overlapped && rounds_ == 1; }
-    /// The head's part of wte's gradient is there: it becomes what the embedding's backward makes of a row without tokens, rounded where
-    /// the run is in bf16, and is sent.
-    void head_done(float* gradient, on_device::Stream main);
-    /// A layer's gradient is whole: it is added up beside `main`.
+    /// Called while the last micro-batch's launches are recorded. A layer's gradient is whole: it is added up beside `main`.
     void layer_done(int layer, float* gradient, on_device::Stream main);
     /// All is whole: the rest, the sum of the losses, and, where `totals` is not null, what the heads saw; what follows on `main` has
-    /// the sums, or where the ranks gather of the gradient the parts, in which it begins; and is to release() them. `starts`: of the
-    /// micro-batch, as InputLayout has it.
-    void finish(float* gradient, double* loss, on_device::HeadTotals* totals, const std::int32_t* starts,
-                on_device::Stream main);
+    /// the sums, or where the ranks gather of the gradient the parts, in which it begins; and is to release() them.
+    void finish(float* gradient, double* loss, on_device::HeadTotals* totals, on_device::Stream main);
     [[nodiscard]] on_device::GatheredParts parts() const { return gather_->parts(); }
     void release(on_device::Stream main) const { gather_->release(main); }
     /// What this rank kept of its micro-batch of the round goes to the first, where `take` is called for those of all ranks, one
@@ -94,15 +84,8 @@ class Exchange {
     void send(float* gradient, const GradientRange& of, on_device::Stream stream);
     void add(float* gradient, const GradientRange& of, on_device::Stream stream);
     void add(on_device::HeadTotals* totals, on_device::Stream stream);
-    void gather(float* gradient, double* loss, on_device::HeadTotals* totals, const std::int32_t* starts,
-                on_device::Stream main);
-    void send_rows(const float* gradient, const std::int32_t* starts, on_device::Stream stream) const;
-    [[nodiscard]] GradientRange range_of_wte() const {
-        return {static_cast<std::size_t>(layout_.wte),
-                static_cast<std::size_t>(model_.vocabulary) * static_cast<std::size_t>(model_.width)};
-    }
+    void gather(float* gradient, double* loss, on_device::HeadTotals* totals, on_device::Stream main);
     Ranks* ranks_;
-    ModelConfig model_;
     const ParameterLayout& layout_;
     int rounds_;
     ExchangeOptions options_;

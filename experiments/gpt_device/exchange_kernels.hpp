@@ -23,14 +23,6 @@ void finish_gathered_gradient(const GatheredParts& parts, float* gradient, const
                               std::size_t count, const double* loss, const StepScalars* scalars, double* sums,
                               StepResult* result, Stream stream);
 
-/// The head's part of wte's gradient as embedding_backward leaves a row without tokens: rounded to bf16 where `round`, and 0 added,
-/// which makes -0 of it 0. Rows with tokens come out of that with the bits that they have without this. count is a multiple of 8.
-void settle_head(float* values, std::size_t count, bool round, Stream stream);
-/// The rows [vocabulary, width] of `from` whose ids have tokens, that is starts[id] < starts[id + 1], to the same rows of `to`, which may be
-/// on another card. width is a multiple of 8.
-void copy_rows_with_tokens(const float* from, const std::int32_t* starts, int vocabulary, int width, float* to,
-                           Stream stream);
-
 /// to[i].largest = from[i].largest.
 void take_largest(const HeadTotals* from, std::size_t count, HeadTotals* to, Stream stream);
 

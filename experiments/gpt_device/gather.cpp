@@ -186,16 +186,11 @@ void Gather::begin(Stream stream) const {
     state_->run(operations, stream, "waiting for the other ranks");
 }
 
-void Gather::for_places(const std::function<void(char*)>& f) const {
-    state_->for_others([&](int other, char* memory) {
-        const int self = state_->ranks.rank();
-        f(memory + static_cast<std::size_t>(self < other ? self : self - 1) * state_->bytes);
-    });
-}
-
 void Gather::copy(std::size_t offset, const void* from, std::size_t bytes, Stream stream) const {
-    for_places([&](char* place) {
-        check(cudaMemcpyAsync(place + offset, from, bytes, cudaMemcpyDeviceToDevice, stream),
+    state_->for_others([&](int other, char* to) {
+        const int self = state_->ranks.rank();
+        const auto place = static_cast<std::size_t>(self < other ? self : self - 1);
+        check(cudaMemcpyAsync(to + place * state_->bytes + offset, from, bytes, cudaMemcpyDeviceToDevice, stream),
               "copying to another card");
     });
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each rank has, copied to the card of every other rank of its machine, by the cards' copy engines: it takes no
-// multiprocessor from the products that it runs beside, which a sum in kernels does. Private to this folder.
+// What each rank has, copied to the card of every other rank of its machine by memory copies, which CUDA gives to the cards' copy
+// engines where it likes: no kernel of ours or NCCL's stands beside the products. Private to this folder.
 //
 // A rank opens the others' memory (CUDA IPC) and copies into it. Two words a pair of ranks order that, set on one card and waited for
 // on the other by stream memory operations, all of which may be recorded in a graph:
@@ -10,7 +10,6 @@
 #pragma once
 
 #include <cstddef>
-#include <functional>
 #include <memory>
 #include <string>
 
@@ -42,8 +41,6 @@ class Gather {
     void begin(Stream stream) const;
     /// Bytes of this rank's part from `offset` on, to all others.
     void copy(std::size_t offset, const void* from, std::size_t bytes, Stream stream) const;
-    /// f(where this rank's part is on another card), of each of the others: kernels may write there.
-    void for_places(const std::function<void(char*)>& f) const;
     /// All copies that are on the stream are the whole part.
     void done(Stream stream) const;
     /// What comes on the stream waits until the others' parts are here.

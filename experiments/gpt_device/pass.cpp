@@ -32,7 +32,6 @@ class PassOf final : public Pass {
         faulty_ = faults_.any();
         forward();
         head(true);
-        if (head_done) head_done();
         backward();
         if (faulty_) faults_.join_records();
         on_device::sum_losses(at<double>(memory_.losses), tokens(), scalars(), loss_sum(), stream_);

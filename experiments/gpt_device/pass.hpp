@@ -57,8 +57,6 @@ class Pass {
     /// Gradient of the mean loss into memory.micro_gradient (assigned), the sum of the losses into loss_sum() (added to), what
     /// is watched into memory.totals (likewise).
     virtual void forward_backward(Watch watch) = 0;
-    /// Called, where it is set, when the backward has left the head: of wte's gradient its part is there.
-    std::function<void()> head_done;
     /// Called, where it is set, when the backward has left a layer: the layer's gradient is whole.
     std::function<void(int layer)> layer_done;
     /// What attention works on in a layer, of all tokens: as Gpt::Operands. Waits.
