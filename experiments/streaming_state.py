@@ -309,7 +309,7 @@ def panel(title, found, left, top, width, height, legend):
     for tick in (1, 2, 3, 4):
         out.append(f'<path d="M{left} {y(tick):.1f}H{left + width}" stroke="#dddddd"/>'
                    f'<text x="{left - 8}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick}</text>')
-    for tick in range(0, last + 1, 1000 if width > 400 else 2000):
+    for tick in range(0, last + 1, 250 if last <= 1500 else 1000 if last <= 4000 else 2000):
         out.append(f'<text x="{x(tick):.1f}" y="{top + height + 18}" text-anchor="middle">{tick}</text>')
     order = list(COLOURS)
     for (plan, seed), of in sorted((x for x in found.items() if x[0][0] in order), key=lambda x: -order.index(x[0][0])):
