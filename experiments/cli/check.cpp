@@ -45,6 +45,7 @@ CheckOptions options_of(const CheckSettings& own, const Invocation& call) {
     if (!own.outputs.empty()) {
         options.outputs.clear();
         options.lse = false;
+        options.by_name = true;
     }
     for (const std::string& given : own.outputs) {
         if (given == "lse") {
@@ -134,6 +135,9 @@ Status run(const CheckSettings& own, const Invocation& call) {
         write(result, *file);
         file->commit();
     };
+    for (const LayerCheck& layer : result.layers)
+        if (!layer.unjudged.empty())
+            remark(fmt::format("faultline check: {}: {}", escaped(layer.name), unjudged_text(layer)));
     print_after(write_files, call.common.json ? to_json(result) : table(result, own.full));
     return result.verdict() == Verdict::within_rounding ? Status::done : Status::failed;
 }

@@ -44,6 +44,26 @@ std::string chosen_kernel(const Capture& capture, const CheckOptions& options) {
     return options.kernel;
 }
 
+/// That this layer of the kernel has every output that was asked for, and what judging it takes.
+void expect_outputs(const Capture& capture, const LayerCapture& layer, const ObservedKernel& kernel,
+                    const CheckOptions& options) {
+    const std::string file = escaped(capture.path, capture.path.size());
+    const auto expect = [&](bool there, std::string_view output) {
+        if (there) return;
+        const std::string tensor = fmt::format("{}.{}.{}", escaped(layer.name), escaped(kernel.name), output);
+        throw RequestError(fmt::format("{}: {}: is not there: expected it, as {} was asked for", file, tensor, output));
+    };
+    for (const Output output : options.outputs) {
+        expect(kernel[output].has_value(), name(output));
+        if (output != Output::o && layer.dout.empty())
+            throw RequestError(
+                fmt::format("{0}: {1}.do: is not there: expected the gradient at the output, without "
+                            "which {2}, which was asked for, cannot be judged",
+                            file, escaped(layer.name), name(output)));
+    }
+    if (options.lse) expect(kernel.lse.has_value(), "lse");
+}
+
 }  // namespace
 
 const char* name(Verdict verdict) {
@@ -70,6 +90,10 @@ Verdict Check::verdict() const {
     return worst;
 }
 
+bool Check::has_unjudged() const {
+    return std::any_of(layers.begin(), layers.end(), [](const LayerCheck& layer) { return !layer.unjudged.empty(); });
+}
+
 Check check(const Capture& capture, const RoundingPlan& plan, const CheckOptions& options) {
     Check result;
     result.input = capture.path;
@@ -79,15 +103,18 @@ Check check(const Capture& capture, const RoundingPlan& plan, const CheckOptions
     result.slack = options.slack;
     std::vector<verdict::LayerWork> layers;
     std::size_t units = 0;
+    bool some = false;  // some output can be judged
     for (const LayerCapture& layer : capture.layers) {
         const ObservedKernel* kernel = kernel_of(layer, result.kernel);
         if (kernel == nullptr) continue;
+        if (options.by_name) expect_outputs(capture, layer, *kernel, options);
         verdict::LayerWork work(layer, *kernel, plan, options);
-        if (work.empty()) continue;
+        if (work.empty() && work.unjudged().empty()) continue;
+        some = some || !work.empty();
         units += work.units();
         layers.push_back(std::move(work));
     }
-    if (layers.empty())
+    if (!some)
         throw RequestError(
             fmt::format("{}: kernel {} left none of the outputs asked for: expected one of o, dq, dk, dv, lse "
                         "(gradients need LAYER.do)",

@@ -77,8 +77,10 @@ struct OutputCheck {
 
 struct LayerCheck {
     std::string name;
-    Verdict verdict = Verdict::within_rounding;
-    std::vector<OutputCheck> outputs;  ///< those observed
+    Verdict verdict = Verdict::within_rounding;  ///< of the outputs that were judged; says nothing where there are none
+    std::vector<OutputCheck> outputs;            ///< those observed
+    /// Gradients that the kernel left and that nothing can be said of: the layer has no gradient at the output, LAYER.do.
+    std::vector<Output> unjudged{};
 };
 
 struct Check {
@@ -90,13 +92,18 @@ struct Check {
     double log10_threshold = 0;  ///< a test fails below this: log10(alpha / tests)
     std::vector<LayerCheck> layers;
     [[nodiscard]] Verdict verdict() const;
+    /// Whether some output that the kernel left was not judged, so that the verdict is not of all.
+    [[nodiscard]] bool has_unjudged() const;
     bool complete = true;  ///< false: interrupted; the layers present are whole, and judged for all that were asked for
 };
 
 struct CheckOptions {
     std::string kernel;  ///< empty: the only one there is
     std::vector<Output> outputs{all_outputs.begin(), all_outputs.end()};
-    bool lse = true;         ///< judge the log-sum-exp where the kernel returned one
+    bool lse = true;  ///< judge the log-sum-exp where the kernel returned one
+    /// The outputs above, and lse, were asked for: one that a layer of the kernel cannot be judged by is an error. Otherwise
+    /// those are judged that can be, and LayerCheck::unjudged names the others.
+    bool by_name = false;
     double alpha = 1e-3;     ///< chance that a right kernel fails, all tests of a call together (Bonferroni)
     double slack = 1.5;      ///< a size is wrong beyond this many times what the plan's rounding makes
     int runs = 32;           ///< of the null model
@@ -111,7 +118,7 @@ struct CheckOptions {
     std::function<bool()> cancelled;  ///< polled between runs
 };
 
-/// RequestError where the kernel is unknown or left no output, naming those there are.
+/// RequestError where the kernel is unknown or left no output, naming those there are; CheckOptions::by_name.
 [[nodiscard]] Check check(const Capture& capture, const RoundingPlan& plan, const CheckOptions& options);
 
 }  // namespace faultline

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cmath>
+#include <span>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -117,13 +118,19 @@ std::string to_json(const Check& c) {
                                              {"findings", std::move(findings)}};
             if (o.lse) outputs["lse"]["in_log2"] = o.in_log2;
         }
-        layers.push_back({{"name", layer.name}, {"verdict", key_of(layer.verdict)}, {"outputs", std::move(outputs)}});
+        ordered_json unjudged = ordered_json::array();
+        for (const Output output : layer.unjudged) unjudged.push_back(name(output));
+        layers.push_back({{"name", layer.name},
+                          {"verdict", layer.outputs.empty() ? "not_judged" : key_of(layer.verdict)},
+                          {"outputs", std::move(outputs)},
+                          {"unjudged", std::move(unjudged)}});
     }
     ordered_json out{{"schema", "faultline.check/1"},
                      {"input", c.input},
                      {"kernel", c.kernel},
                      {"plan", c.plan.name},
                      {"verdict", key_of(c.verdict())},
+                     {"all_judged", !c.has_unjudged()},
                      {"complete", c.complete},
                      {"alpha", c.alpha},
                      {"tests", c.tests},
@@ -135,14 +142,18 @@ std::string to_json(const Check& c) {
 
 namespace {
 
-/// Test cases, those that failed, and those that could not be decided: "errors" in JUnit's words.
-std::string junit_counts(const std::vector<OutputCheck>& outputs) {
-    std::size_t failures = 0, errors = 0;
-    for (const OutputCheck& o : outputs) {
-        failures += o.verdict == Verdict::biased || o.verdict == Verdict::wrong;
-        errors += o.verdict == Verdict::unresolved;
+/// Test cases, those that failed, those that could not be decided, "errors" in JUnit's words, and those that were not made.
+std::string junit_counts(std::span<const LayerCheck> layers) {
+    std::size_t tests = 0, failures = 0, errors = 0, skipped = 0;
+    for (const LayerCheck& layer : layers) {
+        tests += layer.outputs.size() + layer.unjudged.size();
+        skipped += layer.unjudged.size();
+        for (const OutputCheck& o : layer.outputs) {
+            failures += o.verdict == Verdict::biased || o.verdict == Verdict::wrong;
+            errors += o.verdict == Verdict::unresolved;
+        }
     }
-    return fmt::format("tests=\"{}\" failures=\"{}\" errors=\"{}\"", outputs.size(), failures, errors);
+    return fmt::format("tests=\"{}\" failures=\"{}\" errors=\"{}\" skipped=\"{}\"", tests, failures, errors, skipped);
 }
 
 std::string junit_case(const OutputCheck& o) {
@@ -163,16 +174,19 @@ std::string junit_case(const OutputCheck& o) {
 }  // namespace
 
 std::string to_junit(const Check& c) {
-    std::vector<OutputCheck> all;
-    for (const LayerCheck& layer : c.layers) all.insert(all.end(), layer.outputs.begin(), layer.outputs.end());
-    std::string out = fmt::format(
-        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites name=\"faultline check\" {}>\n", junit_counts(all));
+    std::string out =
+        fmt::format("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites name=\"faultline check\" {}>\n",
+                    junit_counts(c.layers));
     for (const LayerCheck& layer : c.layers) {
-        out += fmt::format("  <testsuite name=\"{}\" {}>\n", xml(layer.name), junit_counts(layer.outputs));
-        for (const OutputCheck& o : layer.outputs)
-            out += fmt::format("    <testcase classname=\"{}.{}\" name=\"{} against {}\"", xml(layer.name),
-                               xml(c.kernel), name(o), xml(c.plan.name)) +
-                   junit_case(o);
+        out += fmt::format("  <testsuite name=\"{}\" {}>\n", xml(layer.name), junit_counts({&layer, 1}));
+        const auto begin = [&](std::string_view output) {
+            return fmt::format("    <testcase classname=\"{}.{}\" name=\"{} against {}\"", xml(layer.name),
+                               xml(c.kernel), output, xml(c.plan.name));
+        };
+        for (const OutputCheck& o : layer.outputs) out += begin(name(o)) + junit_case(o);
+        for (const Output output : layer.unjudged)
+            out += begin(name(output)) +
+                   fmt::format(">\n      <skipped message=\"{}\"/>\n    </testcase>\n", xml(unjudged_text(layer)));
         out += "  </testsuite>\n";
     }
     return out + "</testsuites>\n";
@@ -184,6 +198,10 @@ void write(const Check& c, RecordFile& file) {
     file.attribute("", "plan", c.plan.name);
     file.attribute("", "plan_toml", to_toml(c.plan));
     file.attribute("", "verdict", key_of(c.verdict()));
+    std::vector<std::string> unjudged;
+    for (const LayerCheck& layer : c.layers)
+        for (const Output output : layer.unjudged) unjudged.push_back(fmt::format("{}.{}", layer.name, name(output)));
+    if (!unjudged.empty()) file.attribute("", "unjudged", std::span<const std::string>(unjudged));
     file.attribute("", "log10_threshold", c.log10_threshold);
     file.attribute("", "complete", std::int64_t{c.complete ? 1 : 0});
     for (const LayerCheck& layer : c.layers)

@@ -149,6 +149,7 @@ OutputCheck judged(const OutputWork& work, std::optional<Output> output, double 
 LayerCheck judged(const LayerWork& work, double log10_threshold, double slack) {
     LayerCheck check;
     check.name = work.name();
+    check.unjudged = work.unjudged();
     for (const Output output : work.outputs())
         check.outputs.push_back(judged(work.work(output), output, log10_threshold, slack));
     if (work.has_lse()) check.outputs.push_back(judged(work.lse(), std::nullopt, log10_threshold, slack));

@@ -108,7 +108,7 @@ LayerWork::LayerWork(const LayerCapture& layer, const ObservedKernel& kernel, co
       groups_(attribution::groups_of(layer, options.heads, options.seed)),
       flipped_(low_precision_sites(plan_)) {
     for (const Output output : options.outputs)
-        if (kernel[output] && (output == Output::o || !layer.dout.empty())) outputs_.push_back(output);
+        if (kernel[output]) (output == Output::o || !layer.dout.empty() ? outputs_ : unjudged_).push_back(output);
     has_lse_ = options.lse && kernel.lse.has_value();
     low_precision_ = std::any_of(flipped_.begin(), flipped_.end(), [&](Site site) {
         return !is_exact(plan_[site].format) && plan_[site].format.precision < fp32.precision;
@@ -130,6 +130,7 @@ std::size_t LayerWork::held(const Group& group) const {
 
 std::size_t LayerWork::units() const {
     std::size_t count = 0;
+    if (empty()) return count;
     for (const Group& group : groups_) count += 2 + 2 * static_cast<std::size_t>(options_.runs) - held(group);
     return count;
 }
@@ -143,6 +144,7 @@ std::size_t LayerWork::tests() const {
 
 void LayerWork::run(WorkCount& count) {
     work_ = {};
+    if (empty()) return;
     for (const Group& group : groups_) add(group, count);
 }
 

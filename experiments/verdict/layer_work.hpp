@@ -33,12 +33,13 @@ class LayerWork {
 
     [[nodiscard]] bool empty() const { return outputs_.empty() && !has_lse_; }
     [[nodiscard]] const std::string& name() const { return layer_.name; }
-    [[nodiscard]] std::size_t units() const;  ///< of work: runs of a group
+    [[nodiscard]] std::size_t units() const;  ///< of work: runs of a group; 0 where nothing is judged
     void run(WorkCount& count);
     [[nodiscard]] std::size_t tests() const;
 
     [[nodiscard]] const std::vector<Output>& outputs() const { return outputs_; }
     [[nodiscard]] bool has_lse() const { return has_lse_; }
+    [[nodiscard]] const std::vector<Output>& unjudged() const { return unjudged_; }
     [[nodiscard]] const OutputWork& work(Output output) const { return work_[static_cast<std::size_t>(output)]; }
     [[nodiscard]] const OutputWork& lse() const { return work_.back(); }
 
@@ -64,7 +65,7 @@ class LayerWork {
     const CheckOptions& options_;
     std::vector<attribution::Group> groups_;
     std::vector<Site> flipped_;
-    std::vector<Output> outputs_;
+    std::vector<Output> outputs_, unjudged_;  // left by the kernel, and asked for: judged, and not
     bool has_lse_ = false;
     bool low_precision_ = false;                           // some flipped site has fewer bits than fp32
     std::array<OutputWork, all_outputs.size() + 1> work_;  // by Output, then lse

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A verdict as a person reads it, as one JSON object (schema "faultline.check/1"), as JUnit XML (one test suite per layer,
-// one test case per output, an error where the truth decides nothing: what CI systems show), and as HDF5 (kind "check"): per layer and output t over (head, cell).
+// one test case per output, an error where the truth decides nothing, skipped where the gradient at the output is not there:
+// what CI systems show), and as HDF5 (kind "check"): per layer and output t over (head, cell).
 #pragma once
 
 #include <string>
@@ -21,5 +22,7 @@ void write(const Check& check, RecordFile& file);
 [[nodiscard]] std::string text(const Finding& finding);
 /// Where the truth is not known well enough for the errors, or for a test: what that is, in a clause; else "".
 [[nodiscard]] std::string truth_text(const OutputCheck& output);
+/// Which outputs of a layer that has some are not judged, and why: "dq, dk not judged: there is no layer0.do, …".
+[[nodiscard]] std::string unjudged_text(const LayerCheck& layer);
 
 }  // namespace faultline

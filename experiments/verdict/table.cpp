@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <faultline/attribution/table.hpp>
 #include <faultline/tensor/text.hpp>
@@ -114,14 +115,25 @@ std::string truth_text(const OutputCheck& o) {
     return out;
 }
 
+std::string unjudged_text(const LayerCheck& layer) {
+    std::vector<std::string_view> names;
+    for (const Output output : layer.unjudged) names.push_back(name(output));
+    return fmt::format("{} not judged: there is no {}.do, the gradient at the output", fmt::join(names, ", "),
+                       escaped(layer.name));
+}
+
 std::string table(const Check& c, bool full) {
     std::string out =
         fmt::format("{}   kernel {}   plan {}\n", escaped(c.input, c.input.size()), escaped(c.kernel), c.plan.name);
     for (const std::string& remark : plan_remarks(c.origin, c.plan.name)) out += remark + "\n";
-    out += fmt::format("verdict: {}   ({} tests, each at p < {}: {:.2g} for all together)\n", name(c.verdict()),
-                       c.tests, p_text(c.log10_threshold), c.alpha);
+    out +=
+        fmt::format("verdict: {}{}   ({} tests, each at p < {}: {:.2g} for all together)\n", name(c.verdict()),
+                    c.has_unjudged() ? ", of what could be judged" : "", c.tests, p_text(c.log10_threshold), c.alpha);
     for (const LayerCheck& layer : c.layers) {
-        out += fmt::format("\n{}: {}\n", escaped(layer.name), name(layer.verdict));
+        out +=
+            fmt::format("\n{}: {}\n", escaped(layer.name), layer.outputs.empty() ? "not judged" : name(layer.verdict));
+        if (!layer.unjudged.empty()) out += fmt::format("  {}\n", unjudged_text(layer));
+        if (layer.outputs.empty()) continue;
         out += "          error      plan   expected   ratio   =plan   verdict\n";
         for (const OutputCheck& o : layer.outputs) {
             out += fmt::format("  {:<4}{:>9} {:>9}  {:>9}  {:>6}  {:>6}   {}\n", name(o),

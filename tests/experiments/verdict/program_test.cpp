@@ -62,6 +62,38 @@ TEST(CheckProgram, PrintsTheWholeConfigurationInForce) {
     EXPECT_EQ(run_program(read).out, run_program({"check", file, "--quiet"}).out) << "read back it makes the same run";
 }
 
+// A gradient without the gradient at the output cannot be judged, whatever it holds: that is said everywhere, and an exit 0 is
+// not for it. The second layer has nothing else.
+TEST(CheckProgram, AnOutputThatCannotBeJudgedIsNotPassedOver) {
+    const Folder folder;
+    const std::string file = folder / "capture.safetensors";
+    ASSERT_EQ(run_program({"generate", "benign", "--plan", "fa2", "--seq", "16", "--head-dim", "16", "--heads", "1",
+                           "-o", folder / "made.safetensors", "--quiet"})
+                  .status,
+              0);
+    TensorSet set = read_safetensors(folder / "made.safetensors");
+    set.tensors.erase("benign.do");
+    for (const char* name : {"q", "k", "v", "fa2.dq"})
+        set.tensors[std::string("other.") + name] = set.tensors.at(std::string("benign.") + name);
+    write_safetensors(file, set);
+    const Outcome text = run_program(
+        {"check", file, "--plan", "fa2", "--quiet", "--junit", folder / "check.xml", "-o", folder / "check.h5"});
+    EXPECT_EQ(text.status, 0) << text.err;
+    EXPECT_THAT(text.out,
+                AllOf(HasSubstr("within its rounding, of what could be judged"), HasSubstr("other: not judged"),
+                      HasSubstr("dq, dk, dv not judged: there is no benign.do, the gradient at the output")));
+    EXPECT_THAT(text.err, AllOf(HasSubstr("dq, dk, dv not judged"), HasSubstr("other: dq not judged")));
+    EXPECT_THAT(content(folder / "check.xml"), AllOf(HasSubstr("failures=\"0\" errors=\"0\" skipped=\"4\""),
+                                                     HasSubstr("<skipped message=\"dq, dk, dv not")));
+    const auto object = nlohmann::json::parse(run_program({"check", file, "--plan", "fa2", "--quiet", "--json"}).out);
+    EXPECT_EQ(object["all_judged"], false);
+    EXPECT_EQ(object["layers"][0]["unjudged"], nlohmann::json({"dq", "dk", "dv"}));
+    EXPECT_EQ(object["layers"][1]["verdict"], "not_judged");
+    for (const char* outputs : {"o,dq", "dv"})
+        EXPECT_THAT(refusal(folder, {file, "--plan", "fa2", "--layers", "benign", "--outputs", outputs}),
+                    HasSubstr("benign.do: is not there: expected the gradient at the output, without which d"));
+}
+
 TEST(CheckProgram, RefusesInASentence) {
     const Folder folder;
     const std::string file = small_capture(folder);
@@ -73,8 +105,9 @@ TEST(CheckProgram, RefusesInASentence) {
     EXPECT_THAT(refusal(folder, {file, "--slack", "0.5"}), HasSubstr("--slack"));
     EXPECT_THAT(refusal(folder, {file, "--runs", "2"}), HasSubstr("--runs"));
     EXPECT_THAT(refusal(folder, {file, "--outputs", "dp"}), HasSubstr("--outputs"));
-    EXPECT_THAT(refusal(folder, {file, "--outputs", "dk"}), HasSubstr("left none of the outputs asked for"));
-    EXPECT_THAT(refusal(folder, {file, "--outputs", "lse"}), HasSubstr("left none of the outputs asked for"));
+    // What is asked for by name is judged in every layer of the kernel, or nothing is.
+    EXPECT_THAT(refusal(folder, {file, "--outputs", "dk"}), HasSubstr("layer0.toy.dk: is not there: expected it"));
+    EXPECT_THAT(refusal(folder, {file, "--outputs", "o,lse"}), HasSubstr("layer0.toy.lse: is not there: expected it"));
     EXPECT_THAT(refusal(folder, {file, "--junit", folder / "no/check.xml"}), HasSubstr("no/check.xml"));
     EXPECT_THAT(refusal(folder, {file, "--junit", "-"}),
                 HasSubstr("--junit: -: standard output takes the table or --json"));
