@@ -109,16 +109,23 @@ __device__ inline double joined_amplitude(const Alteration& a, double squares, d
 template <class Value>
 __device__ double block_amplitude(const Alteration& a, int rows, int cols, Value&& value, BlockSums& sums) {
     double squares = 0, count = 0;
-    for (int i = threadIdx.x / 16; i - static_cast<int>(threadIdx.x / 16) < rows;
-         i += 16) {  // whole warps go on together
-        double mine = 0;
-        if (i < rows)
-            for (int j = threadIdx.x % 16; j < cols; j += 16)
-                if (const double v = value(i, j); is_finite(v)) {
-                    mine += v * v;
-                    count += 1;
-                }
-        squares += joined16(mine);
+    constexpr int at_once = 4;  // rows of a thread that are read beside each other
+    const int y = threadIdx.x / 16;
+    for (int first = y; first - y < rows; first += 16 * at_once) {  // whole warps go on together
+        double mine[at_once] = {};
+#pragma unroll 4
+        for (int j = threadIdx.x % 16; j < cols; j += 16)
+#pragma unroll
+            for (int r = 0; r < at_once; ++r)
+                if (const int i = first + 16 * r; i < rows)
+                    if (const double v = value(i, j); is_finite(v)) {
+                        mine[r] += v * v;
+                        count += 1;
+                    }
+#pragma unroll
+        for (double& row : mine) row = joined16(row);
+#pragma unroll
+        for (const double row : mine) squares += row;
     }
     return joined_amplitude(a, squares, joined16(count), sums);
 }
@@ -153,25 +160,33 @@ __device__ Realised change_elements(const Alteration& shared, const TileDraw& dr
     ElementDraws draws(a, draw);
     const std::uint64_t all = static_cast<std::uint64_t>(rows) * static_cast<std::uint64_t>(cols);
     for (std::uint64_t group = first; group * 128 < all; group += step) {
-        std::uint64_t element = group * 128 + threadIdx.x % 16;
+        constexpr int each = 8;  // that a thread has of a group: read before the first is changed
+        const std::uint64_t element = group * 128 + threadIdx.x % 16;
+        int rows_of[each], columns[each];
+        double values[each];
         int i = static_cast<int>(element / cols), j = static_cast<int>(element % cols);
-#pragma unroll 1
-        for (int k = 0; k < 8 && element < all; ++k) {
-            const double x = value(i, j);
-            if (is_finite(x)) {
-                double asked = 0, e = 0;
-                if (a.magnitude != 0) {
-                    const double held = draws.changed(a, sign(j), x, one_column ? 0 : j, element, asked);
-                    e = store(i, j, held) - x;
-                }
-                record(mine, x, e, asked);
-            }
-            element += 16;
+#pragma unroll
+        for (int k = 0; k < each; ++k) {
+            rows_of[k] = i;
+            columns[k] = j;
+            values[k] = element + 16 * k < all ? value(i, j) : NAN;
             j += 16;
             while (j >= cols) {
                 j -= cols;
                 ++i;
             }
+        }
+#pragma unroll
+        for (int k = 0; k < each; ++k) {
+            const double x = values[k];
+            if (!is_finite(x)) continue;
+            double asked = 0, e = 0;
+            if (a.magnitude != 0) {
+                const double held =
+                    draws.changed(a, sign(columns[k]), x, one_column ? 0 : columns[k], element + 16 * k, asked);
+                e = store(rows_of[k], columns[k], held) - x;
+            }
+            record(mine, x, e, asked);
         }
     }
     return mine;

@@ -115,6 +115,54 @@ __global__ void __launch_bounds__(threads)
     keep_record(mine, sums, to);
 }
 
+/// Of row quantities, whose tiles are some 64 or 128 numbers: a half warp has a tile, its lanes the columns as block_amplitude's and
+/// change_elements' threads have them.
+template <class T>
+__global__ void __launch_bounds__(threads)
+    alter_columns(TileSet<T> set, const HeadFault* faults, int tiles, int all, bool of_rms, Realised* records) {
+    const int lane = threadIdx.x % 16, which = blockIdx.x * (threads / 16) + threadIdx.x / 16;
+    const bool inside = which < all;  // whole warps go on together
+    const int at = inside ? which : 0, index = at % tiles, sequence = at / tiles % set.sequences,
+              head = at / tiles / set.sequences;
+    const Tile<T> tile(set, faults, head, sequence, index);
+    const bool touched = inside && tile.faults->touched;
+    std::uint64_t name = 0;
+    const Alteration a = placed(set, *tile.faults, sequence, index, name);
+    TileDraw draw;
+    if (touched && lane == 0 && a.sign_of == Alteration::Sign::of_element)
+        draw.elements = tile_stream(a, fault_stream::element_signs, name, 0).key;
+    if (touched && lane == 1 && a.hold == Alteration::Hold::stochastic)
+        draw.roundings = tile_stream(a, fault_stream::roundings, name, 0).key;
+    draw.elements = __shfl_sync(0xffffffffu, draw.elements, 0, 16);
+    draw.roundings = __shfl_sync(0xffffffffu, draw.roundings, 1, 16);
+    const auto value = [&](int i, int j) { return tile.value(i, j); };
+    if (of_rms) {
+        double squares = 0, count = 0;
+        if (touched)
+            for (int j = lane; j < tile.cols; j += 16)
+                if (const double v = value(0, j); is_finite(v)) {
+                    squares += v * v;
+                    count += 1;
+                }
+        squares = joined16(squares);
+        count = joined16(count);
+        draw.amplitude = count == 0 ? 0.0 : a.magnitude * ::sqrt(squares / count);
+    }
+    Realised mine{};
+    if (touched)
+        mine = change_elements(
+            a, draw, 1, tile.cols, true, 0, 1, value,
+            [&](int, int j, double held) {
+                store1(tile.base + j, static_cast<float>(held));
+                return held;
+            },
+            [](int) { return 1.0; });
+    const double of[7] = {joined16(mine.count),        joined16(mine.sum),       joined16(mine.sum_squared),
+                          joined16(mine.sum_abs),      joined16(mine.asked_sum), joined16(mine.asked_squared),
+                          joined16(mine.value_squared)};
+    if (inside && lane == 0) records[at] = {of[0], of[1], of[2], of[3], of[4], of[5], of[6]};
+}
+
 template <class T>
 __global__ void __launch_bounds__(threads) square_rows(TileSet<T> set, const HeadFault* faults, RowSquares* to) {
     const int row = blockIdx.x * (threads / 16) + threadIdx.x / 16;
@@ -211,6 +259,12 @@ int parts_of(const TileSet<T>& set) {
 
 template <class T>
 void alter(const TileSet<T>& set, const HeadFault* faults, bool of_rms, void* rows, Realised* records, Stream stream) {
+    if (set.by_columns && !set.model) {
+        const int all = set.tiles() * set.sequences * set.heads;
+        alter_columns<<<(all + threads / 16 - 1) / (threads / 16), threads, 0, stream>>>(set, faults, set.tiles(), all,
+                                                                                         of_rms, records);
+        return check_launch("a fault");
+    }
     const int parts = parts_of(set);
     double* amplitudes = nullptr;
     RowSquares* squares = nullptr;
