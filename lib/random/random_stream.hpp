@@ -28,6 +28,16 @@ struct RandomStream {
         (void)position;
     }
 
+    /// The stream named (seed, ids..., more...) where this one's name (seed, ids...) has `named` numbers: a part that many
+    /// names begin with is absorbed once.
+    template <std::integral... Ids>
+    [[nodiscard]] FAULTLINE_HD constexpr RandomStream with(std::uint32_t named, Ids... more) const {
+        RandomStream result;
+        result.key = key;
+        ((result.key = absorb(result.key, static_cast<std::uint64_t>(more), named++)), ...);
+        return result;
+    }
+
     /// A stream derived from this one, e.g. stream.child(tile).
     [[nodiscard]] FAULTLINE_HD constexpr RandomStream child(std::uint64_t id) const {
         RandomStream result;

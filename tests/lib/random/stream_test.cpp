@@ -36,6 +36,14 @@ TEST(RandomStream, NamesThatDifferInAnythingGiveOtherKeys) {
     EXPECT_EQ(keys.size(), names);
 }
 
+TEST(RandomStream, ANameMayBeAbsorbedInParts) {
+    static_assert(RandomStream(7, 1).with(2, 2, 3) == RandomStream(7, 1, 2, 3));
+    for (int step = -2; step < 2; ++step) {
+        EXPECT_EQ(RandomStream(9).with(1, step, 4), RandomStream(9, step, 4));
+        EXPECT_EQ(RandomStream(9, step, 4).with(3), RandomStream(9, step, 4));
+    }
+}
+
 // A change of one bit in an id flips every bit of the key with probability 1/2.
 TEST(RandomStream, EveryIdBitReachesEveryKeyBit) {
     constexpr int trials = 4096;
