@@ -76,6 +76,10 @@ int gelu_backward(const E* u, int rows, int cols, E* da, float* parts, Stream st
 /// The sum of the rows of dy in parts [parts, cols]; cols a multiple of 8. Returns the number of parts, sum_slabs at most.
 template <class E>
 int sum_rows(const E* dy, int rows, int cols, float* parts, Stream stream);
+/// The same where cols is a norm's width, in the order in which norm_backward adds up the rows of its dout: the same bits.
+/// Returns the number of parts, norm_parts(cols) at most.
+template <class E>
+int sum_rows_as_norm(const E* dy, int rows, int cols, float* parts, Stream stream);
 
 /// losses[i] = cross-entropy of a row of logits in nats; with weight != 0 the logits become the gradient of
 /// weight (sum of losses + z_loss sum of log-sum-exp^2).

@@ -46,12 +46,12 @@ constexpr std::size_t product_workspace = std::size_t{64} << 20;
 
 std::size_t partial_sums(int width) {
     // Of a layer's backward, which adds them all up at its end: two norms and, above the last layer, the final one; the
-    // biases' gradients of q, k, v and an output gate (4 widths), of the feed-forward (4) and, where faults alter what they are of, of both
-    // branches; and what the gains of QK norm need.
-    const auto columns = static_cast<std::size_t>(width);
+    // biases' gradients of q, k, v and an output gate (4 widths), of the feed-forward (4) and, where faults alter what it is of,
+    // of its branch (in a norm's parts); and what the gains of QK norm need.
+    const auto columns = static_cast<std::size_t>(width),
+               parts = static_cast<std::size_t>(on_device::norm_parts(width));
     const auto norm = static_cast<std::size_t>(on_device::norm_columns(width, true));
-    return 3 * static_cast<std::size_t>(on_device::norm_parts(width)) * norm +
-           (4 + 4 + 2) * on_device::sum_slabs * columns + 512 * columns;
+    return 3 * parts * norm + ((4 + 4) * on_device::sum_slabs + parts + 512) * columns;
 }
 
 InputLayout::InputLayout(const TrainConfig& config) {

@@ -151,6 +151,15 @@ class PassOf final : public Pass {
         const int count = on_device::sum_rows(dy, tokens(), out, parts, stream_);
         sums_.push_back({parts, count, out, out, gradient(b)});
     }
+    /// That of a branch's bias where its gradient has been altered behind the norm that would have summed it: in its order, so
+    /// that a fault of magnitude 0 changes no bit.
+    void altered_bias_gradient(const E* dy, std::ptrdiff_t b) {
+        if (b < 0) return;
+        const int c = width();
+        float* parts = room_for(static_cast<std::size_t>(on_device::norm_parts(c)) * static_cast<std::size_t>(c));
+        const int count = on_device::sum_rows_as_norm(dy, tokens(), c, parts, stream_);
+        sums_.push_back({parts, count, c, c, gradient(b)});
+    }
     /// For partial sums, until they are added up.
     [[nodiscard]] float* room_for(std::size_t floats) {
         return at<float>(memory_.partials) + std::exchange(partials_used_, partials_used_ + floats);
@@ -375,7 +384,7 @@ class PassOf final : public Pass {
             const LayerOffsets& to = layout_.layer(l);
             faults_at(ModelSite::ffn_output_gradient, l, 1, dbranch, c);
             weight_gradient(at<E>(of.a), 4 * c, to.w_proj, dbranch, c, dbranch_read_);
-            if (altered(l)) bias_gradient(dbranch, c, to.b_proj);
+            if (altered(l)) altered_bias_gradient(dbranch, to.b_proj);
             da_read_.wait(stream_);
             gelu_gradient(l, dbranch, da);
             weight_gradient(at<E>(of.h2), c, to.w_fc, da, 4 * c, da_read_);

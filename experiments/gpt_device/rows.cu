@@ -207,16 +207,16 @@ __global__ void __launch_bounds__(1024) add_partials_columns(const __grid_consta
     p.out[column] = sum;
 }
 
-/// A block has 256 columns of the rows that `row(row, column)` gives, every gridDim.y-th group of 8 rows; their sum over these rows
-/// into parts.
-template <class Row>
+/// A block of `count` warps has 256 columns of the rows that `row(row, column)` gives, every gridDim.y-th group of `count` rows;
+/// their sum over these rows into parts.
+template <int count = 8, class Row>
 __device__ void sum_slab(int rows, int cols, float* parts, Row&& row_of) {
-    __shared__ float sums[8][256];
+    __shared__ float sums[count][256];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, column = blockIdx.x * 256 + lane * 8;
     Octet sum{};
     if (column < cols)
 #pragma unroll 2
-        for (int row = blockIdx.y * 8 + warp; row < rows; row += gridDim.y * 8) {
+        for (int row = blockIdx.y * count + warp; row < rows; row += gridDim.y * count) {
             const Octet v = row_of(row, column);
 #pragma unroll
             for (int i = 0; i < 8; ++i) sum.x[i] += v.x[i];
@@ -224,11 +224,17 @@ __device__ void sum_slab(int rows, int cols, float* parts, Row&& row_of) {
     if (parts == nullptr) return;
     store8(&sums[warp][lane * 8], sum);
     __syncthreads();
-    const int mine = blockIdx.x * 256 + threadIdx.x;
-    if (mine >= cols) return;
-    float total = 0;
-    for (int w = 0; w < 8; ++w) total += sums[w][threadIdx.x];
-    parts[static_cast<std::size_t>(blockIdx.y) * cols + mine] = total;
+    for (int i = threadIdx.x; i < min(256, cols - static_cast<int>(blockIdx.x) * 256); i += 32 * count) {
+        float total = 0;
+        for (int w = 0; w < count; ++w) total += sums[w][i];
+        parts[static_cast<std::size_t>(blockIdx.y) * cols + blockIdx.x * 256 + i] = total;
+    }
+}
+/// A block has the rows, and adds them up in the order, of a block of norm_backward_rows.
+template <class E>
+__global__ void __launch_bounds__(32 * warps) sum_rows_of_norm(const E* dy, int rows, int cols, float* parts) {
+    sum_slab<warps>(rows, cols, parts,
+                    [&](int row, int column) { return load8(dy + static_cast<std::size_t>(row) * cols + column); });
 }
 template <class E>
 __global__ void __launch_bounds__(256) sum_rows_slabs(const E* dy, int rows, int cols, float* parts) {
@@ -342,6 +348,14 @@ int sum_rows(const E* dy, int rows, int cols, float* parts, Stream stream) {
     return static_cast<int>(slabs_of(rows, cols).y);
 }
 
+template <class E>
+int sum_rows_as_norm(const E* dy, int rows, int cols, float* parts, Stream stream) {
+    const int blocks = std::min((rows + warps - 1) / warps, norm_parts(cols));
+    sum_rows_of_norm<<<dim3((cols + 255) / 256, blocks), 32 * warps, 0, stream>>>(dy, rows, cols, parts);
+    check_launch("sum_rows_as_norm");
+    return blocks;
+}
+
 void add_partials(const Partials* sums, int count, Stream stream) {
     if (count == 0) return;
     AllPartials all{};
@@ -362,7 +376,8 @@ void add_partials(const Partials* sums, int count, Stream stream) {
                                float*, Stream);                                                                      \
     template void gelu(const E*, std::size_t, E*, Stream);                                                           \
     template int gelu_backward(const E*, int, int, E*, float*, Stream);                                              \
-    template int sum_rows(const E*, int, int, float*, Stream);
+    template int sum_rows(const E*, int, int, float*, Stream);                                                       \
+    template int sum_rows_as_norm(const E*, int, int, float*, Stream);
 FAULTLINE_FOR(float)
 FAULTLINE_FOR(Bf16)
 #undef FAULTLINE_FOR
