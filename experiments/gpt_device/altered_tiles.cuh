@@ -35,6 +35,12 @@ __device__ inline RandomStream stream_of(std::uint64_t key) {
     return stream;
 }
 
+/// Of few elements: one function for all that call it.
+__device__ __noinline__ inline double held_otherwise(const Alteration& a, double changed, const RandomStream& roundings,
+                                                     std::uint64_t element) {
+    return held_change_inlined(a, changed, roundings, element);
+}
+
 /// What a thread draws for the elements of a tile that it changes.
 struct ElementDraws {
     SignDraws columns, elements;
@@ -42,7 +48,7 @@ struct ElementDraws {
     double amplitude;
     bool stochastic;
 
-    __device__ ElementDraws(const Alteration& a, const TileDraw& draw)
+    __device__ __forceinline__ ElementDraws(const Alteration& a, const TileDraw& draw)
         : columns(a.sign_of == Alteration::Sign::of_column ? column_stream(a) : RandomStream()),
           elements(stream_of(draw.elements)),
           roundings(stream_of(draw.roundings)),
@@ -54,18 +60,20 @@ struct ElementDraws {
         asked = asked_change(
             a, x, amplitude, [&] { return columns.sign(column); }, [&] { return elements.sign(element); });
         if (a.sign_of == Alteration::Sign::one) asked *= sign;
-        return held_change(a, x + asked, stochastic ? roundings.bits(element) : 0);
+        double held = 0;
+        if (held_quickly(a, x + asked, stochastic ? roundings.upper_bits(element) : 0, held)) return held;
+        return held_otherwise(a, x + asked, roundings.stream, element);
     }
 };
 
 __device__ inline void record(Realised& to, double x, double e, double asked) {
     to.count += 1;
     to.sum += e;
-    to.sum_squared += e * e;
+    to.sum_squared = fma(e, e, to.sum_squared);
     to.sum_abs += fabs(e);
     to.asked_sum += asked;
-    to.asked_squared += asked * asked;
-    to.value_squared += x * x;
+    to.asked_squared = fma(asked, asked, to.asked_squared);
+    to.value_squared = fma(x, x, to.value_squared);
 }
 
 __device__ inline void add(Realised& to, const Realised& next) {
@@ -157,34 +165,58 @@ __device__ Realised change_elements(const Alteration& shared, const TileDraw& dr
                                     int first, int step, Value&& value, Store&& store, SignOf&& sign) {
     Realised mine{};
     const Alteration a = shared;
-    ElementDraws draws(a, draw);
+    const bool stochastic = a.hold == Alteration::Hold::stochastic,
+               by_element = a.sign_of == Alteration::Sign::of_element;
+    const RandomStream roundings = stream_of(draw.roundings), signs = stream_of(draw.elements);
+    SignDraws columns(a.sign_of == Alteration::Sign::of_column ? column_stream(a) : RandomStream());
     const std::uint64_t all = static_cast<std::uint64_t>(rows) * static_cast<std::uint64_t>(cols);
+    const bool narrow = cols < 16, in_32_bits = all <= 0xFFFFFFFFu;
+    const auto lane = static_cast<unsigned>(threadIdx.x % 16);
+    struct At {
+        int i, j;
+    };
+    const auto next = [&](At& at) {
+        at.j += 16;
+        if (narrow) {
+            at.i += at.j / cols;
+            at.j %= cols;
+        } else if (at.j >= cols) {
+            at.j -= cols;
+            ++at.i;
+        }
+    };
     for (std::uint64_t group = first; group * 128 < all; group += step) {
         constexpr int each = 8;  // that a thread has of a group: read before the first is changed
-        const std::uint64_t element = group * 128 + threadIdx.x % 16;
-        int rows_of[each], columns[each];
-        double values[each];
-        int i = static_cast<int>(element / cols), j = static_cast<int>(element % cols);
+        const std::uint64_t element = group * 128 + lane;
+        const At begin = in_32_bits ? At{static_cast<int>(static_cast<unsigned>(element) / static_cast<unsigned>(cols)),
+                                         static_cast<int>(static_cast<unsigned>(element) % static_cast<unsigned>(cols))}
+                                    : At{static_cast<int>(element / cols), static_cast<int>(element % cols)};
+        decltype(value(0, 0)) values[each];
+        At at = begin;
 #pragma unroll
         for (int k = 0; k < each; ++k) {
-            rows_of[k] = i;
-            columns[k] = j;
-            values[k] = element + 16 * k < all ? value(i, j) : NAN;
-            j += 16;
-            while (j >= cols) {
-                j -= cols;
-                ++i;
-            }
+            values[k] = element + 16 * k < all ? value(at.i, at.j) : NAN;
+            next(at);
         }
+        // One block of Threefry, and one of Philox, for the eight (stochastic_bits.hpp; drawn_sign).
+        const Block4x32 upper = stochastic ? detail::stochastic_block(draw.roundings, group, lane, 0) : Block4x32{};
+        const std::uint64_t bits[2] = {by_element ? signs.bits(2 * group) : 0,
+                                       by_element ? signs.bits(2 * group + 1) : 0};
+        at = begin;
 #pragma unroll
-        for (int k = 0; k < each; ++k) {
+        for (int k = 0; k < each; ++k, next(at)) {
             const double x = values[k];
             if (!is_finite(x)) continue;
             double asked = 0, e = 0;
             if (a.magnitude != 0) {
-                const double held =
-                    draws.changed(a, sign(columns[k]), x, one_column ? 0 : columns[k], element + 16 * k, asked);
-                e = store(rows_of[k], columns[k], held) - x;
+                asked = asked_change(
+                    a, x, draw.amplitude, [&] { return columns.sign(one_column ? 0 : at.j); },
+                    [&] { return sign_of_bit(bits[k / 4], 16 * (k % 4) + lane); });
+                if (a.sign_of == Alteration::Sign::one) asked *= sign(at.j);
+                double held = 0;
+                if (!held_quickly(a, x + asked, upper.word[k % 4] >> (k / 4 * 16) & 0xFFFFu, held))
+                    held = held_otherwise(shared, x + asked, roundings, element + 16 * k);
+                e = store(at.i, at.j, held) - x;
             }
             record(mine, x, e, asked);
         }

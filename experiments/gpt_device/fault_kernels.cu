@@ -62,7 +62,7 @@ __device__ Alteration placed(const TileSet<T>& set, const HeadFault& fault, int 
 }
 
 template <class T>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(threads, 3)
     alter_tiles(TileSet<T> set, const HeadFault* faults, const double* amplitudes, const RowSquares* rows, int parts,
                 bool of_rms, Realised* records) {
     __shared__ BlockSums sums;

@@ -22,10 +22,19 @@ inline constexpr std::uint64_t head_signs = 1, column_signs = 2, step_signs = 3,
     return (bits >> bit & 1) != 0 ? -1.0 : 1.0;
 }
 
-/// The stream of a tile for one purpose. `tile`: its first row and key as (row << 32 | key), or a model's tile.
+/// The stream that those of a head's tiles are named after.
+[[nodiscard]] FAULTLINE_HD inline RandomStream head_stream(const Alteration& a, std::uint64_t purpose) {
+    return RandomStream(a.seed, purpose, a.site_number, a.step, a.layer, a.batch, a.head);
+}
+/// The stream of a tile, from its head's. `tile`: its first row and key as (row << 32 | key), or a model's tile.
+[[nodiscard]] FAULTLINE_HD inline RandomStream tile_stream(const RandomStream& of_head, std::uint64_t tile, int part) {
+    constexpr std::uint32_t numbers_of_head_stream = 7;
+    return of_head.with(numbers_of_head_stream, tile, part);
+}
+/// The stream of a tile for one purpose.
 [[nodiscard]] FAULTLINE_HD inline RandomStream tile_stream(const Alteration& a, std::uint64_t purpose,
                                                            std::uint64_t tile, int part) {
-    return RandomStream(a.seed, purpose, a.site_number, a.step, a.layer, a.batch, a.head, tile, part);
+    return tile_stream(head_stream(a, purpose), tile, part);
 }
 [[nodiscard]] FAULTLINE_HD inline RandomStream column_stream(const Alteration& a) {
     return RandomStream(a.seed, fault_stream::column_signs, a.site_number, a.layer, a.head);

@@ -54,8 +54,7 @@ struct BackwardAlterer {
         alter(
             self.recording_.all, site, tile.head % in.kv_heads, tile.head / in.kv_heads, name,
             min(Elements::block_k, in.n_k - tile.first_key), x,
-            [&](int k, int& e, int& i, int& j) {
-                e = k;
+            [&](int e, int& i, int& j) {
                 j = first_row + lane / 4 + e / 2 % 2 * 8;
                 const int query = step.first_query + e / 4 * 8 + lane % 4 * 2 + e % 2, key = tile.first_key + j;
                 i = query - query0;
@@ -74,9 +73,9 @@ __global__ void __launch_bounds__(256)
         float x[1] = {delta[static_cast<std::size_t>(blockIdx.x) * n_padded + row]};
         alter(
             all, AlteredSite::delta, head, batch, 0, 1, x,
-            [&](int, int& e, int& i, int& j) {
-                e = j = 0;
+            [&](int, int& i, int& j) {
                 i = row;
+                j = 0;
                 return true;
             },
             sums);

@@ -37,11 +37,9 @@ struct ForwardAlterer {
             in.all, AlteredSite::p_cast, at.head, at.batch,
             static_cast<std::uint64_t>(first_row) << 32 | static_cast<std::uint64_t>(key0), min(keys, call.n_k - key0),
             p,
-            [&](int k, int& e, int& i, int& j) {
-                // The eight elements that are 16 keys apart share their random numbers, so they come one after another.
-                const int r = k / (count / 2), parity = k / 8 % 4, octet = k % 8 * 2 + parity / 2;
-                e = 4 * octet + 2 * r + parity % 2;
-                j = 8 * octet + 2 * t + parity % 2;
+            [&](int e, int& i, int& j) {
+                const int octet = e / 4, r = e / 2 % 2;
+                j = 8 * octet + 2 * t + e % 2;
                 i = row + 8 * r - first_row;
                 return row + 8 * r < call.n_q && key0 + j < call.visible(row + 8 * r);
             },
@@ -69,16 +67,14 @@ struct ForwardStateAlterer : ForwardAlterer {
         std::uint64_t tile;
 
         __device__ __forceinline__ void change(AlteredSite site, float (&x)[2]) const {
-            AlteredOfThread uncounted;
             alter(
                 all, site, at.head, at.batch, tile, 1, x,
-                [&](int k, int& e, int& i, int& j) {
-                    e = k;
-                    i = row + 8 * k - first_row;
+                [&](int r, int& i, int& j) {
+                    i = row + 8 * r - first_row;
                     j = 0;
-                    return row + 8 * k < n_q;
+                    return row + 8 * r < n_q;
                 },
-                threadIdx.x % 4 == 0 ? to.sums : uncounted);
+                to.sums, threadIdx.x % 4 == 0);
         }
         __device__ __forceinline__ void row_max(float (&maximum)[2]) const { change(AlteredSite::row_max, maximum); }
         /// The quad's first lane of a sum takes the whole change.
@@ -110,11 +106,10 @@ struct ForwardStateAlterer : ForwardAlterer {
         alter(
             in.all, AlteredSite::pv_accumulate, at.head, at.batch,
             static_cast<std::uint64_t>(first_row) << 32 | static_cast<std::uint64_t>(key0), 2 * count, o,
-            [&](int k, int& e, int& i, int& j) {
-                e = k;
-                j = k / 4 * 8 + threadIdx.x % 4 * 2 + k % 2;
-                i = row + k / 2 % 2 * 8 - first_row;
-                return row + k / 2 % 2 * 8 < call.n_q;
+            [&](int e, int& i, int& j) {
+                j = e / 4 * 8 + threadIdx.x % 4 * 2 + e % 2;
+                i = row + e / 2 % 2 * 8 - first_row;
+                return row + e / 2 % 2 * 8 < call.n_q;
             },
             to.sums);
     }

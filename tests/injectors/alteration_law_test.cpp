@@ -7,7 +7,7 @@
 #include <cmath>
 #include <cstring>
 
-#include <faultline/cpu/alteration_law.hpp>
+#include <faultline/cpu/head_alteration.hpp>
 #include <faultline/injectors/apply.hpp>
 
 #include "../kernels/cpu/heads.hpp"
@@ -70,6 +70,40 @@ TEST(AlterationLaw, IsWhatApplyFaultDoes) {
                                 << static_cast<int>(hold) << " masked " << masked;
                         }
     }
+}
+
+/// What a device's kernels do in a few instructions is held_change wherever they do it: all but one of 65,536 random numbers, and
+/// numbers that the format does not hold at full precision. The random numbers run through all upper halves, so that those which
+/// leave the choice to the lower half are among them.
+TEST(AlterationLaw, WhatIsHeldQuicklyIsHeldAsAnyOther) {
+    const RandomStream roundings(3);
+    Matrix normal = random_matrix(1, 64, 2.0, 9);
+    for (double& x : normal.values) x += std::copysign(1.0, x);  // in all formats' normal range
+    for (const Hold hold : {Hold::exact, Hold::nearest, Hold::stochastic})
+        for (const Format format : {fp32, bf16, fp16, e4m3, exact}) {
+            Fault fault{.law = Law::multiplicative, .magnitude = 0.1};
+            fault.hold = hold;
+            const Alteration a = alteration_of(fault, {}, format);
+            long long slow = 0, all = 0;
+            const auto compare = [&](double x, std::uint64_t random) {
+                double held = 0;
+                ++all;
+                if (!held_quickly(a, x, static_cast<std::uint32_t>(random >> 48), held)) return void(++slow);
+                const double wanted = held_change(a, x, random);
+                ASSERT_EQ(std::memcmp(&held, &wanted, sizeof held), 0) << x << " " << random;
+            };
+            for (const double x : normal.values)
+                for (std::uint64_t upper = 0; upper < 1 << 16; ++upper)
+                    compare(x, upper << 48 | (roundings.bits(upper) & 0xFFFF00000000));
+            EXPECT_LE(slow, format == exact ? all : all / (1 << 16)) << static_cast<int>(hold);
+            for (std::uint64_t n = 0; n < 20000;
+                 ++n)  // every exponent, and the middle between two numbers of the format
+                for (const std::uint64_t bits : {roundings.bits(n), roundings.bits(n) >> 45 << 45,
+                                                 roundings.bits(n) >> 44 << 44, roundings.bits(n) >> 28 << 28})
+                    if (const auto x = detail::bits_as<double>(bits); std::isfinite(x))
+                        compare(x, roundings.bits(n + 1) << 32);
+            for (const double x : {0.0, -0.0}) compare(x, 0);
+        }
 }
 
 /// Squares do not depend on who adds them: a butterfly of 16 threads gives what one thread gives.
