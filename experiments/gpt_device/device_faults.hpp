@@ -30,7 +30,8 @@ class DeviceFaults {
     [[nodiscard]] std::size_t bytes() const { return bytes_; }
     /// Takes that memory; launches go to the stream.
     void bind(char* memory, const on_device::StepScalars* scalars, on_device::Stream stream);
-    /// What kernels read in a micro-step: copied before the launches of it. stopped: no fault acts.
+    /// What kernels read in a micro-step of the step's (all ranks' counted): copied before the launches of it. stopped: no fault
+    /// acts.
     void prepare(std::int64_t step, int micro_step, bool stopped);
 
     [[nodiscard]] bool stands_at(ModelSite site, int layer) const;
@@ -57,8 +58,8 @@ class DeviceFaults {
     /// Adds a micro-step's records up; and to them, after the last, those of the update. Launch.
     void join_records() const;
     void join_update_records() const;
-    /// [layer, head] row-major, of the step, in device memory.
-    [[nodiscard]] const void* totals() const { return totals_; }
+    /// [layer, head] row-major, of the step, in device memory; null where there is no fault.
+    [[nodiscard]] Realised* totals() const { return totals_; }
     [[nodiscard]] std::size_t totals_bytes() const;
 
   private:

@@ -65,8 +65,8 @@ DeviceTrainer::State::State(const TrainConfig& wanted, const TokenData& tokens, 
     if (config.model.output_gate && faults.any())
         throw RequestError(
             "device cuda: inject: a model with an output gate has no faults there: expected none, or no gate");
-    if (exchange.active() && (faults.any() || hooks.update != nullptr))
-        throw RequestError("device cuda: inject: several ranks have no faults: expected none, or one rank");
+    if (exchange.active() && hooks.update != nullptr)
+        throw RequestError("device cuda: hooks: several ranks have none of the update: expected none, or one rank");
     if (hooks.update != nullptr) {
         shown_weights.resize(count());
         shown_update.resize(count());

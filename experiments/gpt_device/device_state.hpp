@@ -139,7 +139,9 @@ struct DeviceTrainer::State {
     class Control;
     const StepReport& step();
     const StepReport& run_step();
-    void plant(int micro_step) { faults.prepare(next, micro_step, planted != nullptr && planted->stopped()); }
+    void plant(int round) {
+        faults.prepare(next, exchange.micro_batch(round), planted != nullptr && planted->stopped());
+    }
     /// Waits for it.
     [[nodiscard]] bool step_is_finite() const;
     /// A micro-batch launched one by one, with its operands kept: the same kernels, and bits, as the recorded one.

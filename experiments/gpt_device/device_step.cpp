@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include <faultline/base/error.hpp>
 #include <faultline/ranks/sums.hpp>
@@ -92,8 +93,12 @@ const StepReport& DeviceTrainer::State::run_step() {
     }
     fill_report(of);
     if (faults.any()) {
+        static_assert(sizeof(Realised) % sizeof(double) == 0 && std::is_trivially_copyable_v<Realised>);  // sums alone
+        std::vector<double> own(faults.totals_bytes() / sizeof(double)), sums(own.size());
+        std::memcpy(own.data(), injected.data(), faults.totals_bytes());
+        add_in_rank_order(exchange.ranks(), std::span(sums), std::span<const double>(own));
         std::vector<Realised> did(faults.totals_bytes() / sizeof(Realised));
-        std::memcpy(did.data(), injected.data(), faults.totals_bytes());
+        std::memcpy(static_cast<void*>(did.data()), sums.data(), faults.totals_bytes());
         planted->did(did);
     }
     if (projected) report_energies();

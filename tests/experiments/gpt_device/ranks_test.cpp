@@ -9,6 +9,8 @@
 #include <dlfcn.h>
 
 #include <faultline/base/error.hpp>
+#include <faultline/dissociation/fault_hooks.hpp>
+#include <faultline/gpt/fast_attention.hpp>
 #include <faultline/gpt_device/device_trainer.hpp>
 
 #include "../../kernels/tensor_kernel/on_hopper.hpp"
@@ -82,6 +84,38 @@ TEST(DeviceRanks, OneThroughNcclIsTheRunWithout) {
 TEST(DeviceRanks, OneThatGathersIsTheRunWithout) {
     NEEDS_HOPPER();
     expect_one_rank_to_be_the_run_without(Reduce::gather);
+}
+
+/// Sites in memory, inside the kernels, of the model and of the update; what they did is added up over the ranks.
+TEST(DeviceRanks, FaultsOfOneAreThoseOfTheRunWithout) {
+    NEEDS_HOPPER();
+    const TrainConfig c = small(true, 3);
+    const RoundingPlan plan = fast_plan(true);
+    const auto run = [&](Ranks* ranks, std::vector<FaultHooks::Step>& did) {
+        std::vector<Fault> faults;
+        for (const char* word : {"lse:random:1%", "ds:fixed:1%", "ffn_output:random:2%", "optimizer_update:fixed:1%"})
+            faults.push_back(parse_fault(word));
+        FaultHooks hooks(faults, c.model.layers, c.model.heads, [&](int, int) { return &plan; });
+        const WindowOrder order(c.seed);
+        DeviceOptions options;
+        options.faults = &hooks;
+        options.ranks = ranks;
+        if (ranks != nullptr) options.exchange.reduce = Reduce::gather;
+        DeviceTrainer trainer(c, text(), order, options);
+        while (!trainer.finished()) {
+            trainer.step();
+            did.push_back(hooks.take_step());
+        }
+        return trainer.weights();
+    };
+    std::vector<FaultHooks::Step> alone;
+    const std::vector<float> weights = run(nullptr, alone);
+    on_good_ranks(1, [&](Ranks& self) {
+        std::vector<FaultHooks::Step> here;
+        EXPECT_EQ(run(&self, here), weights);
+        for (std::size_t step = 0; step < alone.size(); ++step) EXPECT_EQ(here[step].realised, alone[step].realised);
+        EXPECT_GT(alone.back().realised.front().count, 0);
+    });
 }
 
 TEST(DeviceRanks, AreRefusedWhereTheyDoNotDivideTheMicroBatches) {
