@@ -1,59 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Faults of the device's trainer against the CPU's: values bit by bit, gradients, what is recorded, and hooks; on a card.
+// Faults of the device's trainer against the CPU's: gradients, and what is recorded; on a card.
 #include <faultline/gpt_device/device_trainer.hpp>
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include <faultline/base/error.hpp>
-#include <faultline/dissociation/channel.hpp>
-#include <faultline/dissociation/fault_hooks.hpp>
-#include <faultline/gpt/fast_attention.hpp>
 #include <faultline/gpt/trainer.hpp>
 #include <faultline/tensor_kernel/backward_kernel.hpp>
 
 #include "../../kernels/tensor_kernel/on_hopper.hpp"
-#include "../../lib/tensor/support.hpp"
+#include "planted_runs.hpp"
 #include "small_runs.hpp"
 
 namespace faultline::gpt {
 namespace {
-
-using testing::HasSubstr;
-
-TrainConfig small(bool bf16) {
-    TrainConfig c;
-    c.model = {.layers = 2, .width = 64, .heads = 2, .context = 100, .vocabulary = 256, .bias = true, .bf16 = bf16};
-    c.batch = 5;
-    c.accumulate = 2;
-    c.steps = 20;
-    c.schedule = {.learning_rate = 3e-3, .warmup = 50};
-    c.clip = 0;
-    c.monitor_every = c.validate_every = 0;
-    return c;
-}
-
-/// A run's faults, with the plan that they are held in.
-struct Faults {
-    RoundingPlan plan;
-    FaultHooks hooks;
-    Faults(const TrainConfig& c, const std::vector<std::string>& words)
-        : plan(c.model.plan(0, 0) != nullptr ? *c.model.plan(0, 0) : fast_plan(c.model.bf16)),
-          hooks(parsed(words), c.model.layers, c.model.heads, [this](int, int) { return &plan; }) {}
-    static std::vector<Fault> parsed(const std::vector<std::string>& words) {
-        std::vector<Fault> all;
-        for (const std::string& word : words) all.push_back(parse_fault(word));
-        return all;
-    }
-    [[nodiscard]] Hooks on_cpu() {
-        Hooks h;
-        if (hooks.any_attention()) h.attention = &hooks;
-        if (hooks.any_model()) h.model = &hooks;
-        return h;
-    }
-};
 
 struct Seen {
     std::vector<double> gradient;
@@ -116,8 +77,9 @@ std::vector<std::vector<std::string>> planted(const std::string& held) {
     all.push_back({"ffn_output:random_step:2%:heads=1" + held});
     if (held.empty())  // hold=exact at p is no bf16
         all.push_back({"delta:multiplicative:0.1:heads=1:layers=0", "ds:fixed:1%", "ds:random:1%:seed=4",
-                   "ds_cast:flip@2:1%", "dp_accumulate:multiplicative:-0.02", "lse:fixed:0.1%:hold=nearest",
-                   "p_cast:random:1%:hold=exact", "p_cast:fixed:-1%", "dk_cast:random:1%", "logits:random:1%" + held});
+                       "ds_cast:flip@2:1%", "dp_accumulate:multiplicative:-0.02", "lse:fixed:0.1%:hold=nearest",
+                       "p_cast:random:1%:hold=exact", "p_cast:fixed:-1%", "dk_cast:random:1%",
+                       "logits:random:1%" + held});
     return all;
 }
 
@@ -126,7 +88,7 @@ std::vector<std::vector<std::string>> planted(const std::string& held) {
 /// recorded are sums over values that agree so; a chain of 256 roundings is the longest, 2^-16 of the rms.
 TEST(DeviceFaults, GradientsAndRecordsInFp32AreTheCpus) {
     NEEDS_HOPPER();
-    const TrainConfig c = small(false);
+    const TrainConfig c = small_with_faults(false);
     const Seen exact = on_cpu<double>(c, {}), plain = on_cpu<float>(c, {});
     const ParameterLayout layout(c.model);
     for (const std::vector<std::string>& words : planted("")) {
@@ -192,8 +154,8 @@ TEST(DeviceFaults, GradientsInBf16DifferByLessThanBf16Costs) {
             std::printf("%-48s gradients apart by %.2f of what bf16 costs\n", words[0].c_str(), most);
         }
     };
-    compare(small(true), planted(":format=bf16"));
-    TrainConfig c = small(true);
+    compare(small_with_faults(true), planted(":format=bf16"));
+    TrainConfig c = small_with_faults(true);
     c.model = {.layers = 2, .width = 128, .heads = 2, .context = 200, .vocabulary = 256, .bias = true};
     c.batch = 2;
     c.model.attention = {{-1, {}, std::make_shared<RoundingPlan>(tensor_kernel::backward_plan(64))}};
@@ -219,16 +181,10 @@ TEST(DeviceFaults, GradientsInBf16DifferByLessThanBf16Costs) {
                 {"dp_accumulate:random:0.02:shape=value", "ds:multiplicative:0.02", "ds_cast:fixed:1ulp"}});
 }
 
-std::vector<double> losses(Training& trainer) {
-    std::vector<double> all;
-    while (!trainer.finished()) all.push_back(trainer.step().loss);
-    return all;
-}
-
 TEST(DeviceFaults, MagnitudeZeroChangesNoBit) {
     NEEDS_HOPPER();
     for (const bool low : {false, true}) {
-        const TrainConfig c = small(low);
+        const TrainConfig c = small_with_faults(low);
         const WindowOrder order(1);
         DeviceTrainer plain(c, text(), order);
         (void)losses(plain);
@@ -261,7 +217,7 @@ TEST(DeviceFaults, MagnitudeZeroChangesNoBit) {
         (void)losses(with);
         EXPECT_EQ(with.weights(), plain.weights());
     }
-    TrainConfig c = small(true);
+    TrainConfig c = small_with_faults(true);
     c.model.heads = 1;
     c.model.attention = {{-1, {}, std::make_shared<RoundingPlan>(tensor_kernel::backward_plan(64))}};
     const WindowOrder order(1);
@@ -278,152 +234,6 @@ TEST(DeviceFaults, MagnitudeZeroChangesNoBit) {
         (void)losses(with);
         EXPECT_EQ(with.weights(), plain.weights());
     }
-}
-
-/// Laws of time, faults that begin and end, and the update: the losses of 20 steps are the CPU's as those of a run without
-/// faults are (device_trainer_test.cpp: 1e-5 over 100 steps).
-TEST(DeviceFaults, RunsGoTheCpusWay) {
-    NEEDS_HOPPER();
-    const TrainConfig c = small(false);
-    for (const std::vector<std::string>& words :
-         {std::vector<std::string>{"delta:flip@3:5%", "ffn_output:random_step:2%:from=4:until=15"},
-          {"optimizer_update:fixed:5%"},
-          {"optimizer_update:random:2%:layers=1", "ds:per_head:2%:from=2"}}) {
-        SCOPED_TRACE(testing::PrintToString(words));
-        const WindowOrder order(1);
-        Faults of_cpu(c, words), of_device(c, words);
-        Trainer cpu(c, text(), order, of_cpu.on_cpu());
-        DeviceTrainer device(c, text(), order, {.faults = &of_device.hooks});
-        for (int step = 0; step < c.steps; ++step) {
-            EXPECT_NEAR(device.step().loss, cpu.step().loss, 1e-5) << step;
-            const FaultHooks::Step a = of_device.hooks.take_step(), b = of_cpu.hooks.take_step();
-            for (std::size_t h = 0; h < a.realised.size(); ++h) {
-                EXPECT_EQ(a.realised[h].count, b.realised[h].count) << step;
-                EXPECT_NEAR(a.realised[h].relative_rms(), b.realised[h].relative_rms(), 1e-3) << step;
-                if (!std::isnan(b.step_coherence[h])) {
-                    EXPECT_EQ(a.step_coherence[h], b.step_coherence[h]) << step;
-                }
-            }
-        }
-    }
-}
-
-/// An intervention at the updates and a guard's actions do on the device what they do on the CPU.
-TEST(DeviceFaults, InterventionsAreTheCpus) {
-    NEEDS_HOPPER();
-    const TrainConfig c = small(false);
-    for (const char* word : {"project", "project:sides=either:k=2", "project:sides=left:k=1", "project:sides=right:k=4",
-                             "project:removal=shrink", "project:removal=elsewhere", "repair:from=6",
-                             "guard:monitor=grad_norm:threshold=0.01:action=lower_rate",
-                             "guard:monitor=grad_norm:threshold=0.01:action=tighter_clip",
-                             "guard:monitor=grad_norm:threshold=0.01:action=reset_optimizer",
-                             "guard:monitor=grad_norm:threshold=0.01:action=repair"}) {
-        SCOPED_TRACE(word);
-        TrainConfig clipped = c;
-        clipped.clip = 1;
-        const WindowOrder order(1);
-        Faults of_cpu(clipped, {"delta:multiplicative:0.2"}), of_device(clipped, {"delta:multiplicative:0.2"});
-        const Intervention intervention = parse_intervention(word);
-        Channel a(intervention, 2, 2, 7, &of_cpu.hooks), b(intervention, 2, 2, 7, &of_device.hooks);
-        Hooks on_cpu = of_cpu.on_cpu(), on_device;
-        on_cpu.step = &a;
-        on_cpu.update = &a;
-        on_device.step = &b;
-        // Projections but for "elsewhere" are the device's own, the others a hook.
-        const bool by_itself =
-            intervention.kind == Intervention::Kind::project && intervention.removal != Removal::elsewhere;
-        ASSERT_TRUE(!by_itself || device_projects(b.projection(), clipped.model.width));
-        if (!by_itself) on_device.update = &b;
-        Trainer cpu(clipped, text(), order, on_cpu);
-        DeviceTrainer device(clipped, text(), order,
-                             {.faults = &of_device.hooks, .projection = by_itself ? &b : nullptr}, on_device);
-        for (int step = 0; step < clipped.steps; ++step) {
-            const StepReport& from = device.step();
-            EXPECT_NEAR(from.loss, cpu.step().loss, 1e-5) << step;
-            const StepReport& wanted = cpu.report();
-            ASSERT_EQ(from.extras.size(), wanted.extras.size());
-            for (std::size_t i = 0; i < wanted.extras.size(); ++i) {
-                EXPECT_EQ(from.extras[i].name, wanted.extras[i].name);
-                for (std::size_t j = 0; j < wanted.extras[i].values.size(); ++j)
-                    if (!std::isnan(wanted.extras[i].values[j])) {
-                        EXPECT_NEAR(from.extras[i].values[j], wanted.extras[i].values[j], 1e-3)
-                            << wanted.extras[i].name;
-                    }
-            }
-        }
-        EXPECT_EQ(a.triggered_at(), b.triggered_at());
-    }
-}
-
-TEST(DeviceFaults, GoOnFromACheckpoint) {
-    NEEDS_HOPPER();
-    const TrainConfig c = small(true);
-    const test::Folder folder;
-    const std::string path = (folder.path() / "half.safetensors").string();
-    const WindowOrder order(1);
-    for (const char* word :
-         {"guard:monitor=grad_norm:threshold=0.01:action=reset_optimizer", "project", "project:k=2"}) {
-        SCOPED_TRACE(word);
-        const Intervention intervention = parse_intervention(word);
-        const bool projects = intervention.kind == Intervention::Kind::project;
-        const auto run = [&](auto&& use) {
-            Faults faults(c, {"ds:random_step:5%"});
-            Channel channel(intervention, 2, 2, 7, &faults.hooks);
-            Hooks hooks;
-            hooks.step = &channel;
-            if (!projects) hooks.update = &channel;
-            DeviceTrainer trainer(c, text(), order,
-                                  {.faults = &faults.hooks, .projection = projects ? &channel : nullptr}, hooks);
-            use(trainer);
-            return trainer.weights();
-        };
-        const std::vector<float> whole = run([&](DeviceTrainer& t) { (void)losses(t); });
-        (void)run([&](DeviceTrainer& t) {
-            for (int i = 0; i < 7; ++i) t.step();
-            t.save(path);
-        });
-        const std::vector<float> resumed = run([&](DeviceTrainer& t) {
-            t.restore(path);
-            (void)losses(t);
-        });
-        EXPECT_EQ(resumed, whole);
-    }
-}
-
-TEST(DeviceFaults, WhatCannotStandIsRefused) {
-    if (!device_trainer_is_built()) GTEST_SKIP() << "this build has no device";
-    const auto why = [](const TrainConfig& c, const std::vector<std::string>& words) -> std::string {
-        const WindowOrder order(0);
-        try {
-            Faults faults(c, words);
-            DeviceTrainer trainer(c, text(), order, {.faults = &faults.hooks});
-        } catch (const RequestError& e) {
-            return e.what();
-        } catch (const WorkError&) {
-            return "taken";  // and there is no card
-        }
-        return "taken";
-    };
-    TrainConfig c = small(true);
-    EXPECT_EQ(why(c, {"ds:fixed:1%"}), "taken");
-    EXPECT_THAT(why(c, {"exp:multiplicative:0.1"}),
-                HasSubstr("the device's kernel has no site exp: expected one of row_max"));
-    EXPECT_THAT(why(c, {"o_cast:fixed:1%:hold=exact"}), HasSubstr("o_cast stands in memory as bf16"));
-    EXPECT_THAT(why(c, {"logits:fixed:1%:format=fp32"}), HasSubstr("logits stands in memory as bf16"));
-    EXPECT_THAT(why(c, {"row_max:operand:1ulp"}), HasSubstr("expected a magnitude relative to the rms"));
-    EXPECT_THAT(why(c, {"ffn_output:fixed:1%:column=64"}), HasSubstr("column 64: expected less than the 64 columns"));
-    EXPECT_THAT(why(c, std::vector<std::string>(5, "ds:fixed:1%")), HasSubstr("is the fifth inside one kernel"));
-    EXPECT_EQ(why(c, std::vector<std::string>(4, "ds:fixed:1%")), "taken");
-    c.model.heads = 1;
-    c.model.attention = {{-1, {}, std::make_shared<RoundingPlan>(tensor_kernel::backward_plan(64))}};
-    EXPECT_THAT(why(c, {"ds:fixed:1%"}),
-                HasSubstr("is a part of a tile's rms, which the tensor cores' kernel does not know"));
-    for (const char* site : {"row_max", "row_sum", "pv_accumulate", "delta"})
-        EXPECT_EQ(why(c, {std::string(site) + ":multiplicative:0.1"}), "taken") << site;
-    EXPECT_THAT(why(c, {"exp:multiplicative:0.1"}), HasSubstr("the device's kernel has no site exp"));
-    EXPECT_THAT(why(c, {"ds_cast:multiplicative:0.1:hold=exact"}), HasSubstr("ds_cast is an operand in bf16"));
-    EXPECT_EQ(why(c, {"ds:multiplicative:0.1"}), "taken");
-    EXPECT_EQ(why(c, {"lse:fixed:1%"}), "taken");
 }
 
 }  // namespace
