@@ -22,23 +22,26 @@ struct Uninitialised {
 
 __device__ inline bool is_finite(double x) { return fabs(x) <= 1.7976931348623157e308; }
 
+// What few elements ask for, or a tile once, is called: copies of it in every kernel would be many instructions.
+__device__ __noinline__ inline std::uint64_t tile_key(const Alteration& a, std::uint64_t purpose, std::uint64_t tile) {
+    return tile_stream(a, purpose, tile, 0).key;
+}
+__device__ __noinline__ inline double held_otherwise(const Alteration& a, double changed, const RandomStream& roundings,
+                                                     std::uint64_t element) {
+    return held_change_inlined(a, changed, roundings, element);
+}
+
 /// Streams of a tile, where its law has them: thread 0 and thread 32 draw one each. The caller synchronises.
 __device__ inline void draw(const Alteration& a, std::uint64_t tile, TileDraw& to) {
     if (threadIdx.x == 0 && a.sign_of == Alteration::Sign::of_element)
-        to.elements = tile_stream(a, fault_stream::element_signs, tile, 0).key;
+        to.elements = tile_key(a, fault_stream::element_signs, tile);
     if (threadIdx.x == 32 && a.hold == Alteration::Hold::stochastic)
-        to.roundings = tile_stream(a, fault_stream::roundings, tile, 0).key;
+        to.roundings = tile_key(a, fault_stream::roundings, tile);
 }
 __device__ inline RandomStream stream_of(std::uint64_t key) {
     RandomStream stream;
     stream.key = key;
     return stream;
-}
-
-/// Of few elements: one function for all that call it.
-__device__ __noinline__ inline double held_otherwise(const Alteration& a, double changed, const RandomStream& roundings,
-                                                     std::uint64_t element) {
-    return held_change_inlined(a, changed, roundings, element);
 }
 
 /// What a thread draws for the elements of a tile that it changes.
@@ -165,60 +168,28 @@ __device__ Realised change_elements(const Alteration& shared, const TileDraw& dr
                                     int first, int step, Value&& value, Store&& store, SignOf&& sign) {
     Realised mine{};
     const Alteration a = shared;
-    const bool stochastic = a.hold == Alteration::Hold::stochastic,
-               by_element = a.sign_of == Alteration::Sign::of_element;
-    const RandomStream roundings = stream_of(draw.roundings), signs = stream_of(draw.elements);
-    SignDraws columns(a.sign_of == Alteration::Sign::of_column ? column_stream(a) : RandomStream());
+    ElementDraws draws(a, draw);
     const std::uint64_t all = static_cast<std::uint64_t>(rows) * static_cast<std::uint64_t>(cols);
-    const bool narrow = cols < 16, in_32_bits = all <= 0xFFFFFFFFu;
-    const auto lane = static_cast<unsigned>(threadIdx.x % 16);
-    struct At {
-        int i, j;
-    };
-    const auto next = [&](At& at) {
-        at.j += 16;
-        if (narrow) {
-            at.i += at.j / cols;
-            at.j %= cols;
-        } else if (at.j >= cols) {
-            at.j -= cols;
-            ++at.i;
-        }
-    };
     for (std::uint64_t group = first; group * 128 < all; group += step) {
-        constexpr int each = 8;  // that a thread has of a group: read before the first is changed
-        const std::uint64_t element = group * 128 + lane;
-        const At begin = in_32_bits ? At{static_cast<int>(static_cast<unsigned>(element) / static_cast<unsigned>(cols)),
-                                         static_cast<int>(static_cast<unsigned>(element) % static_cast<unsigned>(cols))}
-                                    : At{static_cast<int>(element / cols), static_cast<int>(element % cols)};
-        decltype(value(0, 0)) values[each];
-        At at = begin;
-#pragma unroll
-        for (int k = 0; k < each; ++k) {
-            values[k] = element + 16 * k < all ? value(at.i, at.j) : NAN;
-            next(at);
-        }
-        // One block of Threefry, and one of Philox, for the eight (stochastic_bits.hpp; drawn_sign).
-        const Block4x32 upper = stochastic ? detail::stochastic_block(draw.roundings, group, lane, 0) : Block4x32{};
-        const std::uint64_t bits[2] = {by_element ? signs.bits(2 * group) : 0,
-                                       by_element ? signs.bits(2 * group + 1) : 0};
-        at = begin;
-#pragma unroll
-        for (int k = 0; k < each; ++k, next(at)) {
-            const double x = values[k];
-            if (!is_finite(x)) continue;
-            double asked = 0, e = 0;
-            if (a.magnitude != 0) {
-                asked = asked_change(
-                    a, x, draw.amplitude, [&] { return columns.sign(one_column ? 0 : at.j); },
-                    [&] { return sign_of_bit(bits[k / 4], 16 * (k % 4) + lane); });
-                if (a.sign_of == Alteration::Sign::one) asked *= sign(at.j);
-                double held = 0;
-                if (!held_quickly(a, x + asked, upper.word[k % 4] >> (k / 4 * 16) & 0xFFFFu, held))
-                    held = held_otherwise(shared, x + asked, roundings, element + 16 * k);
-                e = store(at.i, at.j, held) - x;
+        std::uint64_t element = group * 128 + threadIdx.x % 16;
+        int i = static_cast<int>(element / cols), j = static_cast<int>(element % cols);
+#pragma unroll 1
+        for (int k = 0; k < 8 && element < all; ++k) {
+            const double x = value(i, j);
+            if (is_finite(x)) {
+                double asked = 0, e = 0;
+                if (a.magnitude != 0) {
+                    const double held = draws.changed(a, sign(j), x, one_column ? 0 : j, element, asked);
+                    e = store(i, j, held) - x;
+                }
+                record(mine, x, e, asked);
             }
-            record(mine, x, e, asked);
+            element += 16;
+            j += 16;
+            while (j >= cols) {
+                j -= cols;
+                ++i;
+            }
         }
     }
     return mine;

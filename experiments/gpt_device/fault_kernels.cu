@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <faultline/gpt_device/altered_tiles.cuh>
+#include <faultline/gpt_device/altered_in_memory.cuh>
 
 #include <algorithm>
 
@@ -17,8 +17,8 @@ __device__ void add(RowSquares& to, const RowSquares& next) {
     to.count += next.count;
 }
 
-/// A tile of a set, as a block sees it.
-template <class T>
+/// A tile of a set, as a block sees it; of_blocks: its columns are blocks, which a fault may leave out.
+template <class T, bool of_blocks>
 struct Tile {
     T* base;
     std::size_t row_stride;
@@ -35,12 +35,14 @@ struct Tile {
         base = set.values + sequence * set.sequence_stride + head * set.head_stride + row0 * row_stride + col0;
         faults = table + (set.model ? 0 : head);
     }
-    [[nodiscard]] __device__ int block_of(int j) const {
-        return static_cast<int>(static_cast<long long>(j) * blocks / cols);
+    /// Columns times blocks (heads) are far from 2^32.
+    [[nodiscard]] __device__ unsigned block_of(int j) const {
+        return static_cast<unsigned>(j) * static_cast<unsigned>(blocks) / static_cast<unsigned>(cols);
     }
-    [[nodiscard]] __device__ double value(int i, int j) const {
-        if (blocks > 1 && !faults[1 + block_of(j)].touched) return NAN;
-        return static_cast<double>(value_of(base[i * row_stride + j]));
+    [[nodiscard]] __device__ float value(int i, int j) const {
+        if constexpr (of_blocks)
+            if (!faults[1 + block_of(j)].touched) return NAN;
+        return value_of(base[i * row_stride + j]);
     }
 };
 
@@ -61,7 +63,7 @@ __device__ Alteration placed(const TileSet<T>& set, const HeadFault& fault, int 
     return a;
 }
 
-template <class T>
+template <class T, bool of_blocks>
 __global__ void __launch_bounds__(threads, 3)
     alter_tiles(TileSet<T> set, const HeadFault* faults, const double* amplitudes, const RowSquares* rows, int parts,
                 bool of_rms, Realised* records) {
@@ -74,7 +76,7 @@ __global__ void __launch_bounds__(threads, 3)
     const int tiles = gridDim.x;
     Realised* to =
         records + ((static_cast<std::size_t>(head) * set.sequences + sequence) * tiles + index) * parts + part;
-    const Tile<T> tile(set, faults, head, sequence, index);
+    const Tile<T, of_blocks> tile(set, faults, head, sequence, index);
     if (!tile.faults->touched) return keep_record({}, sums, to);
     {
         std::uint64_t name = 0;
@@ -107,16 +109,19 @@ __global__ void __launch_bounds__(threads, 3)
     };
     // Of a block of columns its own sign in place of a's: a.sign squared is 1.
     const auto sign = [&](int j) {
-        return tile.blocks > 1 ? a.sign * tile.faults[1 + tile.block_of(j)].change.sign : 1.0;
+        if constexpr (of_blocks)
+            return a.sign * tile.faults[1 + tile.block_of(j)].change.sign;
+        else
+            return 1.0;
     };
     const Realised mine =
-        change_elements(a, draw, tile.rows, tile.cols, set.by_columns, part * (threads / 16) + threadIdx.x / 16,
-                        parts * (threads / 16), value, store, sign);
+        change_in_memory(a, draw, tile.rows, tile.cols, set.by_columns, part * (threads / 16) + threadIdx.x / 16,
+                         parts * (threads / 16), value, store, sign);
     keep_record(mine, sums, to);
 }
 
 /// Of row quantities, whose tiles are some 64 or 128 numbers: a half warp has a tile, its lanes the columns as block_amplitude's and
-/// change_elements' threads have them.
+/// change_in_memory's threads have them.
 template <class T>
 __global__ void __launch_bounds__(threads)
     alter_columns(TileSet<T> set, const HeadFault* faults, int tiles, int all, bool of_rms, Realised* records) {
@@ -124,15 +129,15 @@ __global__ void __launch_bounds__(threads)
     const bool inside = which < all;  // whole warps go on together
     const int at = inside ? which : 0, index = at % tiles, sequence = at / tiles % set.sequences,
               head = at / tiles / set.sequences;
-    const Tile<T> tile(set, faults, head, sequence, index);
+    const Tile<T, false> tile(set, faults, head, sequence, index);
     const bool touched = inside && tile.faults->touched;
     std::uint64_t name = 0;
     const Alteration a = placed(set, *tile.faults, sequence, index, name);
     TileDraw draw;
     if (touched && lane == 0 && a.sign_of == Alteration::Sign::of_element)
-        draw.elements = tile_stream(a, fault_stream::element_signs, name, 0).key;
+        draw.elements = tile_key(a, fault_stream::element_signs, name);
     if (touched && lane == 1 && a.hold == Alteration::Hold::stochastic)
-        draw.roundings = tile_stream(a, fault_stream::roundings, name, 0).key;
+        draw.roundings = tile_key(a, fault_stream::roundings, name);
     draw.elements = __shfl_sync(0xffffffffu, draw.elements, 0, 16);
     draw.roundings = __shfl_sync(0xffffffffu, draw.roundings, 1, 16);
     const auto value = [&](int i, int j) { return tile.value(i, j); };
@@ -150,7 +155,7 @@ __global__ void __launch_bounds__(threads)
     }
     Realised mine{};
     if (touched)
-        mine = change_elements(
+        mine = change_in_memory(
             a, draw, 1, tile.cols, true, 0, 1, value,
             [&](int, int j, double held) {
                 store1(tile.base + j, static_cast<float>(held));
@@ -167,7 +172,7 @@ template <class T>
 __global__ void __launch_bounds__(threads) square_rows(TileSet<T> set, const HeadFault* faults, RowSquares* to) {
     const int row = blockIdx.x * (threads / 16) + threadIdx.x / 16;
     const bool inside = row < set.rows;
-    const Tile<T> tile(set, faults, 0, 0, inside ? row / set.tile : 0);
+    const Tile<T, true> tile(set, faults, 0, 0, inside ? row / set.tile : 0);
     double squares = 0, count = 0;
     if (inside)
         for (int j = threadIdx.x % 16; j < tile.cols; j += 16)
@@ -278,7 +283,10 @@ void alter(const TileSet<T>& set, const HeadFault* faults, bool of_rms, void* ro
         }
     }
     const dim3 grid(set.tiles(), parts, set.sequences * set.heads);
-    alter_tiles<<<grid, threads, 0, stream>>>(set, faults, amplitudes, squares, parts, of_rms, records);
+    if (set.blocks > 1)
+        alter_tiles<T, true><<<grid, threads, 0, stream>>>(set, faults, amplitudes, squares, parts, of_rms, records);
+    else
+        alter_tiles<T, false><<<grid, threads, 0, stream>>>(set, faults, amplitudes, squares, parts, of_rms, records);
     check_launch("a fault");
 }
 

@@ -4,6 +4,13 @@
 #include <faultline/tensor_kernel/request.cuh>
 
 namespace faultline::tensor_kernel {
+
+/// backward_bf16.cu.
+extern template void run_backward<__nv_bfloat16, 64, Fused>(const BackwardCall&, const BackwardWorkspace&, ZeroSum,
+                                                            const NoBackwardRecorder::Arguments&, cudaStream_t);
+extern template void run_backward<__nv_bfloat16, 128, Fused>(const BackwardCall&, const BackwardWorkspace&, ZeroSum,
+                                                             const NoBackwardRecorder::Arguments&, cudaStream_t);
+
 namespace {
 
 /// In a recorder's place: what changes the elements of dP, dS and the casts of P and dS.
@@ -104,7 +111,10 @@ void run(const BackwardCall& call, const BackwardKernel& kernel, const Alteratio
                                                                      at.n_padded, (call.n_k + 127) / 128);
             check(cudaGetLastError(), "launching the faults of delta");
         }
-        run_backward<__nv_bfloat16, d, Fused, BackwardAlterer>(call, at, kernel.zero_sum, {others}, stream);
+        if (others.count > 0)
+            run_backward<__nv_bfloat16, d, Fused, BackwardAlterer>(call, at, kernel.zero_sum, {others}, stream);
+        else
+            run_backward<__nv_bfloat16, d, Fused>(call, at, kernel.zero_sum, {}, stream);
     });
 }
 
