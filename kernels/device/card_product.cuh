@@ -1,16 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// A product of matrices by the card's own matrix unit, where its rule is the plan's: on Hopper mma.m16n8k16 of bf16 or fp16
-// is, for every input of 92 million each that were tried, the fused add of 16 products of lib/tensor_core
+// A product of matrices by the card's own matrix unit, where its rule is the plan's: on Hopper mma.m16n8k16 of bf16 is,
+// for every input of 92 million that were tried, the fused add of 16 products of lib/tensor_core
 // (docs/results/tensor-core-rule.md). An operand that is no number of the unit's format, or a sum that is no float, takes the
 // arithmetic of kernels/emulated, block by block. Other cards take it throughout: their units have other rules, and none of
 // them was measured.
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
-
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 
 #include <faultline/device/cuda_backend.cuh>
 #include <faultline/emulated/product.hpp>
@@ -22,43 +18,30 @@ namespace card {
 inline constexpr int terms = 16;  ///< of one instruction
 inline constexpr int chunk = 64;  ///< terms that stand in shared memory at once
 
-/// The unit of Hopper for inputs of this smallest normal exponent.
-__device__ __forceinline__ bool is_unit(const Accumulation& order, int min_exponent) {
+/// Hopper's unit for bf16.
+__device__ __forceinline__ bool is_unit(const Accumulation& order) {
+    constexpr int min_exponent = -126;
     const MatrixUnit& u = order.unit;
     return order.kind == Accumulation::Kind::fused && u.terms == terms && u.fraction_bits == 25 &&
            u.output == OutputFormat::f32_rz && u.a_min_exponent == min_exponent && u.b_min_exponent == min_exponent &&
            u.input_fraction_bits == 0 && u.zero == ZeroOperand::ignored;
 }
 
-/// Two numbers as T in one register, the first in the lower half; `fits` where both are numbers of T.
-template <class T>
+/// Two numbers as bf16 in one register, the first in the lower half; `fits` where both are numbers of it.
 __device__ __forceinline__ std::uint32_t pair(double2 x, bool& fits) {
     const auto low = static_cast<float>(x.x), high = static_cast<float>(x.y);
     std::uint32_t bits;
-    float2 back;
-    if constexpr (std::is_same_v<T, __half>) {
-        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
-        back = __half22float2(*reinterpret_cast<const __half2*>(&bits));
-    } else {
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
-        back = {__uint_as_float(bits << 16), __uint_as_float(bits & 0xFFFF0000u)};
-    }
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+    const float2 back = {__uint_as_float(bits << 16), __uint_as_float(bits & 0xFFFF0000u)};
     fits = fits && static_cast<double>(back.x) == x.x && static_cast<double>(back.y) == x.y;  // not for NaN
     return bits;
 }
 
-template <class T>
 __device__ __forceinline__ void mma(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
-    if constexpr (std::is_same_v<T, __half>)
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, "
-            "%2, %3};"
-            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-    else
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, "
-            "%1, %2, %3};"
-            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, "
+        "%1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 /// Four 8 x 8 matrices of 16-bit numbers, rows of matrix i at the addresses of lanes 8i to 8i+7; transposed where asked.
@@ -78,12 +61,13 @@ __device__ __forceinline__ void load_matrices(std::uint32_t (&x)[4], const std::
 
 /// `rows` rows (or columns of the product) of an operand on their way into shared memory, in lines as they lie in memory: a
 /// line is a row's terms, or a term of all rows. What lies beyond the matrix is 0.
-template <class T, int rows>
+template <int rows>
 struct Lines {
     static constexpr int pairs = rows * chunk / 2 / threads_per_team;  ///< a thread's
     /// Eight numbers longer than a line, so that eight lines' same 16 bytes lie in different banks.
     static constexpr int row_pitch = (chunk + 8) / 2, term_pitch = (rows + 8) / 2;  ///< in pairs
-    static constexpr int words = rows * row_pitch > chunk* term_pitch ? rows* row_pitch : chunk* term_pitch;
+    static constexpr int as_rows = rows * row_pitch, as_terms = chunk * term_pitch;
+    static constexpr int words = as_rows > as_terms ? as_rows : as_terms;
 
     const double* from;
     std::ptrdiff_t line_stride;
@@ -129,7 +113,7 @@ struct Lines {
         for (int i = 0; i < count; ++i) {
             const int e = 2 * ((begin + i) * threads_per_team + static_cast<int>(threadIdx.x));
             to[by_rows ? e / chunk * row_pitch + e % chunk / 2 : e / rows * term_pitch + e % rows / 2] =
-                pair<T>(x[i], fits);
+                pair(x[i], fits);
         }
     }
     /// Where the 16 rows from `row` on and the 16 terms from `term` on stand, for load_matrices: `inner` is 1 where matrices
@@ -152,14 +136,14 @@ __device__ __noinline__ void block_by_rule(const Team& team, const MatrixUnit& u
 }
 
 /// The block of C at (row0, column0), of S::rows by S::columns: 16 by 16 of it a warp's.
-template <class T, class S, class Team>
+template <class S, class Team>
 __device__ __forceinline__ void block(const Team& team, const MatrixUnit& unit, const emulated::Operands& in,
                                       const emulated::View<double>& c, const emulated::Begin& begin,
                                       std::ptrdiff_t row0, std::ptrdiff_t column0) {
     constexpr int down = S::rows / 16;
     static_assert(S::rows * S::columns == 16 * 16 * threads_per_team / 32);
-    using LinesX = Lines<T, S::rows>;
-    using LinesY = Lines<T, S::columns>;
+    using LinesX = Lines<S::rows>;
+    using LinesY = Lines<S::columns>;
     static_assert((LinesX::words + LinesY::words) * sizeof(std::uint32_t) <= emulated::product::staging_bytes);
     auto* const staged_x = static_cast<std::uint32_t*>(team.shared());
     std::uint32_t* const staged_y = staged_x + LinesX::words;
@@ -203,8 +187,8 @@ __device__ __forceinline__ void block(const Team& team, const MatrixUnit& unit, 
                 std::uint32_t a[4], b[4];
                 load_matrices(a, at_x + t * (x.by_rows ? 1 : 2 * LinesX::term_pitch) / 2, !x.by_rows);
                 load_matrices(b, at_y + t * (y.by_rows ? 1 : 2 * LinesY::term_pitch) / 2, !y.by_rows);
-                mma<T>(sum[0], a, b[0], b[1]);
-                mma<T>(sum[1], a, b[2], b[3]);
+                mma(sum[0], a, b[0], b[1]);
+                mma(sum[1], a, b[2], b[3]);
             }
         }
         team.sync();
@@ -218,25 +202,25 @@ __device__ __forceinline__ void block(const Team& team, const MatrixUnit& unit, 
     }
 }
 
-template <class T, class S, class Team>
+template <class S, class Team>
 __device__ __forceinline__ void blocks(const Team& team, const MatrixUnit& unit, const emulated::Operands& in,
                                        const emulated::View<double>& c, const emulated::Begin& begin) {
     for (std::ptrdiff_t i = 0; i < c.rows; i += S::rows)
-        for (std::ptrdiff_t j = 0; j < c.cols; j += S::columns) block<T, S>(team, unit, in, c, begin, i, j);
+        for (std::ptrdiff_t j = 0; j < c.cols; j += S::columns) block<S>(team, unit, in, c, begin, i, j);
     team.sync();
 }
 
 /// In blocks of the shape that leaves fewest warps idle.
-template <class T, class Team>
+template <class Team>
 __device__ __noinline__ void by(const Team& team, const MatrixUnit& unit, const emulated::Operands& in,
                                 const emulated::View<double>& c, const emulated::Begin& begin) {
     using namespace emulated::product;
     if (c.rows <= Wide::rows && c.cols > Square::columns)
-        blocks<T, Wide>(team, unit, in, c, begin);
+        blocks<Wide>(team, unit, in, c, begin);
     else if (c.rows > Square::rows && c.cols <= Tall::columns)
-        blocks<T, Tall>(team, unit, in, c, begin);
+        blocks<Tall>(team, unit, in, c, begin);
     else
-        blocks<T, Square>(team, unit, in, c, begin);
+        blocks<Square>(team, unit, in, c, begin);
 }
 
 }  // namespace card
@@ -248,17 +232,11 @@ struct UnitTeam : BlockTeam {
                              [[maybe_unused]] const emulated::View<double>& c,
                              [[maybe_unused]] const emulated::Begin& begin) const {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
-        const bool lines =
-            card::Lines<__half, 32>::can(in.x_row, in.x_step) && card::Lines<__half, 32>::can(in.y_col, in.y_step);
-        if (in.k <= 0 || !lines) return false;
-        if (card::is_unit(order, -126)) {
-            card::by<__nv_bfloat16>(*this, order.unit, in, c, begin);
-            return true;
-        }
-        if (card::is_unit(order, -14)) {
-            card::by<__half>(*this, order.unit, in, c, begin);
-            return true;
-        }
+        using Lines = card::Lines<32>;
+        if (in.k <= 0 || !card::is_unit(order) || !Lines::can(in.x_row, in.x_step) || !Lines::can(in.y_col, in.y_step))
+            return false;
+        card::by(*this, order.unit, in, c, begin);
+        return true;
 #endif
         return false;
     }
