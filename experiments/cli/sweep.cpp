@@ -34,9 +34,21 @@ namespace fs = std::filesystem;
 /// What is to be done, and with which sweep.
 struct Request {
     std::string verb = "run", file, folder;
+    std::string from;  ///< the folder that files are named from; "": the file's own
 };
 
 std::string shown(const std::string& path) { return escaped(path, path.size()); }
+
+/// In a sweep's folder: the folder that the file stood in which sweep.toml there is a copy of.
+constexpr const char* origin = "sweep.from";
+
+/// That folder; "" where it is gone, as after a move to another machine: then the files are to be beside the copy.
+std::string origin_of(const fs::path& folder) {
+    std::ifstream in(folder / origin);
+    std::string from;
+    std::error_code error;
+    return std::getline(in, from) && fs::is_directory(from, error) ? from : "";
+}
 
 Request request_of(const SweepSettings& own, const Invocation& call) {
     constexpr std::array<std::string_view, 4> verbs{"run", "status", "merge", "one"};
@@ -59,6 +71,7 @@ Request request_of(const SweepSettings& own, const Invocation& call) {
                                            call.settings.where("output"), in_quotes(output), shown(request.file)));
         request.folder = request.file;
         request.file = (fs::path(request.folder) / "sweep.toml").string();
+        request.from = origin_of(request.folder);
         return request;
     }
     request.folder = output.empty() ? fs::path(request.file).stem().string() + ".sweep" : output;
@@ -105,6 +118,8 @@ void prepare(const Request& request, const SweepFile& file, const std::vector<sw
     if (!fs::exists(own) || !fs::equivalent(own, request.file)) {
         fs::copy_file(request.file, folder / "sweep.toml.partial", fs::copy_options::overwrite_existing);
         fs::rename(folder / "sweep.toml.partial", own);
+        write_text((folder / origin).string(),
+                   fs::absolute(request.file).lexically_normal().parent_path().string() + "\n");
     }
     sweep::write_cells(request.folder, cells);
     std::size_t at = 0;
@@ -300,7 +315,7 @@ Status run(const SweepSettings& own, const Invocation& call) {
         print(call.common.json ? sweep::to_json(status) : sweep::table(status, own.every));
         return Status::done;
     }
-    const SweepFile file = read_sweep(request.file);
+    const SweepFile file = read_sweep(request.file, request.from);
     const std::vector<sweep::Cell> cells = cells_of(file, request.file);
     end_if_interrupted();
     if (request.verb == "merge") {

@@ -201,7 +201,8 @@ void name_files(const std::string& folder, TrainSettings& own) {
 }
 
 /// The settings of a recipe, and its data from what has been read already.
-SweepRecipe recipe_of(const Variant& variant, const toml::table& train, const std::string& path, DataCache& cache) {
+SweepRecipe recipe_of(const Variant& variant, const toml::table& train, const std::string& path,
+                      const std::string& folder, DataCache& cache) {
     const std::string file = escaped(path, path.size());
     Settings settings("train");
     TrainSettings own;
@@ -219,7 +220,7 @@ SweepRecipe recipe_of(const Variant& variant, const toml::table& train, const st
     if (!own.replay.empty()) refuse("replay", "every seed has windows of its own: expected none");
     if (own.monitor_every == 0) refuse("monitor-every", "0: the verdict needs sigma_max(W_Q): expected 1 or more");
     if (device != "cpu" && device != "cuda") refuse("device", "expected \"cpu\" or \"cuda\"");
-    name_files(folder_of(path), own);
+    name_files(folder, own);
     std::shared_ptr<const gpt::TokenData>& data = cache[{own.data, own.data_format}];
     TrainData read;
     if (data == nullptr) {
@@ -275,7 +276,8 @@ void expect_different(const std::vector<std::string>& sources, const std::string
 
 }  // namespace
 
-SweepFile read_sweep(const std::string& path) {
+SweepFile read_sweep(const std::string& path, const std::string& folder) {
+    const std::string from = folder.empty() ? folder_of(path) : folder;
     const std::string file = escaped(path, path.size());
     const toml::table root = parse_file(path);
     expect_tables(root, {"matrix", "train", "recipe", "vary", "sweep"}, file);
@@ -306,9 +308,9 @@ SweepFile read_sweep(const std::string& path) {
         if (!names.insert(variant.name).second)
             throw RequestError(
                 fmt::format("{}: recipe {}: is there twice: expected different names", file, in_quotes(variant.name)));
-        SweepRecipe recipe = recipe_of(variant, table_of(root, "train", file), path, cache);
+        SweepRecipe recipe = recipe_of(variant, table_of(root, "train", file), path, from, cache);
         recipe.config.sources = sources;
-        recipe.config.folder = folder_of(path);
+        recipe.config.folder = from;
         recipe.config.interventions = crossed.interventions;
         recipe.config.controls = crossed.controls.empty() ? default_controls(crossed.interventions) : crossed.controls;
         recipe.config.seeds.assign(crossed.seeds.begin(), crossed.seeds.end());
@@ -380,7 +382,7 @@ SweepCell read_cell(const std::string& path) {
     if (source.empty() || intervention.empty())
         throw RequestError(fmt::format("{}: cell: has no source or no intervention: expected a run of a sweep", file));
     DataCache cache;
-    cell.recipe = recipe_of(Variant{}, table_of(root, "train", file), path, cache);
+    cell.recipe = recipe_of(Variant{}, table_of(root, "train", file), path, folder_of(path), cache);
     cell.recipe.config.folder = folder;
     cell.plan = {source, intervention, static_cast<std::uint64_t>(seed)};
     return cell;

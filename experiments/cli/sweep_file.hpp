@@ -26,8 +26,9 @@ struct SweepFile {
     std::int64_t checkpoint_every = 100;
 };
 
-/// Reads the sweep and the data of its recipes. RequestError, "FILE: matrix.source: …".
-[[nodiscard]] SweepFile read_sweep(const std::string& path);
+/// Reads the sweep and the data of its recipes; files that it names are found from `folder`, "": the one that it stands in.
+/// RequestError, "FILE: matrix.source: …".
+[[nodiscard]] SweepFile read_sweep(const std::string& path, const std::string& folder = "");
 
 /// Its runs, by recipe in the order of runs_of. RequestError where one of them is no run, or is there twice.
 [[nodiscard]] std::vector<sweep::Cell> cells_of(const SweepFile& file, const std::string& path);

@@ -101,6 +101,11 @@ TEST(Sweep, FilesAreNamedFromTheFolderOfTheSweep) {
         ASSERT_EQ(run_files(out, ".h5").size(), 2U);
         names.push_back(fs::path(run_files(out, ".h5")[1]).filename().string());
         EXPECT_THAT(RecordReader(run_files(out, ".h5")[0]).manifest().config_toml, HasSubstr("mine"));
+        for (const char* verb : {"merge", "run"}) {  // by the folder, where the file is a copy
+            const Outcome again = run_program({"sweep", verb, out, "--quiet"});
+            EXPECT_EQ(again.status, 0) << verb << ": " << again.err;
+        }
+        EXPECT_EQ(run_files(out, ".h5").size(), 2U);
     }
     EXPECT_EQ(names[0], names[1]);
     fs::remove(folder / "there/plans/mine.toml");
