@@ -2,6 +2,7 @@
 #include <faultline/attribution/scaled_inputs.hpp>
 
 #include <array>
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,16 @@ RowsFirst rows_first_of(const TensorSet& file, const std::string& layer, std::st
     return {!query_side && file.find(layer + ".block_table") != nullptr, nullptr};
 }
 
+/// A factor of a quantised input is its largest size over the format's largest number: zero, a negative one and what is not
+/// finite come from a kernel that was not asked for it, or from rows of zeros.
+void expect_positive(const TensorSet& file, const Tensor& factor) {
+    const std::vector<double> values = factor.to_double();
+    for (std::size_t i = 0; i < values.size(); ++i)
+        if (!std::isfinite(values[i]) || !(values[i] > 0))
+            refuse(file, factor.name,
+                   fmt::format("element {} is {}: expected a factor that is finite and above 0", i, values[i]));
+}
+
 /// x times one number for all, or for each head, or for each head of each sequence.
 Tensor descaled(const TensorSet& file, const Tensor& x, const Tensor& factor, const RowsFirst& rows_first) {
     const std::size_t rank = x.shape.size();
@@ -56,6 +67,7 @@ Tensor descaled(const TensorSet& file, const Tensor& x, const Tensor& factor, co
                                                    rows_first.is ? "sequences" : "batch")
                            : rows_first.is ? " (heads; a page may be of several sequences)"
                                            : ""));
+    expect_positive(file, factor);
     std::vector<double> values = x.to_double();
     const std::vector<double> by = factor.to_double();
     if (by.size() == 1) {
@@ -124,6 +136,7 @@ Tensor block_scaled(const TensorSet& file, const Tensor& x, const Tensor& scale,
             refuse(file, global->name,
                    fmt::format("shape {}: expected one floating-point number, of nvfp4",
                                faultline::shape_text(global->shape)));
+        expect_positive(file, *global);
         factor = global->to_double()[0];
     }
     std::vector<double> values = elements(x);

@@ -2,7 +2,9 @@
 // Inputs with scales stand for exact numbers: against lib/format's own dequantisation, whose blocks are floats, and by hand
 // where the products need more bits than a float has.
 #include <cmath>
+#include <limits>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -115,7 +117,8 @@ TEST(ScaledInputs, DescaleIsOfTheTensorTheHeadOrBatchAndHead) {
         for (const char* name : {"l.q", "l.v"})
             set.add(make_tensor<float>(name, {2, 3, rows, size}, numbers(3, 6 * rows * size)));
         set.add(bytes("l.k", {2, 3, rows, size}, codes, Dtype::e4m3));
-        const std::vector<float> factors = numbers(4, count);
+        std::vector<float> factors = numbers(4, count);
+        for (float& factor : factors) factor = std::abs(factor);
         set.add(make_tensor<float>(
             "l.k_descale", count == 6 ? std::vector<std::int64_t>{2, 3} : std::vector<std::int64_t>{count}, factors));
         const Capture capture = capture_of(set);
@@ -165,6 +168,13 @@ TEST(ScaledInputs, WhatDoesNotFitIsNamed) {
             s.add(make_tensor<float>("l.q_descale", {1, 2}, std::vector<float>(2, 1)));
         },
         "shape [1, 2]: expected one floating-point number");
+    for (const char* x : {"q", "k", "v"})
+        for (const float factor : {0.0F, -1.0F, std::numeric_limits<float>::infinity(), std::nanf("")})
+            refused(
+                [&](TensorSet& s) {
+                    s.add(make_tensor<float>(fmt::format("l.{}_descale", x), {1}, std::vector<float>{factor}));
+                },
+                (fmt::format("l.{}_descale", x) + "\": element 0 is ").c_str());
     refused([&](TensorSet& s) { s.add(make_tensor<float>("l.k_global_scale", {1}, std::vector<float>{1})); },
             "stands without l.k_scale");
     refused(
