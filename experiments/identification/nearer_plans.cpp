@@ -90,6 +90,7 @@ std::vector<NearerPlan> nearer_plans(const Identification& ranked, const std::st
         if (own == kernel.ranking.end() || nearest == own) continue;  // the first: a plan that cannot run these layers
         const Match theirs = nearest->match.all(), ours = own->match.all();
         if (2 * theirs.differing() > ours.differing() || ours.differing() == 0) continue;
+        if (theirs.share() - ours.share() <= unmodelled_share) continue;
         nearer.push_back({kernel.kernel, nearest->plan, theirs.share(), ours.share(), heads, kernel.layers});
     }
     return nearer;

@@ -139,14 +139,30 @@ std::string flips_text(const KernelIdentification& k, const FoundChange& f) {
                        part_name(k, "searched"), f.held_out.won, f.held_out.lost);
 }
 
+/// Changes that were not made. Several that win and lose as many are different ways to say one thing, and one line.
 std::string refused_text(const KernelIdentification& k) {
-    std::string out;
+    struct Refused {
+        const FoundChange* first;
+        std::vector<std::string> changes;
+    };
+    std::vector<Refused> all;
     for (const FoundChange& f : k.found) {
         if (f.carries) continue;
-        const bool as_pair = !f.idle.empty();
-        out += wrapped(as_pair ? "  not made, as neither of the two needs the other, nor is believed by itself: "
-                               : "  not made, as it does not carry over: ",
-                       fmt::format("{} ({})", change_text(f.changes), flips_text(k, f)));
+        const auto at = std::find_if(all.begin(), all.end(), [&](const Refused& r) {
+            return r.first->searched == f.searched && r.first->held_out == f.held_out &&
+                   r.first->idle.empty() == f.idle.empty();
+        });
+        std::vector<std::string>& changes = at == all.end() ? all.emplace_back(Refused{&f, {}}).changes : at->changes;
+        std::string text = change_text(f.changes);
+        if (std::find(changes.begin(), changes.end(), text) == changes.end()) changes.push_back(std::move(text));
+    }
+    std::string out;
+    for (const Refused& r : all) {
+        const std::string change = r.changes.size() > 1 ? "each of these does" : "it does";
+        out += wrapped(r.first->idle.empty()
+                           ? fmt::format("  not made, as {} not carry over: ", change)
+                           : "  not made, as neither of the two needs the other, nor is believed by itself: ",
+                       fmt::format("{} ({})", fmt::join(r.changes, "; "), flips_text(k, *r.first)));
     }
     return out;
 }

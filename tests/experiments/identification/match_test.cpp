@@ -74,5 +74,32 @@ TEST(Share, IsWrittenAsAllOnlyWhereEveryElementIsEqual) {
     EXPECT_EQ(share_percent({999999999, 0, 1000000000}), "99.9999999%");
 }
 
+// Changes that win and lose the same elements stand in one line, whatever order they were found in.
+TEST(Table, JoinsRefusedChangesOfEqualCounts) {
+    Identification made;
+    KernelIdentification& k = made.kernels.emplace_back();
+    k.kernel = "mine";
+    k.nearest = "fa2";
+    k.match.outputs[0] = {99, 99, 100};
+    k.ranking.push_back({"fa2", k.match, {}});
+    k.trials.emplace_back();
+    const auto refused = [&](const char* to, Flips searched) {
+        FoundChange f{{{"sites.delta.accumulation", "pairs", to}}, searched, {1, 9}};
+        k.found.push_back(f);
+    };
+    refused("fp32-fma", {40, 2});
+    refused("fp32-tree", {50, 2});
+    refused("fp32-sequential", {40, 2});
+    const std::string text = table(made);
+    const auto count = [&](const std::string& what) {
+        std::size_t times = 0;
+        for (std::size_t at = 0; (at = text.find(what, at)) != std::string::npos; ++at) ++times;
+        return times;
+    };
+    EXPECT_EQ(count("not carry over: "), 2u) << text;
+    for (const char* rule : {"fp32-fma", "fp32-tree", "fp32-sequential"}) EXPECT_EQ(count(rule), 1u) << text;
+    EXPECT_EQ(count("each of these does not carry over"), 1u) << text;
+}
+
 }  // namespace
 }  // namespace faultline
