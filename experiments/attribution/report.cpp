@@ -297,8 +297,13 @@ std::string html_report(const Attribution& a, const ReportContext& context) {
         out += fmt::format("<p>{}</p>\n", html(remark));
     if (!context.command_line.empty()) out += fmt::format("<pre>{}</pre>\n", html(context.command_line));
     if (!a.complete) out += "<p class=\"bad\">Interrupted: the layers below are whole, others are missing.</p>\n";
+    const bool some = std::any_of(a.layers.begin(), a.layers.end(), [](const LayerAttribution& layer) {
+        return std::ssize(layer.head_indices) < layer.heads;
+    });
+    out += fmt::format("<p class=\"note\">Errors are |value &minus; truth| / |truth| over {}; ",
+                       some ? "the heads that each layer names" : "all heads");
     out +=
-        "<p class=\"note\">Errors are |value &minus; truth| / |truth| over all heads; truth is certified, element by element. "
+        "truth is certified, element by element. "
         "<b>storing the truth</b>: what rounding it to the type of the plan's output costs, the least that any kernel leaves; "
         "green: no more than that, a kernel's by the type of its own file. <b>= plan</b>: elements of the kernel's output that "
         "equal the plan's bit for bit, rounded to the type of the file. <b>share</b>: the part of the plan's squared "

@@ -188,9 +188,13 @@ std::string head(const Attribution& a, const Pen& pen) {
                       (a.complete ? "\n" : "   (interrupted: not all layers)\n");
     for (const Fault& fault : a.faults) out += fmt::format("with the fault {}\n", to_string(fault));
     if (!a.plan.description.empty() && a.plan.description.size() < line_width) out += a.plan.description + "\n";
-    out +=
-        "\nerror  |value - truth| / |truth|, Frobenius over all heads, or |value| where the truth is 0; truth is\n"
-        "       certified, element by element\n";
+    const bool some = std::any_of(a.layers.begin(), a.layers.end(), [](const LayerAttribution& layer) {
+        return std::ssize(layer.head_indices) < layer.heads;
+    });
+    out += fmt::format(
+        "\nerror  |value - truth| / |truth|, Frobenius over {} heads, or |value| where the truth is 0; truth is\n"
+        "       certified, element by element\n",
+        some ? "these" : "all");
     out += level_legend(a);
     out +=
         "=plan  elements of the kernel's output that equal the plan's bit for bit, rounded to the type of the file\n"
@@ -242,7 +246,9 @@ std::string truth_line(const LayerAttribution& layer) {
 std::string sink_lines(const LayerAttribution& layer) {
     if (!layer.dsink) return "";
     const SinkGradient& dsink = *layer.dsink;
-    std::string out = "  dsink, the gradient of the sinks' logits, over all heads:\n";
+    const bool some = std::ssize(layer.head_indices) < layer.heads;
+    std::string out =
+        fmt::format("  dsink, the gradient of the sinks' logits, over {} heads:\n", some ? "these" : "all");
     const auto add = [&](const std::string& who, const std::vector<double>& values) {
         const std::size_t worst = dsink.worst(values);
         out += fmt::format("    {:<11} {:>8}   head {}: {:.4g}, truth {}\n", who, error_text(dsink.rel_error(values)),

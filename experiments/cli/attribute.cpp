@@ -34,7 +34,7 @@ namespace {
 struct AttributeSettings {
     CaptureRequest request;
     std::string plan{automatic_plan}, report;
-    std::vector<std::string> outputs, sites;
+    std::vector<std::string> outputs, sites, kernels;
     std::vector<std::string> corrections{"all"};
     std::vector<std::string> injections;
     std::int64_t verify_truth = 0, seed = 0;
@@ -154,6 +154,16 @@ void expect_gradients(const Capture& capture, const AttributionOptions& options)
     }
 }
 
+/// Keeps to the kernels that were asked for, if any: what is not there is neither compared nor chosen a plan by.
+void keep_kernels(Capture& capture, const std::vector<std::string>& kernels, const Settings& settings) {
+    if (kernels.empty()) return;
+    expect_kernels(capture, kernels, settings);
+    for (LayerCapture& layer : capture.layers)
+        std::erase_if(layer.observed, [&](const ObservedKernel& kernel) {
+            return std::find(kernels.begin(), kernels.end(), kernel.name) == kernels.end();
+        });
+}
+
 /// Progress over all layers: attribute() counts each layer from nothing.
 class LayerProgress {
   public:
@@ -251,7 +261,8 @@ Status run(const AttributeSettings& own, const Invocation& call) {
     PlanChoice choice(own.plan, call.settings);
     options.corrections = chosen_corrections(own, choice.plan, call.settings);
     options.faults = chosen_faults(own, choice.plan, call.settings);
-    const Capture capture = own.request.read(call);
+    Capture capture = own.request.read(call);
+    keep_kernels(capture, own.kernels, call.settings);
     if (own.outputs.empty())
         remark_forward_alone(capture);
     else
@@ -331,6 +342,7 @@ Command attribute_command() {
             const auto own = std::make_shared<AttributeSettings>();
             own->request.declare(settings);
             declare_plan(settings, own->plan, "The kernel's numerics");
+            settings.list("kernel", own->kernels, "A,B", "Only these observed kernels");
             settings.list("outputs", own->outputs, "o,dq,dk,dv,lse", "Only these outputs");
             settings.list("sites", own->sites, "A,B", "Counterfactuals for these sites alone (faultline sites)");
             settings.items("correction", own->corrections, "NAME",

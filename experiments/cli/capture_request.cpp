@@ -9,6 +9,7 @@
 
 #include <faultline/base/error.hpp>
 #include <faultline/cli/terminal.hpp>
+#include <faultline/identification/identify.hpp>
 #include <faultline/plan/nearest_name.hpp>
 #include <faultline/plan/presets.hpp>
 #include <faultline/tensor/text.hpp>
@@ -62,6 +63,19 @@ Allowances allowances(const std::vector<std::string>& allow, const Settings& set
                 fmt::format("{}: {}: {}", settings.where("allow"), in_quotes(what), expected_one_of(what, known)));
     }
     return allowed;
+}
+
+void expect_kernels(const Capture& capture, const std::vector<std::string>& kernels, const Settings& settings) {
+    const std::vector<std::string> known = observed_kernels(capture);
+    const std::vector<std::string_view> names(known.begin(), known.end());
+    for (const std::string& kernel : kernels) {
+        if (std::find(known.begin(), known.end(), kernel) != known.end()) continue;
+        const std::string expected =
+            known.empty() ? "expected tensors LAYER.KERNEL.{o,dq,dk,dv} of it, of which there are none of any kernel"
+                          : expected_one_of(kernel, names);
+        throw RequestError(fmt::format("{}: {}: {}: {}", settings.where("kernel"), in_quotes(kernel),
+                                       escaped(capture.path, capture.path.size()), expected));
+    }
 }
 
 Capture CaptureRequest::read(const Invocation& call) const {

@@ -27,6 +27,9 @@ struct CaptureRequest {
     [[nodiscard]] Capture read(const Invocation& call) const;
 };
 
+/// RequestError where `kernels`, the value of --kernel, names one that left nothing in the capture to compare with.
+void expect_kernels(const Capture& capture, const std::vector<std::string>& kernels, const Settings& settings);
+
 /// What --allow names. RequestError where it names something else.
 [[nodiscard]] Allowances allowances(const std::vector<std::string>& allow, const Settings& settings);
 

@@ -52,16 +52,6 @@ void choose_candidates(const IdentifySettings& own, const Settings& settings, Id
     }
 }
 
-void expect_kernels(const Capture& capture, const IdentifySettings& own, const Settings& settings) {
-    const std::vector<std::string> known = observed_kernels(capture);
-    const std::vector<std::string_view> names(known.begin(), known.end());
-    if (known.empty()) return;  // identify() has a sentence for that
-    for (const std::string& kernel : own.kernels)
-        if (std::find(known.begin(), known.end(), kernel) == known.end())
-            throw RequestError(fmt::format("{}: {}: {}: {}", settings.where("kernel"), in_quotes(kernel),
-                                           escaped(capture.path, capture.path.size()), expected_one_of(kernel, names)));
-}
-
 /// A file holds one plan, so that the request must be for one; said before the work.
 void check_output(const Capture& capture, const IdentifyOptions& options, const Invocation& call) {
     const std::string& file = call.common.output;
@@ -102,7 +92,8 @@ Status run(const IdentifySettings& own, const Invocation& call) {
     options.threads = static_cast<int>(call.common.threads);
     options.backend = &backend_of(call);
     const Capture capture = own.request.read(call);
-    expect_kernels(capture, own, call.settings);
+    if (!observed_kernels(capture).empty())
+        expect_kernels(capture, own.kernels, call.settings);  // else identify() has a sentence
     check_output(capture, options, call);
 
     std::optional<RecordFile> file;

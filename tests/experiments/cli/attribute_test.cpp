@@ -7,6 +7,7 @@
 #include <iterator>
 #include <set>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -399,6 +400,40 @@ TEST(Attribute, APlanThatIsNearestToSomeKernelStandsAlone) {
     EXPECT_THAT(run.out, HasSubstr("the plan standard-bf16 is")) << "not the kernel of that name";
 }
 
+// Asked for one kernel, the answer is that of a capture that has no other: plan, table and remarks.
+TEST(Attribute, KeepsToTheKernelsAskedFor) {
+    const Folder folder;
+    TensorSet two;
+    for (const char* preset : {"math", "standard-bf16"}) {
+        const std::string file = folder / fmt::format("{}.safetensors", preset);
+        ASSERT_EQ(run_program({"generate", "large-key-mean", "--plan", preset, "--heads", "1", "--seq", "40",
+                               "--head-dim", "16", "-o", file, "--quiet"})
+                      .status,
+                  0);
+        for (const auto& [name, tensor] : read_safetensors(file).tensors)
+            if (two.find(name) == nullptr) two.add(tensor);
+    }
+    const std::string file = folder / "two.safetensors";
+    write_safetensors(file, two);
+    const auto attributed = [&](std::vector<std::string> more) {
+        more.insert(more.begin(), {"attribute", file, "--quiet", "--sites", "o_cast", "--correction", "none"});
+        return run_program(more);
+    };
+    const Outcome both = attributed({"--json"}), one = attributed({"--json", "--kernel", "standard-bf16"});
+    ASSERT_EQ(one.status, 0) << one.err;
+    EXPECT_EQ(json::parse(both.out)["plan"], "math");
+    EXPECT_EQ(json::parse(one.out)["plan"], "standard-bf16");
+    const auto kernels = [](const Outcome& run) {
+        return keys_of(json::parse(run.out)["layers"][0]["outputs"]["dq"]["observed"]);
+    };
+    EXPECT_EQ(kernels(both), (std::vector<std::string>{"math", "standard-bf16"}));
+    EXPECT_EQ(kernels(one), (std::vector<std::string>{"standard-bf16"}));
+    EXPECT_THAT(attributed({"--plan", "math", "--kernel", "math"}).out, ::testing::Not(HasSubstr("standard-bf16")));
+    const Outcome wrong = attributed({"--kernel", "standard-bf61"});
+    EXPECT_EQ(wrong.status, 2);
+    EXPECT_THAT(wrong.err, ::testing::AllOf(HasSubstr("--kernel: \"standard-bf61\""), HasSubstr("\"standard-bf16\"?")));
+}
+
 // Elements are compared after rounding to the file's type, as identify does it: a plan that rounds nothing has the elements of a
 // kernel whose only rounding is the last.
 TEST(Attribute, EqualElementsAreThoseOfIdentify) {
@@ -459,6 +494,7 @@ TEST(Attribute, ReportOfSomeHeadsSaysWhich) {
         const std::string text{std::istreambuf_iterator<char>(in), {}};
         EXPECT_THAT(text, ::testing::HasSubstr("2 query heads"));
         EXPECT_EQ(text.find("; here head 1<") != std::string::npos, some);
+        EXPECT_EQ(text.find("over all heads;") == std::string::npos, some) << "the legend";
     }
 }
 
