@@ -22,6 +22,13 @@ namespace {
 
 constexpr std::int64_t most_threads = 4096;  // far beyond any machine this runs on; each has a stack
 
+/// Files of a command beside that of -o, which --force replaces too.
+std::string also_written(const Settings& settings) {
+    for (const char* key : {"report", "junit"})
+        if (settings.has(key)) return fmt::format(", and of --{}", key);
+    return {};
+}
+
 /// One command, its options declared.
 struct Prepared {
     Command command;
@@ -34,7 +41,7 @@ struct Prepared {
         run = command.declare(settings);
         settings.text("output", common.output, std::string(command.output), std::string(command.output_help));
         settings.short_name("output", 'o');
-        settings.flag("force", common.force, "Replace files that are there: of -o, and of --report or --junit");
+        settings.flag("force", common.force, "Replace files that are there: of -o" + also_written(settings));
         settings.flag("json", common.json, "Print one JSON object in place of a table");
         settings.flag("quiet", common.quiet, "No progress and no remarks on standard error");
         settings.integer("threads", common.threads, 0, "N",

@@ -325,6 +325,10 @@ std::vector<std::string_view> Settings::keys() const {
     return keys;
 }
 
+bool Settings::has(std::string_view key) const {
+    return std::any_of(settings_.begin(), settings_.end(), [&](const auto& setting) { return setting->key == key; });
+}
+
 std::string Settings::print() const {
     std::string out = fmt::format("[{}]\n", command_);
     for (const auto& setting : settings_)

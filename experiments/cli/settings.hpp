@@ -82,6 +82,8 @@ class Settings {
     /// The file that this positional argument names last is read as --config is, where it is one: its table of the command
     /// need not be there, and `others` may be.
     void config_too(const std::string& key, std::vector<std::string_view> others);
+    /// Whether the key is one of this command's.
+    [[nodiscard]] bool has(std::string_view key) const;
     /// Whether the command line or --set gave the key. What a file gives may be meant for another use of the command.
     [[nodiscard]] bool given(std::string_view key) const;
     /// Where a key's value came from, to begin an error with: "--plan", "--set plan", "run.toml: attribute.plan".
