@@ -60,6 +60,7 @@ TEST(Families, DependOnSeedAndNameAlone) {
     EXPECT_EQ(seen.size(), input_families().size()) << "two families have the same keys";
 }
 
+// In fp32, fp16, bf16 and both of fp8 alike: a file of any of these types holds the same numbers.
 TEST(Families, AreCapturesThatAreReadBack) {
     std::vector<LayerCapture> layers;
     for (const InputFamily& family : input_families()) {
@@ -71,8 +72,14 @@ TEST(Families, AreCapturesThatAreReadBack) {
         ASSERT_EQ(capture.layers.size(), layers.size());
         for (const LayerCapture& layer : layers) {
             const LayerCapture& back = capture[layer.name];
-            EXPECT_EQ(back.q.values, layer.q.values) << layer.name;
-            EXPECT_EQ(back.v.values, layer.v.values) << layer.name;
+            for (const auto input : {&LayerCapture::q, &LayerCapture::k, &LayerCapture::v, &LayerCapture::dout})
+                EXPECT_EQ((back.*input).values, (layer.*input).values) << layer.name << " " << print_name(dtype);
+            EXPECT_EQ(back.bias.has_value(), layer.bias.has_value()) << layer.name;
+            if (back.bias && layer.bias) {
+                EXPECT_EQ(back.bias->values, layer.bias->values) << layer.name;
+            }
+            EXPECT_EQ(back.sink, layer.sink) << layer.name;
+            EXPECT_EQ(back.softcap, layer.softcap) << layer.name;
             EXPECT_EQ(back.causal, layer.causal) << layer.name;
             ASSERT_EQ(back.observed.size(), 1u);
             for (const Output output : all_outputs)
