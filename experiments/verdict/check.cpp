@@ -82,6 +82,14 @@ const char* name(Verdict verdict) {
 
 bool truth_is_resolved(const OutputCheck& output) { return truth_is_resolved(output.truth_bound, output.truth_norm); }
 
+bool is_blind(const OutputCheck& output) {
+    constexpr double all_of_it = 1;  // of the truth: the error of an output of zeros
+    constexpr double far = 10;       // beyond what agreeing signs make of the plan's errors on the captures
+    const double plan = output.plan.rel_error.to_double();
+    return output.truth_norm > WideReal(0.0) && !(output.expected < WideReal(all_of_it)) &&
+           !(output.expected < WideReal(far * plan));
+}
+
 std::string_view name(const OutputCheck& output) { return output.lse ? "lse" : name(output.output); }
 
 Verdict Check::verdict() const {

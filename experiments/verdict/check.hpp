@@ -72,6 +72,11 @@ struct OutputCheck {
 /// the verdict looks at every test's own instead, in units of what rounding makes there.
 [[nodiscard]] bool truth_is_resolved(const OutputCheck& output);
 
+/// Whether the rounding that is expected is so far above the plan's own error that the verdict on this output says next to
+/// nothing: no error is found that is not larger still, and an output of zeros passes. So it is where the plan's roundings cancel
+/// to the bit, as in dq of saturated rows, whose ds is what delta's rounding leaves.
+[[nodiscard]] bool is_blind(const OutputCheck& output);
+
 /// "o", "dq", "dk", "dv" or "lse".
 [[nodiscard]] std::string_view name(const OutputCheck& output);
 

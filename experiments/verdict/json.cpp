@@ -103,6 +103,7 @@ std::string to_json(const Check& c) {
                                              {"observed", error_json(o.observed)},
                                              {"plan", error_json(o.plan)},
                                              {"expected_rel_error", number(o.expected)},
+                                             {"blind", is_blind(o)},
                                              {"size_ratio", number(o.size_ratio)},
                                              {"size_t", number(o.size_t)},
                                              {"size_log10_p", number(o.size_log10_p)},

@@ -142,6 +142,11 @@ std::string table(const Check& c, bool full) {
             if (o.in_log2 && o.verdict != Verdict::within_rounding)
                 out += "      it is the truth's in log2 units: expected natural ones, the logarithm to base e\n";
             if (const std::string truth = truth_text(o); !truth.empty()) out += fmt::format("      {}\n", truth);
+            if (is_blind(o))
+                out += fmt::format(
+                    "      of little weight: with random signs its roundings make an error of {}, where the plan's make\n"
+                    "      {}, so that only a fault larger still is found, and an output of zeros would not be\n",
+                    error_text(o.expected), error_text(o.plan.rel_error));
             out += spread_text(o, c.slack, c.log10_threshold);
             const std::size_t shown = full ? o.findings.size() : std::min(o.findings.size(), findings_shown);
             for (std::size_t i = 0; i < shown; ++i) out += fmt::format("      {}\n", text(o.findings[i]));

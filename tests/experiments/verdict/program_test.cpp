@@ -94,6 +94,22 @@ TEST(CheckProgram, AnOutputThatCannotBeJudgedIsNotPassedOver) {
                     HasSubstr("benign.do: is not there: expected the gradient at the output, without which d"));
 }
 
+// On saturated rows ds is what two sums of the same products leave of each other: 0 in the plan, and with another order of
+// delta's sum far more than dq. No dq is told there, and that is said; o and dv are judged as ever.
+TEST(CheckProgram, SaysWhereItCannotTell) {
+    const Folder folder;
+    const std::string file = folder / "capture.safetensors";
+    ASSERT_EQ(run_program({"generate", "saturated", "--plan", "fa2", "--seq", "64", "--head-dim", "32", "--heads", "1",
+                           "-o", file, "--quiet"})
+                  .status,
+              0);
+    const auto object = nlohmann::json::parse(run_program({"check", file, "--plan", "fa2", "--quiet", "--json"}).out);
+    for (const auto& [output, blind] : {std::pair("o", false), {"dq", true}, {"dv", false}})
+        EXPECT_EQ(object["layers"][0]["outputs"][output]["blind"], blind) << output;
+    EXPECT_THAT(run_program({"check", file, "--plan", "fa2", "--quiet"}).out,
+                HasSubstr("so that only a fault larger still is found, and an output of zeros would not be"));
+}
+
 TEST(CheckProgram, RefusesInASentence) {
     const Folder folder;
     const std::string file = small_capture(folder);
