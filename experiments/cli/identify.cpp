@@ -75,8 +75,7 @@ void check_output(const Capture& capture, const IdentifyOptions& options, const 
                 where));
 }
 
-void write_plan(const std::string& path, const RoundingPlan& plan) {
-    PartialFile out(path);
+void write_plan(PartialFile& out, const RoundingPlan& plan) {
     const std::string text = "# SPDX-License-Identifier: Apache-2.0\n" + to_toml(plan);
     out.write(std::as_bytes(std::span(text)));
     out.commit();
@@ -103,6 +102,8 @@ Status run(const IdentifySettings& own, const Invocation& call) {
         file = RecordFile::create(call.common.output, manifest);
     }
     const std::string written = file ? "" : call.common.output;  // the plan's
+    std::optional<PartialFile> plan_file;  // opened now, so that a folder that is not there is said before the search
+    if (!written.empty()) plan_file.emplace(written);
     Progress line(call.talks());
     options.progress = [&](std::size_t done, std::size_t total, const std::string& what) {
         line.update(done, total, what);
@@ -114,7 +115,7 @@ Status run(const IdentifySettings& own, const Invocation& call) {
     const bool near = std::all_of(result.kernels.begin(), result.kernels.end(),
                                   [](const KernelIdentification& k) { return k.is_near(); });
     const auto write_file = [&] {
-        if (!written.empty() && result.complete && near) write_plan(written, result.kernels.front().plan);
+        if (plan_file && result.complete && near) write_plan(*plan_file, result.kernels.front().plan);
         if (!file || !result.complete) return;
         write(result, *file);
         file->commit();
@@ -131,15 +132,18 @@ Status run(const IdentifySettings& own, const Invocation& call) {
             if (!k.is_found()) {
                 remark(
                     fmt::format("faultline identify: {}: the plan that was written has {} of the elements of {}: it is "
-                                "not that kernel, and --full lists what was tried",
-                                escaped(call.common.output), share_percent(k.match.all()), escaped(k.kernel)));
+                                "not that kernel{}, and --full lists what was tried",
+                                escaped(call.common.output), share_percent(k.match.all()), escaped(k.kernel),
+                                lacking_text(k, ", with ")));
                 return Status::failed;
             }
-            if (k.changes.empty() && !others.empty())
+            if (!others.empty())
                 remark(
-                    fmt::format("faultline identify: {}: {} was written, and {} told from it by these outputs",
-                                escaped(call.common.output), k.nearest,
-                                fmt::format("{} {} not", fmt::join(others, ", "), others.size() == 1 ? "is" : "are")));
+                    fmt::format("faultline identify: {}: {}{} was written, and {}{} not told from it by these outputs",
+                                escaped(call.common.output), k.nearest, k.changes.empty() ? "" : ", changed,",
+                                fmt::join(others, ", "),
+                                fmt::format("{} {}", k.changes.empty() ? "" : " with the same changes",
+                                            others.size() == 1 ? "is" : "are")));
         }
     if (result.complete) return Status::done;
     remark(fmt::format("faultline identify: interrupted after {} kernels{}; --kernel NAME asks for one alone",

@@ -118,6 +118,23 @@ RoundingPlan settled(const Candidate& candidate, const Case& c) {
                         static_cast<int>(c.head_dim), c.causal, c.window);
 }
 
+/// What the kernel left that is not compared, a sentence for each layer.
+std::vector<std::string> not_compared(const Capture& capture, const std::string& kernel) {
+    std::vector<std::string> sentences;
+    for (const LayerCapture& layer : capture.layers)
+        for (const ObservedKernel& observed : layer.observed) {
+            if (observed.name != kernel || !layer.dout.empty()) continue;
+            std::vector<std::string_view> gradients;
+            for (const Output output : {Output::dq, Output::dk, Output::dv})
+                if (observed[output]) gradients.push_back(name(output));
+            if (gradients.empty()) continue;
+            const std::string of = escaped(layer.name);
+            sentences.push_back(fmt::format("{} of {} not compared: there is no {}.do, the gradient at the output",
+                                            fmt::join(gradients, ", "), of, of));
+        }
+    return sentences;
+}
+
 /// The candidates as this kernel is to be compared with them.
 void settle(const std::vector<Candidate>& candidates, Case& c) {
     for (const Candidate& candidate : candidates) {
@@ -180,13 +197,6 @@ void rank(const std::vector<Case>& cases, std::size_t candidates, const Identify
             ranked.layers[cases[uses[i].c].units[uses[i].unit].layer_index].add(parts[task][i]);
         }
     }
-}
-
-bool better(const RankedPlan& a, const RankedPlan& b) {
-    const Match x = a.match.all(), y = b.match.all();
-    if (x.equal != y.equal) return x.equal > y.equal;
-    if (a.match.lse.equal != b.match.lse.equal) return a.match.lse.equal > b.match.lse.equal;
-    return x.within_one_ulp > y.within_one_ulp;
 }
 
 /// What is around the plans of this kernel that its outputs can tell.
@@ -259,6 +269,7 @@ void search(const Case& c, const std::vector<RoundingPlan>& plans, const Identif
         result.nearest = result.ranking[i].plan;
         result.changes = std::move(changes);
     }
+    if (!result.changes.empty()) result.changed = with_changes(evaluator, plans, found.plan, result.changes, c.extras);
     result.match = {};
     result.layer_matches.assign(c.layers.size(), {});
     for (std::size_t u = 0; u < c.units.size(); ++u) {
@@ -281,8 +292,9 @@ void name_plan(KernelIdentification& result) {
             "not the kernel \"{}\", of which no plan was found, but the nearest: at head size {} "
             "{} of {} elements equal",
             result.kernel, result.head_dim, result.match.all().equal, result.match.all().total);
-    else if (const std::vector<std::string> others = result.near_ties(); result.changes.empty() && !others.empty())
-        plan.description += fmt::format("; these outputs do not tell it from {}", fmt::join(others, ", "));
+    else if (const std::vector<std::string> others = result.near_ties(); !others.empty())
+        plan.description += fmt::format("; these outputs do not tell it from {}{}", fmt::join(others, ", "),
+                                        result.changes.empty() ? "" : " with the same changes");
     plan.source = fmt::format("faultline identify, found from \"{}\" with {} change{}", result.nearest,
                               result.changes.size(), result.changes.size() == 1 ? "" : "s");
 }
@@ -308,32 +320,6 @@ std::string rule_type(const std::vector<Difference>& changes) {
     return fmt::format("{}", fmt::join(types, ", "));
 }
 
-std::vector<std::string> KernelIdentification::near_ties() const {
-    std::vector<std::string> names;
-    for (std::size_t i = 1; i < ranking.size(); ++i)
-        if (ranking.front().match.all().share() - ranking[i].match.all().share() <= unmodelled_share &&
-            std::abs(ranking.front().match.lse.share() - ranking[i].match.lse.share()) <= told_by_lse)
-            names.push_back(ranking[i].plan);
-    return names;
-}
-
-void order_ranking(std::vector<RankedPlan>& ranking) {
-    std::stable_sort(ranking.begin(), ranking.end(), better);
-    auto lead = ranking.begin();
-    for (auto at = ranking.begin(); at != ranking.end(); ++at)
-        if (ranking.front().match.all().share() - at->match.all().share() <= unmodelled_share &&
-            at->match.lse.share() - lead->match.lse.share() > told_by_lse)
-            lead = at;
-    if (lead != ranking.end()) std::rotate(ranking.begin(), lead, lead + 1);
-}
-
-std::vector<Output> KernelIdentification::unlike() const {
-    std::vector<Output> outputs;
-    for (const Output output : all_outputs)
-        if (match[output].total > 0 && match[output].share() < more_than_chance) outputs.push_back(output);
-    return outputs;
-}
-
 Identification identify(const Capture& capture, const IdentifyOptions& options) {
     check_heads(capture, options.heads);
     const std::vector<std::string> kernels = chosen_kernels(capture, options);
@@ -357,24 +343,8 @@ Identification identify(const Capture& capture, const IdentifyOptions& options) 
     Identification identification{capture.path, {}, true};
     std::vector<KernelIdentification> results;
     for (const Case& c : cases)
-        results.push_back({c.kernel,
-                           c.head_dim,
-                           c.causal,
-                           c.layers,
-                           c.storage,
-                           {},
-                           {},
-                           {},
-                           {},
-                           {},
-                           false,
-                           {},
-                           {},
-                           {},
-                           {},
-                           {},
-                           {},
-                           {}});
+        results.push_back({c.kernel, c.head_dim, c.causal, c.layers, c.storage, {}, {}, {}, {}, {},
+                           {},       false,      {},       {},       {},        {}, {}, {}, {}, {}});
     WorkCount work(options.progress, options.cancelled);
     try {
         rank(cases, candidates.size(), options, work, results);
@@ -395,6 +365,7 @@ Identification identify(const Capture& capture, const IdentifyOptions& options) 
             result.match = best.match;
             result.layer_matches = best.layers;
             if (options.search && result.is_near()) search(cases[i], ranked, options, work, result);
+            result.not_compared = not_compared(capture, result.kernel);
             result.inputs = mixed_inputs_remark(capture, result.plan);
             name_plan(result);
             identification.kernels.push_back(std::move(result));

@@ -42,6 +42,12 @@ inline constexpr double unmodelled_share = 1e-3;
 /// kernel with two rules of its own, about half.
 inline constexpr double found_share = 0.8;
 
+/// The same of each output by itself, since three that are right hide one that is not. dq of a collapsed layer hangs on the
+/// order of fp32 sums: of the plans that are a kernel of the captures the one with fewest has 61.8% of dq, and 98.9% of any
+/// other output (docs/kernels.md).
+inline constexpr double found_share_of_dq = 0.6, found_share_of_others = 0.9;
+[[nodiscard]] double found_share_of(Output output);
+
 /// Plans whose lse is equal in shares further apart than this are told apart by it: what no plan models decides the last bit
 /// of one row in some thousand (docs/kernels.md, the merge of splits).
 inline constexpr double told_by_lse = 0.01;
@@ -110,7 +116,9 @@ struct KernelIdentification {
     // What the search found; without a search the best plan of the ranking, its sites not examined.
     RoundingPlan plan;    ///< settled for the head size; named identified-KERNEL
     std::string nearest;  ///< the plan of the ranking from which it has fewest changes; of equals the better
-    std::vector<Difference> changes;   ///< from that plan to this
+    std::vector<Difference> changes;  ///< from that plan to this
+    /// The plans of the ranking with `changes` made in each, in its order; empty where nothing was changed.
+    std::vector<RankedPlan> changed;
     std::vector<FoundChange> found;    ///< in the order in which the search found them, made or not
     bool rows_held_out = false;        ///< every other row was held out, there being one head; false: every other head
     OutputMatches searched, held_out;  ///< of `plan`, on the elements that the search saw, and on those that it did not
@@ -118,15 +126,21 @@ struct KernelIdentification {
     std::vector<OutputMatches> layer_matches;  ///< of `plan`, parallel to layers
     std::vector<Trial> trials;        ///< every change tried on `plan` itself, in the order of the neighbourhood
     std::vector<SiteEvidence> sites;  ///< its rounding sites, schedule order
-    std::string inputs{};             ///< mixed_inputs_remark() of the nearest plan
+    std::vector<std::string>
+        not_compared{};    ///< outputs of the kernel in layers without a gradient at the output, a sentence each
+    std::string inputs{};  ///< mixed_inputs_remark() of the nearest plan
 
     /// Whether the best plan of the ranking has more elements than chance gives it.
     [[nodiscard]] bool is_near() const {
         return !ranking.empty() && ranking.front().match.all().share() >= more_than_chance;
     }
     /// Whether the plan found has so many of the elements that it may be called the kernel.
-    [[nodiscard]] bool is_found() const { return is_near() && match.all().share() >= found_share; }
+    [[nodiscard]] bool is_found() const { return is_near() && match.all().share() >= found_share && lacking().empty(); }
+    /// The outputs of which the plan found has less than found_share_of().
+    [[nodiscard]] std::vector<Output> lacking() const;
     /// The plans of the ranking behind the best that are within unmodelled_share of it, and not told from it by the lse.
+    [[nodiscard]] std::vector<std::string> ranked_ties() const;
+    /// The plans that are not told so from the one found, each with the changes of that one.
     [[nodiscard]] std::vector<std::string> near_ties() const;
     /// The outputs of which the plan found has no more than chance gives it.
     [[nodiscard]] std::vector<Output> unlike() const;

@@ -94,6 +94,9 @@ ordered_json kernel_json(const KernelIdentification& k) {
     found["near_ties"] = k.near_ties();
     found["unlike"] = ordered_json::array();
     for (const Output output : k.unlike()) found["unlike"].push_back(name(output));
+    found["lacking"] = ordered_json::array();
+    for (const Output output : k.lacking()) found["lacking"].push_back(name(output));
+    found["not_compared"] = k.not_compared;
     found.update(with_outputs(k.match));
     found["layers"] = layers_json(k.layers, k.layer_matches);
     if (!k.trials.empty()) {

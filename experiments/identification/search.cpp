@@ -2,6 +2,7 @@
 #include <faultline/identification/search.hpp>
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 namespace faultline::identification {
@@ -269,31 +270,105 @@ SearchedPlan search_from(const Parts& parts, const std::vector<RoundingPlan>& st
     return best;
 }
 
+namespace {
+
+/// A preset with the changes that a search made, as far as it lacks them.
+struct Restated {
+    std::size_t preset = 0;
+    RoundingPlan plan;
+    std::vector<Difference> needed;  ///< from the preset
+    BothParts runs;
+    std::size_t equal = 0, lse = 0;  ///< elements, and rows of the lse, on both parts
+};
+
+std::pair<std::size_t, std::size_t> equal_of(const BothParts& runs) {
+    OutputMatches sum;
+    for (const Baseline* part : {&runs.searched, &runs.held_out})
+        for (const OutputMatches& match : part->matches) sum.add(match);
+    return {sum.all().equal, sum.lse.equal};
+}
+
+/// Whether one is the better answer: fewer changes, of as many more elements, then more of the lse.
+bool better(const Restated& a, const Restated& b) {
+    if (a.needed.size() != b.needed.size()) return a.needed.size() < b.needed.size();
+    return a.equal != b.equal ? a.equal > b.equal : a.lse > b.lse;
+}
+
+/// The presets that `changed`, made in them, makes a better answer than `now`, best first, of equals as ranked.
+std::vector<Restated> restatements(const Parts& parts, const std::vector<RoundingPlan>& presets, const Restated& now,
+                                   const std::vector<Difference>& changed, const Extras& extras) {
+    std::vector<Restated> all;
+    for (std::size_t i = 0; i < presets.size(); ++i) {
+        Restated next{i, with_fields_of(presets[i], now.plan, changed), {}, {}};
+        next.needed = differences(presets[i], next.plan);
+        if (next.needed.empty() || next.needed.size() > now.needed.size() || next.plan.same_numerics(now.plan))
+            continue;
+        if (!problem_with(next.plan).empty() || !problem_with(next.plan, extras).empty()) continue;
+        next.runs = run_on(parts, next.plan);
+        const Flips searched = against(now.runs.searched, next.runs.searched),
+                    held_out = against(now.runs.held_out, next.runs.held_out);
+        if (searched.lost > searched.won || held_out.lost > held_out.won) continue;
+        std::tie(next.equal, next.lse) = equal_of(next.runs);
+        if (better(next, now)) all.push_back(std::move(next));
+    }
+    std::stable_sort(all.begin(), all.end(), better);
+    return all;
+}
+
+/// Of the presets the first that needs fewest changes to be this plan.
+Restated said_of(const Parts& parts, const std::vector<RoundingPlan>& presets, const SearchedPlan& found) {
+    Restated now{
+        0, found.plan, differences(presets.front(), found.plan), {found.base, parts.held_out.baseline(found.plan)}};
+    for (std::size_t i = 1; i < presets.size(); ++i) {
+        std::vector<Difference> needed = differences(presets[i], found.plan);
+        if (needed.size() >= now.needed.size()) continue;
+        now.preset = i;
+        now.needed = std::move(needed);
+    }
+    std::tie(now.equal, now.lse) = equal_of(now.runs);
+    return now;
+}
+
+}  // namespace
+
 void restate(const Parts& parts, const std::vector<RoundingPlan>& presets, const RoundingPlan& start,
              const Extras& extras, SearchedPlan& found) {
-    const std::vector<Difference> changed = differences(start, found.plan);
-    std::size_t fewest = changed.size();
-    for (const RoundingPlan& preset : presets) fewest = std::min(fewest, differences(preset, found.plan).size());
-    if (fewest <= 1) return;
-    const BothParts of_found{found.base, parts.held_out.baseline(found.plan)};
-    const RoundingPlan searched_plan = found.plan;
-    for (const RoundingPlan& preset : presets) {
-        const RoundingPlan other = with_fields_of(preset, searched_plan, changed);
-        const std::vector<Difference> needed = differences(preset, other);
-        if (needed.empty() || needed.size() >= fewest) continue;
-        if (!problem_with(other).empty() || !problem_with(other, extras).empty()) continue;
-        BothParts after = run_on(parts, other);
-        const Flips searched = against(of_found.searched, after.searched),
-                    held_out = against(of_found.held_out, after.held_out);
-        if (searched.lost > searched.won || held_out.lost > held_out.won) continue;
-        FoundChange step = judged(needed, run_on(parts, preset), after);
-        if (!step.carries) continue;
-        fewest = needed.size();
-        found.plan = RoundingPlan(other);
-        found.base = std::move(after.searched);
-        std::erase_if(found.found, [](const FoundChange& f) { return f.carries; });
-        found.found.push_back(std::move(step));
+    if (differences(start, found.plan).empty()) return;
+    Restated now = said_of(parts, presets, found);
+    std::vector<Difference> changed = differences(start, found.plan);
+    // Each round has fewer changes or more elements. What the new answer needs is less than what was changed from the start, and
+    // a preset that the search's other changes spoiled may be better with that alone.
+    for (std::size_t round = 0; round < presets.size() && !now.needed.empty(); ++round) {
+        bool restated = false;
+        for (Restated& next : restatements(parts, presets, now, changed, extras)) {
+            FoundChange step = judged(next.needed, run_on(parts, presets[next.preset]), next.runs);
+            if (!step.carries) continue;
+            std::erase_if(found.found, [](const FoundChange& f) { return f.carries; });
+            found.found.push_back(std::move(step));
+            now = std::move(next);
+            restated = true;
+            break;
+        }
+        if (!restated && changed == now.needed) break;
+        changed = now.needed;
     }
+    found.plan = now.plan;
+    found.base = std::move(now.runs.searched);
+}
+
+std::vector<RankedPlan> with_changes(const Evaluator& evaluator, const std::vector<RoundingPlan>& presets,
+                                     const RoundingPlan& found, const std::vector<Difference>& changes,
+                                     const Extras& extras) {
+    std::vector<RankedPlan> changed;
+    for (const RoundingPlan& preset : presets) {
+        const RoundingPlan plan = with_fields_of(preset, found, changes);
+        if (!problem_with(plan).empty() || !problem_with(plan, extras).empty()) continue;
+        RankedPlan ranked{preset.name, {}, {}};
+        const Baseline base = evaluator.baseline(plan);
+        for (const OutputMatches& match : base.matches) ranked.match.add(match);
+        changed.push_back(std::move(ranked));
+    }
+    return changed;
 }
 
 void try_neighbours(const Evaluator& evaluator, const NeighbourhoodOptions& around, SearchedPlan& found) {

@@ -38,11 +38,18 @@ struct SearchedPlan {
                                        const NeighbourhoodOptions& around);
 
 /// The same from the preset that needs fewest changes: what a search changed, far from where it began, may be what another
-/// preset has already, with rules besides that the outputs do not tell. Takes the first preset that with those of the changes
-/// that it lacks has as many elements, searched and held out, as the plan found, by fewer changes; `found` then holds them as one
-/// step. presets: as ranked, settled.
+/// preset has already, with rules besides. Takes the preset that with those of the changes that it lacks has as many elements,
+/// searched and held out, as the plan found, by fewer changes, or more elements (then rows of the lse) by as many; then what
+/// that one needed is tried in the others likewise, until none is better. `found` then holds the changes as one step. presets:
+/// as ranked, settled.
 void restate(const Parts& parts, const std::vector<RoundingPlan>& presets, const RoundingPlan& start,
              const Extras& extras, SearchedPlan& found);
+
+/// The presets with the changes of a plan that was found, those that are plans then, on the elements of this evaluator: what is
+/// as good as that plan is not told from it. By the presets' names, in their order.
+[[nodiscard]] std::vector<RankedPlan> with_changes(const Evaluator& evaluator, const std::vector<RoundingPlan>& presets,
+                                                   const RoundingPlan& found, const std::vector<Difference>& changes,
+                                                   const Extras& extras);
 
 /// The neighbourhood of the plan that was found tried again, on the elements of this evaluator.
 void try_neighbours(const Evaluator& evaluator, const NeighbourhoodOptions& around, SearchedPlan& found);

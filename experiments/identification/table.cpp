@@ -80,15 +80,13 @@ std::string answer(const KernelIdentification& k) {
     const std::string changed =
         k.changes.empty() ? "" : fmt::format(" with {} change{}", k.changes.size(), k.changes.size() == 1 ? "" : "s");
     if (!k.is_found())
-        return fmt::format("no plan found is this kernel; the nearest, {}{}, has {}", k.nearest, changed,
-                           share_percent(k.match.all()));
+        return fmt::format("no plan found is this kernel; the nearest, {}{}, has {}{}", k.nearest, changed,
+                           share_percent(k.match.all()), lacking_text(k, ", and "));
     const std::size_t others = k.near_ties().size();
     std::string text = k.nearest;
-    if (!k.changes.empty())
-        text += ", changed";
-    else if (others > 0)
-        text += fmt::format(" or {} other{}, not told apart", others, others == 1 ? "" : "s");
-    return text;
+    if (others > 0) text += fmt::format(" or {} other{}", others, others == 1 ? "" : "s");
+    if (!k.changes.empty()) text += ", changed";
+    return others > 0 ? text + ", not told apart" : text;
 }
 
 /// Names after a heading, broken into lines.
@@ -112,7 +110,7 @@ std::string ranking_text(const KernelIdentification& k, bool full) {
     for (std::size_t i = 0; i < shown; ++i) out += row(k.ranking[i].plan, k.ranking[i].match);
     const std::vector<std::string> equals = equals_of(k);
     if (equals.size() > 1) out += name_list("not told apart by these outputs:", equals);
-    const std::vector<std::string> ties = k.near_ties();
+    const std::vector<std::string> ties = k.ranked_ties();
     if (k.is_near() && ties.size() + 1 > equals.size())
         out += name_list(fmt::format("within {:g}% of {}, which the order of sums that no plan models may decide:",
                                      100 * unmodelled_share, k.ranking.front().plan),
@@ -198,6 +196,7 @@ std::string found_text(const KernelIdentification& k) {
                    idle_text(k, f);
     out += row(k.plan.name, k.match) + row("  " + part_name(k, "searched"), k.searched) +
            row("  " + part_name(k, "held out"), k.held_out);
+    out += name_list("with the same changes not told apart:", k.near_ties());
     return out + refused_text(k);
 }
 
@@ -240,6 +239,7 @@ std::string rest_text(const KernelIdentification& k, bool full) {
             others.push_back(with_rules(e, e.told_from));
         if (!e.better.empty()) better.push_back(with_rules(e, e.better));
     }
+    if (!k.is_found()) out += "  of the sites of this plan, which is not the kernel, the outputs of the kernel say:\n";
     out += name_list("sites whose rounding the outputs show:", told);
     out += name_list("sites that might be exact, with the rules that they exclude:", others);
     out += name_list("sites with a rule that has more of the elements, none believed by itself:", better);
@@ -256,6 +256,14 @@ std::string share_percent(const Match& match) {
     return fmt::format("{:.{}f}%", 100.0 - missing, digits);
 }
 
+std::string lacking_text(const KernelIdentification& k, std::string_view before) {
+    const std::vector<Output> lacking = k.lacking();
+    if (lacking.empty()) return "";
+    const Output worst = *std::min_element(lacking.begin(), lacking.end(),
+                                           [&](Output a, Output b) { return k.match[a].share() < k.match[b].share(); });
+    return fmt::format("{}{} of {}", before, share_percent(k.match[worst]), name(worst));
+}
+
 std::string table(const Identification& identification, bool full) {
     std::string out;
     for (const KernelIdentification& k : identification.kernels) {
@@ -266,6 +274,7 @@ std::string table(const Identification& identification, bool full) {
         if (!suffix(k.storage).empty())
             out += fmt::format("  {}: presets are compared so, where their names end in {}\n", described(k.storage),
                                suffix(k.storage));
+        for (const std::string& sentence : k.not_compared) out += wrapped("  ", sentence);
         if (!k.inputs.empty()) out += wrapped("  ", k.inputs);
         out += ranking_text(k, full);
         if (k.trials.empty()) continue;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include <faultline/identification/identify.hpp>
 
@@ -13,5 +14,8 @@ namespace faultline {
 
 /// "100%" only where every element is equal: a share that would be rounded to it gets the digits that keep it apart.
 [[nodiscard]] std::string share_percent(const Match& match);
+/// Of the outputs of which the plan found has too few elements to be the kernel, the one with the least share: "52.91% of o",
+/// after `before`; else "".
+[[nodiscard]] std::string lacking_text(const KernelIdentification& k, std::string_view before);
 
 }  // namespace faultline

@@ -111,7 +111,7 @@ class Writer {
         }
         const Axis plan = axis(group, "plan", names, "best first");
         matches(group, plan, of);
-        numbers(group + "near_tie", tie, {plan}, "1: the outputs do not tell it from the first");
+        numbers(group + "near_tie", tie, {plan}, "1: the outputs do not tell it from the plan found, with its changes");
     }
 
     void found() {

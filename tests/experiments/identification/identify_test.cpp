@@ -101,6 +101,18 @@ TEST(Identify, ComparesTheOutputAloneWithoutAGradient) {
     for (const SiteEvidence& e : found.sites) EXPECT_NE(info(e.site).pass, Pass::backward) << name(e.site);
 }
 
+TEST(Identify, SaysWhichGradientsItDidNotCompare) {
+    Capture capture = made_capture({{"a", plan("fa2")}}, {.n = 32});
+    IdentifyOptions options;
+    options.candidates = {plan("fa2")};
+    options.search = false;
+    EXPECT_TRUE(identify(capture, options).kernels.front().not_compared.empty());
+    capture.layers[0].dout = {};
+    const Identification all = identify(capture, options);
+    EXPECT_EQ(all.kernels.front().not_compared.size(), 1u);
+    EXPECT_NE(table(all).find("dq, dk, dv of layer0 not compared: there is no layer0.do"), std::string::npos);
+}
+
 TEST(Identify, RefusesWhatCannotBeIdentified) {
     const Capture capture = made_capture({{"flash", plan("fa2")}}, {.n = 32});
     const auto refusal = [](const Capture& c, auto&& change) -> std::string {

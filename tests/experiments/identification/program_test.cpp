@@ -138,6 +138,9 @@ TEST(IdentifyProgram, RefusesInASentence) {
     EXPECT_THAT(refusal(folder, {file, "--layers", "layer7"}), HasSubstr("layer7"));
     EXPECT_THAT(refusal(folder, {file, "--heads", "9"}), HasSubstr("--heads: 9: expected 0 to"));
     EXPECT_THAT(refusal(folder, {file, "--allow", "anything"}), HasSubstr("--allow"));
+    // Before the search, and whether or not there will be a plan to write.
+    EXPECT_THAT(refusal(folder, {file, "--layers", "layer0", "-o", folder / "no/plan.toml"}),
+                HasSubstr("expected an existing folder"));
     EXPECT_THAT(refusal(folder, {file, "-o", folder / "plan.txt"}), HasSubstr("expected a name that ends in .toml"));
     EXPECT_THAT(refusal(folder, {::faultline::testing::shipped_capture(), "-o", folder / "two.toml"}),
                 AllOf(HasSubstr("2 kernels"), HasSubstr("--kernel")));
@@ -172,6 +175,29 @@ TEST(IdentifyProgram, SaysTiesAndWholeChanges) {
     const std::string text = table(Identification{"made", {k}, true}, false);
     EXPECT_THAT(text, AllOf(HasSubstr("output=f32\n"), HasSubstr("output=f32_rz\n")));
     for (const std::string& line : lines(text)) EXPECT_LE(line.size(), 110u) << line;
+}
+
+// Two changes in fa2 with its arguments unfused: seven presets have all elements with the two, fa1 all but some, and which of them
+// the search came from decides nothing. The others are named wherever the answer is.
+TEST(IdentifyProgram, NamesAChangedPlanByThePresetWithMostElementsAndItsTies) {
+    const Folder folder;
+    folder.write("wanted.toml",
+                 "base = \"fa2\"\nname = \"x\"\n[schedule]\nargument = \"unfused\"\nbwd_argument = \"unfused\"\n"
+                 "[sites.p_cast]\nformat = \"fp16\"\n[sites.bwd_p_cast]\nformat = \"fp16\"\n");
+    const std::string file = folder / "capture.safetensors", out = folder / "found.toml";
+    ASSERT_EQ(run_program({"generate", "benign", "--plan", folder / "wanted.toml", "--seq", "96", "--head-dim", "64",
+                           "-o", file, "--quiet"})
+                  .status,
+              0);
+    const Outcome run = run_program({"identify", file, "--json", "-o", out, "--quiet"});
+    ASSERT_EQ(run.status, 0) << run.err;
+    const auto found = nlohmann::json::parse(run.out)["kernels"][0]["identified"];
+    EXPECT_EQ(found["changes"].size(), 2u);
+    EXPECT_EQ(found["differing"], 0) << found["nearest"];
+    for (const char* other : {"fa2-unfused-splitkv", "thunderkittens"})
+        EXPECT_THAT(found["near_ties"], ::testing::Contains(other));
+    EXPECT_THAT(run.err, AllOf(HasSubstr("thunderkittens"), HasSubstr("with the same changes are not told from it")));
+    EXPECT_THAT(read_plan(out).description, AllOf(HasSubstr("do not tell it from"), HasSubstr("thunderkittens")));
 }
 
 TEST(IdentifyProgram, RefusesACaptureWithoutObservedOutputs) {

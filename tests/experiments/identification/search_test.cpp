@@ -193,6 +193,48 @@ TEST(Identify, IsSaidByThePresetThatNeedsFewestChanges) {
                             [&](const FoundChange& f) { return f.carries && f.changes == found.changes; }));
 }
 
+// What ties with a changed plan is what has as many elements with the same change, and not what tied before it.
+TEST(Identify, TiesAreOfThePresetsWithTheChange) {
+    RoundingPlan wanted = for_head_dim(plan("fa2"), 64, true);
+    set_format(wanted, Site::lse, bf16);
+    const Capture capture = made_capture({{"unknown", wanted}}, {.heads = 2, .kv_heads = 2, .n = 96, .d = 64});
+    IdentifyOptions options;
+    for (const char* name : {"fa2", "fa3", "cudnn-like"}) options.candidates.push_back(plan(name));
+    const Identification all = identify(capture, options);
+    const KernelIdentification& found = all.kernels.front();
+    ASSERT_EQ(found.changes.size(), 1u) << table(all, true);
+    ASSERT_EQ(found.changed.size(), 3u);
+    std::vector<std::string> expected;
+    for (const char* name : {"fa2", "fa3", "cudnn-like"}) {  // run again, by a ranking of the changed plans alone
+        IdentifyOptions alone;
+        alone.candidates = {with_fields_of(for_head_dim(plan(name), 64, true), found.plan, found.changes)};
+        alone.search = false;
+        const Match match = identify(capture, alone).kernels.front().match.all();
+        EXPECT_EQ(match.differing() == 0, std::string(name) != "cudnn-like");
+        if (match.differing() == 0 && found.nearest != name) expected.emplace_back(name);
+    }
+    EXPECT_THAT(found.near_ties(), ::testing::UnorderedElementsAreArray(expected));
+    EXPECT_THAT(table(all), HasSubstr(" or 1 other, changed, not told apart"));
+}
+
+// Three outputs that are right make more than found_share of all: the kernel is not the plan for that.
+TEST(Identify, EveryOutputIsToBeThePlans) {
+    Capture capture = made_capture({{"mine", plan("fa2")}}, {.n = 64, .d = 32});
+    std::vector<double>& o = capture.layers[0].observed[0].outputs[0]->values;
+    for (std::size_t i = 0; i < o.size(); i += 2) o[i] *= 1 + 0x1p-6;
+    IdentifyOptions options;
+    options.candidates = {plan("fa2")};
+    const Identification all = identify(capture, options);
+    const KernelIdentification& found = all.kernels.front();
+    EXPECT_GE(found.match.all().share(), found_share);
+    EXPECT_EQ(found.lacking(), std::vector<Output>{Output::o});
+    EXPECT_FALSE(found.is_found());
+    EXPECT_THAT(table(all),
+                ::testing::AllOf(HasSubstr("no plan found is this kernel; the nearest, fa2"), HasSubstr("% of o ("),
+                                 HasSubstr("of the sites of this plan, which is not the kernel")));
+    EXPECT_THAT(found.plan.description, HasSubstr("not the kernel"));
+}
+
 // "Nothing is said of a site" is said of those alone whose every other rule leaves the outputs as they are. The saved lse of fa2
 // may be exact, and not in bf16, which moves P; a plan that lacks the kernel's bf16 lse is not one whose lse is silent.
 TEST(Identify, IsSilentOnlyOfSitesThatNoRuleChanges) {

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is nearer, what is as near, and what is near enough.
+#include <algorithm>
+#include <cmath>
+#include <span>
+
+#include <faultline/identification/identify.hpp>
+
+namespace faultline {
+namespace {
+
+bool better(const RankedPlan& a, const RankedPlan& b) {
+    const Match x = a.match.all(), y = b.match.all();
+    if (x.equal != y.equal) return x.equal > y.equal;
+    if (a.match.lse.equal != b.match.lse.equal) return a.match.lse.equal > b.match.lse.equal;
+    return x.within_one_ulp > y.within_one_ulp;
+}
+
+/// The names of those that are within unmodelled_share of the match, and not told from it by the lse.
+std::vector<std::string> ties_with(const OutputMatches& match, std::span<const RankedPlan> plans) {
+    std::vector<std::string> names;
+    for (const RankedPlan& other : plans)
+        if (match.all().share() - other.match.all().share() <= unmodelled_share &&
+            std::abs(match.lse.share() - other.match.lse.share()) <= told_by_lse)
+            names.push_back(other.plan);
+    return names;
+}
+
+}  // namespace
+
+std::vector<std::string> KernelIdentification::ranked_ties() const {
+    return ranking.empty() ? std::vector<std::string>{}
+                           : ties_with(ranking.front().match, std::span(ranking).subspan(1));
+}
+
+std::vector<std::string> KernelIdentification::near_ties() const {
+    if (changes.empty()) return ranked_ties();
+    std::vector<std::string> names = ties_with(match, changed);
+    std::erase(names, nearest);
+    return names;
+}
+
+double found_share_of(Output output) { return output == Output::dq ? found_share_of_dq : found_share_of_others; }
+
+std::vector<Output> KernelIdentification::lacking() const {
+    std::vector<Output> outputs;
+    for (const Output output : all_outputs)
+        if (match[output].total > 0 && match[output].share() < found_share_of(output)) outputs.push_back(output);
+    return outputs;
+}
+
+void order_ranking(std::vector<RankedPlan>& ranking) {
+    std::stable_sort(ranking.begin(), ranking.end(), better);
+    auto lead = ranking.begin();
+    for (auto at = ranking.begin(); at != ranking.end(); ++at)
+        if (ranking.front().match.all().share() - at->match.all().share() <= unmodelled_share &&
+            at->match.lse.share() - lead->match.lse.share() > told_by_lse)
+            lead = at;
+    if (lead != ranking.end()) std::rotate(ranking.begin(), lead, lead + 1);
+}
+
+std::vector<Output> KernelIdentification::unlike() const {
+    std::vector<Output> outputs;
+    for (const Output output : all_outputs)
+        if (match[output].total > 0 && match[output].share() < more_than_chance) outputs.push_back(output);
+    return outputs;
+}
+
+}  // namespace faultline
