@@ -111,7 +111,7 @@ std::optional<RunRecord> open_record(Training& trainer, const RunFiles& files) {
     if (trainer.finished() || !writes(files)) return std::nullopt;  // the file is whole, or the first rank's
     // A run that ended in its first step has left its state alone.
     if (trainer.next_step() == 0 && !fs::exists(files.output)) return RunRecord::create(files.output, files.manifest);
-    return RunRecord::resume(files.output, trainer.next_step() - 1, trainer.config().steps);
+    return RunRecord::resume(files.output, trainer.next_step() - 1, trainer.config().steps, &files.manifest);
 }
 
 }  // namespace

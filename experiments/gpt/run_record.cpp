@@ -100,9 +100,16 @@ RunRecord RunRecord::create(const std::string& path, const Manifest& manifest) {
     return record;
 }
 
-RunRecord RunRecord::resume(const std::string& path, std::int64_t last_step, std::optional<std::int64_t> steps) {
+RunRecord RunRecord::resume(const std::string& path, std::int64_t last_step, std::optional<std::int64_t> steps,
+                            const Manifest* now) {
     RunRecord record(RunFile::resume(path, last_step, [&](Manifest& manifest) {
         if (steps) set_steps(manifest.config_toml, *steps);
+        if (now == nullptr) return;
+        manifest.ranks = now->ranks;
+        if (manifest.reductions.empty())
+            manifest.reductions = now->reductions;
+        else if (!manifest.reductions.ends_with(now->reductions))
+            manifest.reductions += fmt::format("; from step {} on: {}", last_step + 1, now->reductions);
     }));
     record.path_ = path;
     record.expected_last_ = last_step;

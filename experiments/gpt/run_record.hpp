@@ -17,8 +17,10 @@ class RunRecord {
     static RunRecord create(const std::string& path, const Manifest& manifest);
     /// Goes on behind step `last_step`. RequestError where the file has no such step.
     /// `steps`: of the run, where it may be another than when it began; it is written into the configuration that the file has.
+    /// `now`: who goes on with it: the file's `ranks` become its own, and its `reductions`, where they are others, stand behind
+    /// those of before with the step from which they hold.
     static RunRecord resume(const std::string& path, std::int64_t last_step,
-                            std::optional<std::int64_t> steps = std::nullopt);
+                            std::optional<std::int64_t> steps = std::nullopt, const Manifest* now = nullptr);
 
     /// Appends the step and flushes. The first one declares the series, those of report.extras too;
     /// a monitor without values in it has none. WorkError when the disk

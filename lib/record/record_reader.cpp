@@ -348,6 +348,9 @@ Manifest RecordReader::manifest() const {
     out.build = text("build");
     out.cpu = text("cpu");
     out.gpu = text("gpu");
+    const std::string ranks = text("ranks");
+    std::from_chars(ranks.data(), ranks.data() + ranks.size(), out.ranks);
+    out.reductions = text("reductions");
     const auto list = [&](const char* name) -> std::vector<std::string> {
         if (!h5::has_attribute(state_->file, name)) return {};
         const Handle attribute(H5Aopen(state_->file, name, H5P_DEFAULT), H5Aclose);

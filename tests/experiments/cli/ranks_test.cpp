@@ -21,6 +21,7 @@ namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
+using testing::StartsWith;
 
 class RanksOfTrain : public testing::Test {
   protected:
@@ -121,8 +122,14 @@ TEST_F(RanksOfTrain, GoOnWithAnotherNumberOfThem) {
     ASSERT_EQ(train({"--steps", "4", "--ranks", "3", "-o", folder / "cut.h5"}).status, 0);
     const Outcome rest = train({"--steps", "9", "--ranks", "2", "--resume", folder / "cut.h5"});
     ASSERT_EQ(rest.status, 0) << rest.err;
-    const RecordReader whole(folder / "whole.h5"), cut(folder / "cut.h5");
-    EXPECT_TRUE(whole.read("steps/loss").bytes == cut.read("steps/loss").bytes);
+    const auto cut = [&] { return RecordReader(folder / "cut.h5"); };
+    EXPECT_TRUE(RecordReader(folder / "whole.h5").read("steps/loss").bytes == cut().read("steps/loss").bytes);
+    const std::string chain = cut().manifest().reductions;
+    EXPECT_THAT(chain, HasSubstr("along a chain"));  // of three ranks and of two: the same additions, said once
+    EXPECT_EQ(cut().manifest().ranks, 2);
+    ASSERT_EQ(train({"--steps", "12", "--resume", folder / "cut.h5"}).status, 0);
+    EXPECT_EQ(cut().manifest().ranks, 1);
+    EXPECT_THAT(cut().manifest().reductions, StartsWith(chain + "; from step 9 on: none: "));
 }
 
 TEST_F(RanksOfTrain, AreRefusedInOneSentence) {
