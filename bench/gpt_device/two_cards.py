@@ -7,7 +7,8 @@ communication, whether the run is the run of one card, PyTorch's DistributedData
 
 Needs h5py, and for the rows with NCCL one (FAULTLINE_NCCL, the loader's libnccl.so.2, or that of an installed PyTorch). --cards N
 (default: all that nvidia-smi lists), with 1 what one card can show. Every part has a time limit and is left out, with the reason,
-where it fails.
+where it fails. Exit status: 0; 1 where a part failed or did not hold its bound; 2, with a sentence and before -o is touched, for a
+request that cannot be run.
 
 What is compared. With R cards a step has R micro-batches of the configuration's batch, with one card for each rank or all R on one
 card. One card adds its micro-batches' gradients in ascending order in fp32; ranks that gather add theirs in the order of ranks, which
@@ -22,6 +23,7 @@ import datetime
 import glob
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -45,9 +47,61 @@ def find_nccl():
             return
 
 
+PARTS = ("speed", "agreement", "sweep", "torch")
+ROWS = ("alone", "during", "end", "nccl", "bf16")
+
+
+class Refused(Exception):
+    """A request that cannot be run, in one sentence."""
+
+
 def cards_here():
-    said = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True)
-    return [line.strip() for line in said.stdout.splitlines() if line.strip()]
+    """The names of those that nvidia-smi lists, one at least."""
+    try:
+        said = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Refused(f"nvidia-smi: {getattr(error, 'strerror', None) or 'says nothing for 60 s'}: expected it in PATH, to list the "
+                      "cards") from None
+    lines = [line.strip() for line in said.stdout.splitlines() if line.strip()]
+    if said.returncode != 0:
+        why = (lines + said.stderr.split("\n"))[0].strip()
+        raise Refused(f"nvidia-smi: exit status {said.returncode}{': ' + why if why else ''}: expected the names of the cards")
+    names = [line for line in lines if line != "No devices were found"]  # which stands on stdout, as a name would
+    if not names:
+        raise Refused("nvidia-smi: lists no card: expected one at least")
+    return names
+
+
+def checked(a):
+    """The names of the cards; Refused where something in the request is wrong. Writes nothing."""
+    for option, text, known in (("--rows", a.rows, ROWS), ("--only", a.only, PARTS)):
+        for word in text.split(","):
+            if word not in known:
+                raise Refused(f"{option}: '{word}': expected some of {', '.join(known)}, with commas between")
+    for option, value, least in (("--cards", a.cards, 0), ("--steps", a.steps, 1), ("--rounds", a.rounds, 1),
+                                 ("--compared-steps", a.compared_steps, 1), ("--torch-steps", a.torch_steps, 1)):
+        if value < least:
+            raise Refused(f"{option}: {value}: expected {least} or more")
+    program = shutil.which(a.program)
+    if program is None:
+        raise Refused(f"PROGRAM: {a.program}: expected a program that can be run (build/cuda/experiments/cli/faultline)")
+    a.program = os.path.abspath(program)
+    for option, path in (("--config", a.config), ("--sweep", a.sweep)):
+        try:
+            if path is not None:
+                with open(path, "rb") as file:
+                    tomllib.load(file)
+        except (OSError, ValueError) as error:
+            raise Refused(f"{option}: {path}: {getattr(error, 'strerror', None) or error}: expected a file of TOML") from None
+    with open(a.config, "rb") as file:
+        train = tomllib.load(file).get("train")
+    for key in ("batch", "context"):
+        if not isinstance(train, dict) or not isinstance(train.get(key), int) or train[key] < 1:
+            raise Refused(f"--config: {a.config}: [train] {key}: expected a whole number, 1 or more")
+    names = cards_here()
+    if a.cards > len(names):
+        raise Refused(f"--cards: {a.cards}: expected {len(names)} at most, as many as nvidia-smi lists")
+    return names
 
 
 def ended(process, limit):
@@ -87,6 +141,7 @@ class Bench:
     def __init__(self, a, folder):
         self.a, self.folder = a, os.path.join(folder, "tokens")
         self.results = folder
+        self.failed = False
         os.mkdir(self.folder)
         write_tokens(self.folder)
         with open(a.config, "rb") as file:
@@ -209,6 +264,7 @@ class Bench:
         same = tensors(one["checkpoint"]) == tensors(many["checkpoint"])
         self.say()
         held = "no bound derived for more than two" if cards > 2 else f"bound 0: {'held' if good and same else 'NOT HELD'}"
+        self.failed |= cards == 2 and not (good and same)
         self.say(f"Weights and moments at the end: {'the same bits' if same else 'other bits'}; {held}.")
         self.say()
 
@@ -222,12 +278,13 @@ class Bench:
             return
         for used in sorted({1, cards}):
             devices = ",".join(map(str, range(used)))
-            line = [os.path.abspath(self.a.program), "sweep", self.a.sweep, "-o", os.path.join(self.results, f"sweep{used}"), "--devices", devices,
+            line = [self.a.program, "sweep", self.a.sweep, "-o", os.path.join(self.results, f"sweep{used}"), "--devices", devices,
                     *self.a.sweep_options.split()]
             begin = time.perf_counter()
             said = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
             out, err = ended(said, 240)
             seconds = time.perf_counter() - begin
+            self.failed |= said.returncode != 0
             self.say(f"`faultline sweep {Path(self.a.sweep).name} --devices {devices} {self.a.sweep_options}`: {seconds:.1f} s, "
                      f"exit status {said.returncode}")
             self.say("```")
@@ -295,21 +352,28 @@ def main():
     p.add_argument("--cards", type=int, default=0)
     p.add_argument("--steps", type=int, default=100)
     p.add_argument("--rounds", type=int, default=1)
-    p.add_argument("--rows", default="alone,during,end,nccl,bf16", help="of the tables of speed, beside one card")
+    p.add_argument("--rows", default=",".join(ROWS), help="of the tables of speed, beside one card")
     p.add_argument("--compared-steps", type=int, default=200)
     p.add_argument("--torch-steps", type=int, default=60)
     p.add_argument("--sweep", help="a sweep file")
     p.add_argument("--sweep-options", default="", help="more for faultline sweep")
-    p.add_argument("--only", default="speed,agreement,sweep,torch")
+    p.add_argument("--only", default=",".join(PARTS), help="parts, in their order")
     a = p.parse_args()
     if "TWO_CARDS_TOKENS" in os.environ:
         return torch_worker(a)
     find_nccl()
-    names = cards_here()
+    try:
+        names = checked(a)
+        if a.output:  # emptied when all else is known to be good
+            try:
+                Path(a.output).write_text("", encoding="utf-8")
+            except OSError as error:
+                raise Refused(f"-o: {a.output}: {error.strerror}: expected the name of a file to write") from None
+    except Refused as wrong:
+        print(f"two_cards.py: {wrong}", file=sys.stderr)
+        return 2
     cards = a.cards or len(names)
     begin = time.perf_counter()
-    if a.output:
-        Path(a.output).write_text("", encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(a, folder)
         bench.say(f"# {cards} card{'s' if cards > 1 else ''} against one: {', '.join(names[:cards])}, "
@@ -321,11 +385,12 @@ def main():
             try:
                 getattr(bench, part)(cards)
             except Exception as error:  # a part that fails is said, and the others go on
+                bench.failed = True
                 bench.say(f"{part} was not finished: {error}")
                 bench.say()
             print(f"[{part}: {time.perf_counter() - started:.0f} s]", flush=True)
         bench.say(f"{time.perf_counter() - begin:.0f} s in all.")
-    return 0
+        return 1 if bench.failed else 0
 
 
 if __name__ == "__main__":
