@@ -161,8 +161,11 @@ std::unique_ptr<Gather> Gather::among(Ranks& ranks, std::size_t bytes, std::stri
         state->open(handles);
         return std::string();
     });
-    // Where it failed on one, nobody has copied yet, and memory that others have open may go.
-    if (!all_good(all_texts(&ranks, opened), why)) return nullptr;
+    if (!all_good(all_texts(&ranks, opened), why)) {  // on all ranks alike
+        state->close();
+        (void)all_texts(&ranks, "");  // memory that another one has open may not be freed (cudaFree)
+        return nullptr;
+    }
     return std::unique_ptr<Gather>(new Gather(std::move(state)));
 }
 
