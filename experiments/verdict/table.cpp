@@ -32,6 +32,31 @@ std::string size_text(double x, int digits) {
     return std::abs(x) < 100 ? fmt::format("{:.{}f}", x, digits) : fmt::format("{:.3g}", x);
 }
 
+/// An error beyond this is told by no digits: the output is not resolved by its own size. JSON has the figure.
+constexpr double largest_shown = 1e7;  // 1e9%
+
+bool truth_is_zero(const OutputCheck& o) { return o.observed.nonfinite == 0 && o.truth_norm.mantissa == 0; }
+
+/// A relative error in a column of nine: ">1e9%" where it is larger still.
+std::string column_text(const WideReal& relative) {
+    return relative > WideReal(largest_shown) ? ">1e9%" : error_text(relative);
+}
+
+/// The error of a run, relative, or where the truth is 0 its Frobenius norm, without a unit.
+std::string column_text(const OutputCheck& o, const ErrorMeasure& error) {
+    return truth_is_zero(o) ? error.error_norm.to_string(2) : column_text(error.rel_error);
+}
+
+/// What the columns are where they are no relative errors, or none that a person can use.
+std::string scale_text(const OutputCheck& o) {
+    if (truth_is_zero(o))
+        return "      its truth is 0, which no error is relative to: error and plan are |value|, and expected is left out\n";
+    const WideReal most(largest_shown);
+    return o.observed.rel_error > most || o.plan.rel_error > most || o.expected > most
+               ? "      beyond 1e9% a size says little: the truth is next to nothing beside it (exact figures: --json)\n"
+               : "";
+}
+
 /// " in row 12, feature 5" of an element, ", 98% of it in row 12" of a size that one row is most of; with what the row is,
 /// where its truth is small beside the others'.
 std::string worst_text(const Finding& f) {
@@ -136,8 +161,8 @@ std::string table(const Check& c, bool full) {
         if (layer.outputs.empty()) continue;
         out += "          error      plan   expected   ratio   =plan   verdict\n";
         for (const OutputCheck& o : layer.outputs) {
-            out += fmt::format("  {:<4}{:>9} {:>9}  {:>9}  {:>6}  {:>6}   {}\n", name(o),
-                               error_text(o.observed.rel_error), error_text(o.plan.rel_error), error_text(o.expected),
+            out += fmt::format("  {:<4}{:>9} {:>9}  {:>9}  {:>6}  {:>6}   {}\n", name(o), column_text(o, o.observed),
+                               column_text(o, o.plan), truth_is_zero(o) ? "-" : column_text(o.expected),
                                size_text(o.size_ratio, 3), share_text(o.bit_equal_to_plan), name(o.verdict));
             if (o.in_log2 && o.verdict != Verdict::within_rounding)
                 out += "      it is the truth's in log2 units: expected natural ones, the logarithm to base e\n";
@@ -146,7 +171,8 @@ std::string table(const Check& c, bool full) {
                 out += fmt::format(
                     "      of little weight: with random signs its roundings make an error of {}, where the plan's make\n"
                     "      {}, so that only a fault larger still is found, and an output of zeros would not be\n",
-                    error_text(o.expected), error_text(o.plan.rel_error));
+                    column_text(o.expected), column_text(o.plan.rel_error));
+            out += scale_text(o);
             out += spread_text(o, c.slack, c.log10_threshold);
             const std::size_t shown = full ? o.findings.size() : std::min(o.findings.size(), findings_shown);
             for (std::size_t i = 0; i < shown; ++i) out += fmt::format("      {}\n", text(o.findings[i]));

@@ -240,6 +240,28 @@ TEST(Check, WhatIsExpectedWhereTheTruthIsZero) {
         EXPECT_TRUE(std::isinf(o.expected.to_double())) << name(o) << table(found);
     }
     EXPECT_GT(infinite, 0u);
+    const std::string text = table(found);
+    EXPECT_THAT(text, HasSubstr("its truth is 0, which no error is relative to"));
+    EXPECT_THAT(text, ::testing::Not(HasSubstr(" inf"))) << "a size that is none";
+}
+
+// A size that a person cannot read is a bound in the table, and itself in JSON.
+TEST(Check, ErrorsBeyondAnyScaleAreBounds) {
+    Check made;
+    LayerCheck& layer = made.layers.emplace_back();
+    layer.name = "layer0";
+    OutputCheck& dq = layer.outputs.emplace_back();
+    dq.output = Output::dq;
+    dq.truth_norm = WideReal(1.0);
+    dq.observed.rel_error = WideReal(0.5);
+    dq.plan.rel_error = WideReal(0.25);
+    dq.expected = WideReal{1.0, 6600};  // 2^6600
+    const std::string text = table(made);
+    EXPECT_THAT(text, HasSubstr("50.0%     25.0%      >1e9%"));
+    EXPECT_THAT(text, HasSubstr("exact figures: --json"));
+    EXPECT_THAT(to_json(made), HasSubstr("1986\""));
+    dq.expected = WideReal(0.3);
+    EXPECT_THAT(table(made), ::testing::Not(HasSubstr("exact figures")));
 }
 
 TEST(Check, DoesNotDependOnThreads) {
