@@ -51,6 +51,9 @@ inline constexpr double found_share_of_dq = 0.6, found_share_of_others = 0.9;
 /// Plans whose lse is equal in shares further apart than this are told apart by it: what no plan models decides the last bit
 /// of one row in some thousand (docs/kernels.md, the merge of splits).
 inline constexpr double told_by_lse = 0.01;
+/// How many rows of the lse are a plan's, where that tells plans apart: none of a plan that has fewer than found_share, since half
+/// of the rows of an lse that is no plan's are some plan's by chance.
+[[nodiscard]] Match telling_lse(const OutputMatches& match);
 
 /// A plan of the ranking.
 struct RankedPlan {

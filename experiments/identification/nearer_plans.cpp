@@ -65,7 +65,7 @@ std::optional<ChosenPlan> nearest_plan(const Identification& ranked, const std::
         if (!chosen)
             chosen = ChosenPlan{kernel, candidate.plan, match.share(), {}, exact > match.share() ? exact : 0};
         else if (match.equal == sums.front().match.all().equal &&
-                 candidate.match.lse.equal == sums.front().match.lse.equal)
+                 telling_lse(candidate.match).equal == telling_lse(sums.front().match).equal)
             chosen->as_near.push_back(candidate.plan);
     }
     if (chosen && chosen->bit_equal < more_than_chance) chosen.reset();

@@ -12,7 +12,8 @@ namespace {
 bool better(const RankedPlan& a, const RankedPlan& b) {
     const Match x = a.match.all(), y = b.match.all();
     if (x.equal != y.equal) return x.equal > y.equal;
-    if (a.match.lse.equal != b.match.lse.equal) return a.match.lse.equal > b.match.lse.equal;
+    const std::size_t of_a = telling_lse(a.match).equal, of_b = telling_lse(b.match).equal;
+    if (of_a != of_b) return of_a > of_b;
     return x.within_one_ulp > y.within_one_ulp;
 }
 
@@ -21,7 +22,7 @@ std::vector<std::string> ties_with(const OutputMatches& match, std::span<const R
     std::vector<std::string> names;
     for (const RankedPlan& other : plans)
         if (match.all().share() - other.match.all().share() <= unmodelled_share &&
-            std::abs(match.lse.share() - other.match.lse.share()) <= told_by_lse)
+            std::abs(telling_lse(match).share() - telling_lse(other.match).share()) <= told_by_lse)
             names.push_back(other.plan);
     return names;
 }
@@ -40,6 +41,10 @@ std::vector<std::string> KernelIdentification::near_ties() const {
     return names;
 }
 
+Match telling_lse(const OutputMatches& match) {
+    return match.lse.total > 0 && match.lse.share() < found_share ? Match{0, 0, match.lse.total} : match.lse;
+}
+
 double found_share_of(Output output) { return output == Output::dq ? found_share_of_dq : found_share_of_others; }
 
 std::vector<Output> KernelIdentification::lacking() const {
@@ -54,7 +59,7 @@ void order_ranking(std::vector<RankedPlan>& ranking) {
     auto lead = ranking.begin();
     for (auto at = ranking.begin(); at != ranking.end(); ++at)
         if (ranking.front().match.all().share() - at->match.all().share() <= unmodelled_share &&
-            at->match.lse.share() - lead->match.lse.share() > told_by_lse)
+            telling_lse(at->match).share() - telling_lse(lead->match).share() > told_by_lse)
             lead = at;
     if (lead != ranking.end()) std::rotate(ranking.begin(), lead, lead + 1);
 }

@@ -285,7 +285,7 @@ std::pair<std::size_t, std::size_t> equal_of(const BothParts& runs) {
     OutputMatches sum;
     for (const Baseline* part : {&runs.searched, &runs.held_out})
         for (const OutputMatches& match : part->matches) sum.add(match);
-    return {sum.all().equal, sum.lse.equal};
+    return {sum.all().equal, telling_lse(sum).equal};
 }
 
 /// Whether one is the better answer: fewer changes, of as many more elements, then more of the lse.

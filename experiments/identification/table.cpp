@@ -21,14 +21,16 @@ std::string row(const std::string& plan, const OutputMatches& m) {
     std::string line = fmt::format("  {:<24}{:>10}", plan, share_percent(m.all()));
     for (const Output output : all_outputs)
         line += fmt::format("{:>10}", m[output].total == 0 ? "-" : share_percent(m[output]));
+    if (m.lse.total > 0) line += fmt::format("{:>10}", share_percent(m.lse));
     Match all = m.all();
     const Match near{all.within_one_ulp, all.within_one_ulp, all.total};
     return line + fmt::format("{:>16}\n", share_percent(near));
 }
 
-std::string heading() {
+std::string heading(bool lse) {
     std::string line = fmt::format("  {:<24}{:>10}", "equal elements", "all");
     for (const Output output : all_outputs) line += fmt::format("{:>10}", name(output));
+    if (lse) line += fmt::format("{:>10}", "lse");
     return line + fmt::format("{:>16}\n", "within 1 ulp");
 }
 
@@ -105,7 +107,7 @@ std::string name_list(const std::string& title, const std::vector<std::string>& 
 }
 
 std::string ranking_text(const KernelIdentification& k, bool full) {
-    std::string out = heading();
+    std::string out = heading(!k.ranking.empty() && k.ranking.front().match.lse.total > 0);
     const std::size_t shown = full ? k.ranking.size() : std::min(plans_shown, k.ranking.size());
     for (std::size_t i = 0; i < shown; ++i) out += row(k.ranking[i].plan, k.ranking[i].match);
     const std::vector<std::string> equals = equals_of(k);

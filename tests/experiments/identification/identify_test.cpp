@@ -53,6 +53,15 @@ TEST(Identify, AsksTheLseWhereElementsTie) {
     EXPECT_EQ(k.ranking[0].plan, "b");
     EXPECT_EQ(k.ranking[1].plan, "c");
     EXPECT_EQ(k.near_ties(), std::vector<std::string>{"e"});
+    // One that is no plan's is some plan's in half of its rows, and decides nothing.
+    k.ranking = {ranked("a", 99990, 528), ranked("b", 99991, 477), ranked("c", 99990, 690), ranked("d", 99990, 0)};
+    order_ranking(k.ranking);
+    EXPECT_EQ(k.ranking[0].plan, "b");
+    EXPECT_EQ(k.near_ties(), (std::vector<std::string>{"a", "c", "d"}));
+    k.ranking = {ranked("a", 99990, 528), ranked("b", 99990, 990)};
+    order_ranking(k.ranking);
+    EXPECT_EQ(k.ranking[0].plan, "b");
+    EXPECT_TRUE(k.near_ties().empty()) << "an lse that is a plan's";
 }
 
 // With a softcap, sinks and dropout the kernels are told from each other as ever; fa1, which cannot have the latter two,
