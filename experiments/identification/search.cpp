@@ -294,20 +294,40 @@ bool better(const Restated& a, const Restated& b) {
     return a.equal != b.equal ? a.equal > b.equal : a.lse > b.lse;
 }
 
-/// The presets that `changed`, made in them, makes a better answer than `now`, best first, of equals as ranked.
+/// Whether the second run has as many elements as the first, or as many but what is not modelled may decide.
+bool as_many(const Flips& f, const Match& first, bool modelled) {
+    const double lost = static_cast<double>(f.lost) - static_cast<double>(f.won);
+    return lost <= 0 ||
+           (!modelled && first.differing() > 0 && lost <= unmodelled_share * static_cast<double>(first.total));
+}
+
+/// The presets that `changed`, made in them, makes a better answer than `now`, best first, of equals as ranked: fewer changes
+/// are where what they lose against `most`, the run of what was searched, is no more than a single change would have to gain.
 std::vector<Restated> restatements(const Parts& parts, const std::vector<RoundingPlan>& presets, const Restated& now,
-                                   const std::vector<Difference>& changed, const Extras& extras) {
+                                   const BothParts& most, const std::vector<Difference>& changed,
+                                   const Extras& extras) {
     std::vector<Restated> all;
-    for (std::size_t i = 0; i < presets.size(); ++i) {
-        Restated next{i, with_fields_of(presets[i], now.plan, changed), {}, {}};
+    std::vector<std::pair<std::size_t, std::vector<Difference>>> tries;
+    for (std::size_t i = 0; i < presets.size(); ++i) tries.emplace_back(i, changed);
+    // The answer without one of its changes, and without two: a rule of both passes is two.
+    for (std::size_t a = 0; a < now.needed.size(); ++a)
+        for (std::size_t b = a; b < now.needed.size(); ++b) {
+            std::vector<Difference>& rest = tries.emplace_back(now.preset, now.needed).second;
+            rest.erase(rest.begin() + static_cast<std::ptrdiff_t>(b));
+            if (a != b) rest.erase(rest.begin() + static_cast<std::ptrdiff_t>(a));
+        }
+    for (const auto& [i, fields] : tries) {
+        Restated next{i, with_fields_of(presets[i], now.plan, fields), {}, {}};
         next.needed = differences(presets[i], next.plan);
         if (next.needed.empty() || next.needed.size() > now.needed.size() || next.plan.same_numerics(now.plan))
             continue;
         if (!problem_with(next.plan).empty() || !problem_with(next.plan, extras).empty()) continue;
         next.runs = run_on(parts, next.plan);
-        const Flips searched = against(now.runs.searched, next.runs.searched),
-                    held_out = against(now.runs.held_out, next.runs.held_out);
-        if (searched.lost > searched.won || held_out.lost > held_out.won) continue;
+        const bool fewer = next.needed.size() < now.needed.size();
+        const BothParts& first = fewer ? most : now.runs;
+        if (!as_many(against(first.searched, next.runs.searched), all_of(first.searched), !fewer) ||
+            !as_many(against(first.held_out, next.runs.held_out), all_of(first.held_out), !fewer))
+            continue;
         std::tie(next.equal, next.lse) = equal_of(next.runs);
         if (better(next, now)) all.push_back(std::move(next));
     }
@@ -335,12 +355,13 @@ void restate(const Parts& parts, const std::vector<RoundingPlan>& presets, const
              const Extras& extras, SearchedPlan& found) {
     if (differences(start, found.plan).empty()) return;
     Restated now = said_of(parts, presets, found);
+    const BothParts most = now.runs;
     std::vector<Difference> changed = differences(start, found.plan);
     // Each round has fewer changes or more elements. What the new answer needs is less than what was changed from the start, and
     // a preset that the search's other changes spoiled may be better with that alone.
     for (std::size_t round = 0; round < presets.size() && !now.needed.empty(); ++round) {
         bool restated = false;
-        for (Restated& next : restatements(parts, presets, now, changed, extras)) {
+        for (Restated& next : restatements(parts, presets, now, most, changed, extras)) {
             FoundChange step = judged(next.needed, run_on(parts, presets[next.preset]), next.runs);
             if (!step.carries) continue;
             std::erase_if(found.found, [](const FoundChange& f) { return f.carries; });
