@@ -152,19 +152,6 @@ TEST_F(TwoCards, GoOnAfterAnInterruptBitForBit) {
     expect_same("whole", "cut");
 }
 
-/// A process with this parent, or -1.
-int child_of(int parent) {
-    for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
-        const std::string id = entry.path().filename().string();
-        if (id.find_first_not_of("0123456789") != std::string::npos) continue;
-        std::ifstream in(entry.path() / "stat");
-        const std::string stat{std::istreambuf_iterator<char>(in), {}};  // "PID (NAME) S PARENT …"
-        const std::size_t close = stat.rfind(')');
-        if (close != std::string::npos && std::atoi(stat.c_str() + close + 4) == parent) return std::atoi(id.c_str());
-    }
-    return -1;
-}
-
 // A card that waits for the copies of a rank that is gone would wait for ever.
 TEST_F(TwoCards, ALostRankIsNamedOnce) {
     for (const bool first : {true, false}) {
@@ -175,7 +162,7 @@ TEST_F(TwoCards, ALostRankIsNamedOnce) {
                   folder / (stem + ".err"));
         for (int i = 0; i < 4000 && !std::filesystem::exists(folder / (stem + ".checkpoint.safetensors")); ++i)
             std::this_thread::sleep_for(std::chrono::milliseconds(5));
-        const int killed = first ? run.id() : child_of(run.id());
+        const int killed = first ? run.id() : run.child();
         ASSERT_GT(killed, 0);
         ::kill(killed, SIGKILL);
         EXPECT_EQ(run.wait(), first ? -SIGKILL : 1);

@@ -181,18 +181,6 @@ TEST_F(RanksOfTrain, ManyOfThem) {
     expect_same_steps(folder / "one.h5", folder / "many.h5");
 }
 
-/// A process with this parent, or -1.
-int child_of(int parent) {
-    for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
-        const std::string id = entry.path().filename().string();
-        if (id.find_first_not_of("0123456789") != std::string::npos) continue;
-        const std::string stat = contents(entry.path() / "stat");  // "PID (NAME) S PARENT …"
-        const std::size_t close = stat.rfind(')');
-        if (close != std::string::npos && std::atoi(stat.c_str() + close + 4) == parent) return std::atoi(id.c_str());
-    }
-    return -1;
-}
-
 // Whoever of them is killed, the others end, and one of them says why.
 TEST_F(RanksOfTrain, ALostRankIsNamedOnce) {
     for (const bool first : {true, false}) {
@@ -202,7 +190,7 @@ TEST_F(RanksOfTrain, ALostRankIsNamedOnce) {
                   folder / (stem + ".err"));
         for (int i = 0; i < 4000 && !std::filesystem::exists(folder / (stem + ".checkpoint.safetensors")); ++i)
             std::this_thread::sleep_for(std::chrono::milliseconds(5));
-        const int killed = first ? run.id() : child_of(run.id());
+        const int killed = first ? run.id() : run.child();
         ASSERT_GT(killed, 0);
         ::kill(killed, SIGKILL);
         EXPECT_EQ(run.wait(), first ? -SIGKILL : 1);

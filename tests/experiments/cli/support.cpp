@@ -103,6 +103,17 @@ void Child::wait_until_it_catches(int number) const {
     ADD_FAILURE() << "no handler for signal " << number;
 }
 
+int Child::child() const {
+    for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+        const std::string id = entry.path().filename().string();
+        if (id.find_first_not_of("0123456789") != std::string::npos) continue;
+        const std::string stat = slurp(entry.path() / "stat");  // "PID (NAME) S PARENT …"
+        const std::size_t close = stat.rfind(')');
+        if (close != std::string::npos && std::atoi(stat.c_str() + close + 4) == pid_) return std::atoi(id.c_str());
+    }
+    return -1;
+}
+
 int Child::wait() { return end_of(std::exchange(pid_, -1)); }
 std::string Child::error() const { return slurp(error_); }
 

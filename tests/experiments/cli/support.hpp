@@ -29,6 +29,7 @@ class Child {
     Child(const Child&) = delete;
     Child& operator=(const Child&) = delete;
     [[nodiscard]] int id() const { return pid_; }
+    [[nodiscard]] int child() const;  ///< a process that it has started and that lives, or -1
     void signal(int number) const;
     /// Until the program has a handler for the signal, some seconds at most.
     void wait_until_it_catches(int number) const;
