@@ -30,7 +30,7 @@ def write_tokens(folder, count=4_000_000, vocabulary=50257):
             array.array("H", ids if name == "train" else ids[:200_000]).tofile(file)
 
 
-def torch_model(c, seed):
+def torch_model(c, seed, device="cuda"):
     """GPT-2 as faultline has it, its start drawn alike."""
     import torch
     from torch import nn
@@ -75,20 +75,22 @@ def torch_model(c, seed):
 
     torch.manual_seed(seed)
     torch.set_float32_matmul_precision("high")
-    return Gpt().cuda()
+    return Gpt().to(device)
 
 
 def torch_steps(c, folder, steps, seed=0, attention="flash", rate=None, after=None, wrap=lambda model: model,
-                reuse=None):
+                reuse=None, windows=None, validation=None, device="cuda"):
     """Trains and returns the losses (of a step each, on the card); rate(step): the learning rate; after(step) is called when a
-    step is launched; reuse: a dictionary that keeps what was compiled for the next call, which draws its own weights."""
+    step is launched; reuse: a dictionary that keeps what was compiled for the next call, which draws its own weights;
+    windows(step): offsets in train.bin of the step's windows, which are drawn where it is None; validation: (every, batches of
+    offsets in val.bin, a dictionary), and the dictionary gets the mean loss of the batches after each `every` steps."""
     import numpy
     import torch
     from torch import nn
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     context, batch = c["context"], c["batch"]
-    model = wrap(torch_model(c, seed))
+    model = wrap(torch_model(c, seed, device))
     if reuse:
         reuse["model"].load_state_dict(model.state_dict())
         model = reuse["model"]
@@ -97,32 +99,48 @@ def torch_steps(c, folder, steps, seed=0, attention="flash", rate=None, after=No
     vectors = [p for p in parameters if p.dim() <= 1]
     decay = c.get("weight-decay", 0.1)
     optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}],
-                                  lr=c.get("lr", 6e-4), betas=(0.9, 0.95), fused=True)
+                                  lr=c.get("lr", 6e-4), betas=(0.9, 0.95), fused=device == "cuda")
     compiled = reuse["compiled"] if reuse else torch.compile(model)
     if reuse is not None:
         reuse.update(model=model, compiled=compiled)
-    # On the card, so that the host never holds it up.
-    data = torch.from_numpy(numpy.fromfile(os.path.join(folder, "train.bin"), dtype=numpy.uint16).astype(numpy.int64)).cuda()
-    places = torch.arange(context, device="cuda")
+
+    def ids(name):  # on the card, so that the host never holds it up
+        return torch.from_numpy(numpy.fromfile(os.path.join(folder, name), dtype=numpy.uint16).astype(numpy.int64)).to(device)
+
+    data = ids("train.bin")
+    places = torch.arange(context, device=device)
+
+    def loss_of(text, offsets):
+        at = offsets + places
+        with torch.autocast(device, dtype=torch.bfloat16):
+            return compiled(text[at], text[at + 1])
+
+    if windows is not None:  # all of them in one copy
+        drawn = torch.tensor([windows(step) for step in range(steps)]).unsqueeze(-1).to(device)
+    if validation is not None:
+        every, held, means = validation
+        val, held = ids("val.bin"), torch.tensor(held).unsqueeze(-1).to(device)
     backend = {"flash": [SDPBackend.FLASH_ATTENTION], "cudnn": [SDPBackend.CUDNN_ATTENTION]}[attention]
     losses = []
     with sdpa_kernel(backend):
         for step in range(steps):
-            at = torch.randint(len(data) - context - 1, (batch, 1), device="cuda") + places
-            x, y = data[at], data[at + 1]
             if rate is not None:
                 for group in optimizer.param_groups:
                     group["lr"] = rate(step)
-            with torch.autocast("cuda", dtype=torch.bfloat16):
-                loss = compiled(x, y)
+            loss = loss_of(data, torch.randint(len(data) - context - 1, (batch, 1), device=device) if windows is None
+                           else drawn[step])
             loss.backward()
             nn.utils.clip_grad_norm_(parameters, 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             losses.append(loss.detach())
+            if validation is not None and (step + 1) % every == 0:
+                # With gradients, which nobody takes: without, the model would be compiled once more.
+                means[step + 1] = sum(float(loss_of(val, offsets).detach()) for offsets in held) / len(held)
             if after is not None:
                 after(step)
-    torch.cuda.synchronize()
+    if device == "cuda":
+        torch.cuda.synchronize()
     return losses
 
 

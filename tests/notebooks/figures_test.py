@@ -212,6 +212,18 @@ def test_every_figure_of_a_dissociation_is_drawn(dissociation, saved, tmp_path, 
         assert any(path.startswith(figure.name) and path.endswith(".png") for path in os.listdir(tmp_path)), figure.name
 
 
+def test_the_marks_of_seeds_are_the_outcomes(dissociation):
+    tree = faultline.open(dissociation)
+    outcome = tree["outcome"].to_dataset()
+    (drawn,) = draw("seeds", tree)
+    for column, source in enumerate(("ds:fixed:0.3", "delta:multiplicative:0.5")):
+        for row, quantity in enumerate(("sigma_ratio", "loss_ratio")):
+            axis = drawn.axes[2 * row + column]
+            (marks,) = [line for line in axis.get_lines() if line.get_label() == "seed 0"]
+            found = outcome[quantity].sel(source=source, seed=0).values
+            np.testing.assert_array_equal(marks.get_ydata(), found[np.isfinite(found)])
+
+
 def test_what_a_probe_file_lacks_is_said_with_the_command_that_records_it(recorded, tmp_path, capsys):
     assert main([str(recorded / "scores.h5"), "-o", str(tmp_path)]) == 0  # of the probe saturation alone
     said = capsys.readouterr()

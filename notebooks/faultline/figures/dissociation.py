@@ -57,6 +57,48 @@ def matrix(tree):
     yield "", drawn
 
 
+@figure("seeds", "dissociation", "sigma_max(W_Q) and train loss over the matched control's, a mark for each seed")
+def seeds(tree):
+    data = _outcome(tree)
+    sources = [s for s in data["source"].values if s != "none" and np.isfinite(data["sigma_ratio"].sel(source=s)).any()]
+    if not sources:
+        raise NotRecorded(f"the file has no source but none; record it with: {_RECORD} --source SITE:LAW:MAGNITUDE")
+    named = [str(i) for i in data["intervention"].values if np.isfinite(data["sigma_ratio"].sel(source=sources, intervention=i)).any()]
+    numbers = [int(s) for s in data["seed"].values]
+    looks = dict(zip(numbers, zip("osD^vP*Xph<>" * (1 + len(numbers) // 12), COLOURS * (1 + len(numbers) // len(COLOURS)))))
+    columns = min(len(sources), 5)
+    blocks = -(-len(sources) // columns)
+    drawn, axes = new(PAGE, 0.7 + 2.9 * blocks, rows=2 * blocks, columns=columns, sharex=True, sharey="row")
+    at = np.arange(len(named))
+    for place in range(blocks * columns):
+        pair = axes[2 * (place // columns) : 2 * (place // columns) + 2, place % columns]
+        if place >= len(sources):
+            for axis in pair:
+                axis.set_axis_off()
+            continue
+        cells = data.sel(source=sources[place], intervention=named)
+        for axis, quantity, limit in zip(pair, ("sigma_ratio", "loss_ratio"), (tree.attrs["sigma_ratio"], tree.attrs["loss_ratio"])):
+            for n, seed in enumerate(numbers):
+                mark, colour = looks[seed]
+                beside = 0.16 * (n - (len(numbers) - 1) / 2) if len(numbers) < 6 else 0
+                axis.plot(at + beside, cells[quantity].sel(seed=seed), mark, ms=4, mfc="none", color=colour, label=f"seed {seed}")
+            axis.axhline(1, color="0.6", lw=0.6)
+            axis.axhline(float(limit), color="0.6", lw=0.6, ls=":")
+            axis.set_yscale("log")
+        pair[0].set_title("\n".join(str(sources[place]).split(":", 1)))
+        for axis, ticks in zip(pair, ([0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500], [0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.5, 2, 3, 5])):
+            axis.yaxis.set_minor_locator(mpl.ticker.NullLocator())
+            axis.yaxis.set_major_locator(mpl.ticker.FixedLocator(ticks))
+            axis.yaxis.set_major_formatter(mpl.ticker.FormatStrFormatter("%g"))
+        pair[1].set_xticks(at, [n.replace(":", ":\n", 1) for n in named], rotation=60, ha="right")
+        pair[1].xaxis.set_tick_params(labelbottom=True)
+    for block in range(blocks):
+        axes[2 * block, 0].set_ylabel("$\\sigma_{max}(W_Q)$\nover the control's")
+        axes[2 * block + 1, 0].set_ylabel("train loss\nover the control's")
+    drawn.legend(*_unique_handles(axes.ravel()), loc="outside upper left", ncols=6)
+    yield "", drawn
+
+
 @figure("channel", "dissociation", "sigma_max(W_Q) over the steps, by source and intervention")
 def channel(tree):
     data = need(tree, "series", _RECORD).to_dataset()
