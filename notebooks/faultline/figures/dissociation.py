@@ -70,6 +70,8 @@ def seeds(tree):
     blocks = -(-len(sources) // columns)
     drawn, axes = new(PAGE, 0.7 + 2.9 * blocks, rows=2 * blocks, columns=columns, sharex=True, sharey="row")
     at = np.arange(len(named))
+    losses = data["loss_ratio"].sel(source=sources, intervention=named).values
+    close, fine = np.nanmax(losses) < 1.3 * np.nanmin(losses), [0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1, 1.05, 1.1, 1.15, 1.2, 1.25, 1.3]
     for place in range(blocks * columns):
         pair = axes[2 * (place // columns) : 2 * (place // columns) + 2, place % columns]
         if place >= len(sources):
@@ -86,7 +88,8 @@ def seeds(tree):
             axis.axhline(float(limit), color="0.6", lw=0.6, ls=":")
             axis.set_yscale("log")
         pair[0].set_title("\n".join(str(sources[place]).split(":", 1)))
-        for axis, ticks in zip(pair, ([0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500], [0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.5, 2, 3, 5])):
+        for axis, ticks in zip(pair, ([0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500], fine if close else [0.5, 0.7, 1, 1.5, 2, 3, 5, 10])):
+            axis.margins(y=0.1)
             axis.yaxis.set_minor_locator(mpl.ticker.NullLocator())
             axis.yaxis.set_major_locator(mpl.ticker.FixedLocator(ticks))
             axis.yaxis.set_major_formatter(mpl.ticker.FormatStrFormatter("%g"))
