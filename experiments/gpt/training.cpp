@@ -8,6 +8,7 @@
 
 #include <faultline/base/error.hpp>
 #include <faultline/base/parallel.hpp>
+#include <faultline/probes/lanczos.hpp>
 #include <faultline/probes/spectra.hpp>
 
 namespace faultline::gpt {
@@ -74,8 +75,12 @@ void copy_spectra(const StepReport& from, StepReport& to) {
     to.singular_qk = from.singular_qk;
 }
 
-void report_spectra(const ModelConfig& model, const std::function<QkWeights(int)>& weights_of, int threads,
-                    StepReport& r) {
+namespace {
+
+/// of_weight(w), of_product(q, k): the leading values.
+template <class OfWeight, class OfProduct>
+void report_spectra_by(const ModelConfig& model, const std::function<QkWeights(int)>& weights_of, int threads,
+                       StepReport& r, const OfWeight& of_weight, const OfProduct& of_product) {
     clear_spectra(r);
     const int d = model.head_dim();
     // Of each layer W_Q, W_K and the heads' products.
@@ -90,16 +95,28 @@ void report_spectra(const ModelConfig& model, const std::function<QkWeights(int)
         const auto columns = [&](MatrixView<const float> of) {
             return MatrixView<const float>(of.data + h * d, of.rows, d, of.stride);
         };
-        if (part == 0) put(singular_values(w.q, spectrum), r.singular_q, l);
-        if (part == 1) put(singular_values(w.k, spectrum), r.singular_k, l);
+        if (part == 0) put(of_weight(w.q), r.singular_q, l);
+        if (part == 1) put(of_weight(w.k), r.singular_k, l);
         if (part >= 2)
-            put(product_singular_values(columns(w.q), columns(w.k), spectrum), r.singular_qk,
+            put(of_product(columns(w.q), columns(w.k)), r.singular_qk,
                 l * static_cast<std::size_t>(r.heads) + static_cast<std::size_t>(h));
     });
     for (std::size_t l = 0; l < static_cast<std::size_t>(r.layers); ++l) {
         r.sigma_q[l] = r.singular_q[l * spectrum];
         r.sigma_k[l] = r.singular_k[l * spectrum];
     }
+}
+
+}  // namespace
+
+void report_leading_spectra(const ModelConfig& model, const std::function<QkWeights(int)>& weights_of, int threads,
+                            StepReport& r) {
+    report_spectra_by(
+        model, weights_of, threads, r,
+        [](MatrixView<const float> w) { return leading_singular_values(w, spectrum).values; },
+        [](MatrixView<const float> q, MatrixView<const float> k) {
+            return leading_product_singular_values(q, k, spectrum).values;
+        });
 }
 
 void report_spectra(const ModelConfig& model, const ParameterLayout& layout, std::span<const float> weights, bool due,
@@ -109,7 +126,9 @@ void report_spectra(const ModelConfig& model, const ParameterLayout& layout, std
         const auto view = [&](const char* part) { return layout.at(fmt::format("layer{}.{}", l, part)).of(weights); };
         return QkWeights{view("w_q"), view("w_k")};
     };
-    report_spectra(model, weights_of, 1, r);
+    report_spectra_by(
+        model, weights_of, 1, r, [](MatrixView<const float> w) { return singular_values(w, spectrum); },
+        [](MatrixView<const float> q, MatrixView<const float> k) { return product_singular_values(q, k, spectrum); });
 }
 
 }  // namespace faultline::gpt

@@ -54,9 +54,10 @@ void report_spectra(const ModelConfig& model, const ParameterLayout& layout, std
 struct QkWeights {
     MatrixView<const float> q, k;
 };
-/// The same of weights that lie elsewhere, on some threads; the numbers do not depend on how many.
-void report_spectra(const ModelConfig& model, const std::function<QkWeights(int layer)>& weights_of, int threads,
-                    StepReport& report);
+/// The same of weights that lie elsewhere, on some threads, by Lanczos: each value within lanczos_error (probes/lanczos.hpp) of
+/// the largest. The numbers do not depend on how many threads.
+void report_leading_spectra(const ModelConfig& model, const std::function<QkWeights(int layer)>& weights_of,
+                            int threads, StepReport& report);
 /// NaN, of the report's layers and heads.
 void clear_spectra(StepReport& report);
 /// The spectra of one report into another.

@@ -48,9 +48,8 @@ DeviceTrainer::State::State(const TrainConfig& wanted, const TokenData& tokens, 
       update_apart(hooked.update != nullptr || faults.alters_update() || projecting != nullptr),
       exchange(options.ranks, config, layout, options.exchange),
       memory(config, layout,
-             {attention.scratch_bytes(), muon_scratch(), attention.parts(), monitors, config.monitor_every > 0,
-              may_norm, faults.bytes(), projected ? projected->bytes : 0, update_apart,
-              exchange.gathers() && exchange.rounds() == 1}),
+             {attention.scratch_bytes(), muon_scratch(), attention.parts(), monitors, may_norm, faults.bytes(),
+              projected ? projected->bytes : 0, update_apart, exchange.gathers() && exchange.rounds() == 1}),
       input(config),
       staged{on_device::PinnedMemory(input.bytes * static_cast<std::size_t>(rounds_of(options.ranks, config))),
              on_device::PinnedMemory(input.bytes * static_cast<std::size_t>(rounds_of(options.ranks, config)))},
@@ -95,10 +94,7 @@ void DeviceTrainer::State::prepare(bool deterministic) {
     base.emplace(memory.plan.bytes(), memory.plan.text());
     pass = make_pass(config, layout, memory, attention, faults, base->data(), stream, deterministic);
     faults.bind(pass->at<char>(memory.faults), pass->scalars(), stream);
-    if (config.monitor_every > 0)
-        late_spectra =
-            std::make_unique<LateSpectra>(config.model, pass->at<float>(memory.snapshot), pass->at<char>(memory.bases),
-                                          pass->at<on_device::Bidiagonal>(memory.bidiagonals), stream);
+    if (config.monitor_every > 0) late_spectra = std::make_unique<LateSpectra>(config.model, stream);
     const std::vector<std::uint8_t> kinds = kinds_of(layout);
     on_device::upload(pass->at<char>(memory.kinds), kinds.data(), kinds.size(), stream);
     start();
@@ -142,6 +138,7 @@ void DeviceTrainer::State::clear_moments() {
 }
 
 void DeviceTrainer::State::set_weights(std::span<const float> weights) {
+    if (late_spectra) late_spectra->before_weights_change();
     on_device::upload(pass->at<char>(memory.weights), weights.data(), weights.size_bytes(), stream);
     pass->round_weights();
     on_device::wait(stream);

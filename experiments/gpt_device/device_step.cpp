@@ -69,6 +69,7 @@ const StepReport& DeviceTrainer::State::run_step() {
         else
             (rows_are_due() ? launches.detailed : launches.plain).launch(stream);
     }
+    if (late_spectra) late_spectra->before_weights_change();
     update.launch(stream);
     on_device::download_later(result.data(), pass->at<char>(memory.result), memory.result_bytes(), stream);
     if (faults.any()) on_device::download_later(injected.data(), faults.totals(), faults.totals_bytes(), stream);

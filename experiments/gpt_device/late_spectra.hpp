@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Spectra of W_Q and W_K worked out while training goes on: the weights of a step are copied on the device, a stream of low
-// priority makes bidiagonal matrices of them, a thread of the host takes the singular values of those. Private to this folder.
+// Spectra of W_Q and W_K worked out while training goes on: a copy engine brings the weights of a step to the host beside the next
+// step's passes, threads of the host take their leading values. No multiprocessor has a part in it. Private to this folder.
+//
+// On the device, Lanczos took more than a step at widths 256 and 384, and the products of the training twice as long while it held
+// some multiprocessors (docs/results/gpt-device.md, what was tried).
 #pragma once
 
 #include <array>
@@ -10,24 +13,19 @@
 #include <future>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include <faultline/gpt/training.hpp>
 #include <faultline/gpt_device/cuda_resources.hpp>
-#include <faultline/gpt_device/memory_plan.hpp>
 
 struct CUevent_st;
 
 namespace faultline::gpt {
 
-/// The leading `count` singular values, falling; NaN where an element is. Good to what the last beta leaves: below 2^-40 of the
-/// largest for weights as training makes them. A value that is there twice to the last bit counts once.
-[[nodiscard]] std::vector<double> leading_values(const on_device::Bidiagonal& b, int count);
-
 class LateSpectra {
   public:
-    /// Pointers to device memory of SpectraMemory's sizes; `training`: the stream that changes the weights.
-    LateSpectra(const ModelConfig& model, float* snapshot, char* scratch, on_device::Bidiagonal* results,
-                on_device::Stream training);
+    /// `training`: the stream that changes the weights.
+    LateSpectra(const ModelConfig& model, on_device::Stream training);
     /// Ends what was begun.
     ~LateSpectra();
     LateSpectra(const LateSpectra&) = delete;
@@ -35,25 +33,26 @@ class LateSpectra {
 
     /// Of the weights as the training stream leaves them by now: W_Q of layer l begins at weights + l step, W_K beside it, rows
     /// `row` elements apart. What it returns puts the spectra into a report, in any thread, and waits until they are there.
-    /// Waits itself where four are outstanding.
+    /// Waits itself where as many are outstanding as there are slots.
     [[nodiscard]] std::function<void(StepReport&)> begin(const float* weights, std::ptrdiff_t step, std::ptrdiff_t row);
+    /// What comes on the training stream waits for the copies; called before what changes the weights.
+    void before_weights_change();
 
   private:
-    static constexpr std::size_t slots = 4;
+    static constexpr std::size_t slots = 2;
     struct Work {
         std::size_t slot;
         std::promise<StepReport> result;
     };
     void work();
     [[nodiscard]] StepReport spectra_of(std::size_t slot) const;
+    /// Bytes of a slot: [layers, width, 2 width], W_Q's columns, then W_K's.
+    [[nodiscard]] std::size_t bytes() const;
 
     ModelConfig model_;
-    on_device::QkSnapshot snapshot_;
-    float* copy_;
-    char* scratch_;
-    on_device::Bidiagonal* results_;
+    int threads_;
     on_device::Stream training_, aside_ = nullptr;
-    CUevent_st *copied_ = nullptr, *read_ = nullptr;
+    on_device::Mark changed_weights_, read_;
     std::array<CUevent_st*, slots> ready_{};
     std::vector<on_device::PinnedMemory> fetched_;
     int device_ = 0;

@@ -66,14 +66,6 @@ InputLayout::InputLayout(const TrainConfig& config) {
     bytes = scalars + sizeof(on_device::StepScalars);
 }
 
-SpectraMemory::SpectraMemory(const ModelConfig& m) {
-    const on_device::QkSnapshot of{nullptr, m.layers, m.width, m.heads};
-    const auto width = static_cast<std::size_t>(m.width);
-    snapshot = static_cast<std::size_t>(m.layers) * 2 * width * width * sizeof(float);
-    scratch = on_device::lanczos_scratch(of);
-    results = static_cast<std::size_t>(of.matrices()) * sizeof(on_device::Bidiagonal);
-}
-
 RunMemory::RunMemory(const TrainConfig& config, const ParameterLayout& layout, const RunNeeds& needs) {
     const ModelConfig& m = config.model;
     const auto parameters = static_cast<std::size_t>(layout.size());
@@ -151,13 +143,6 @@ RunMemory::RunMemory(const TrainConfig& config, const ParameterLayout& layout, c
     rms = monitor("rms of q and k", needs.parts.rms, 2 * sizeof(double));
     zero_sums = monitor("zero sums", needs.parts.zero_sums, 2 * sizeof(double));
     rows = monitor("rows", needs.parts.rows, 2 * sizeof(double));
-    const SpectraMemory spectra(m);
-    const auto of_spectra = [&](const char* name, std::size_t bytes) {
-        return plan.add("monitors", name, needs.spectra ? bytes : 0);
-    };
-    snapshot = of_spectra("weights of the spectra", spectra.snapshot);
-    bases = of_spectra("bases of the spectra", spectra.scratch);
-    bidiagonals = of_spectra("spectra", spectra.results);
 }
 
 }  // namespace faultline::gpt

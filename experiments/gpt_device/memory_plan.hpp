@@ -10,7 +10,6 @@
 #include <faultline/gpt/trainer.hpp>
 #include <faultline/gpt_device/attention.hpp>
 #include <faultline/gpt_device/kernels.hpp>
-#include <faultline/gpt_device/lanczos.hpp>
 
 namespace faultline::gpt {
 
@@ -54,18 +53,12 @@ struct LayerRegions {
         a;  ///< gated: o itself without a gate
 };
 
-/// Bytes that spectra on the device need: the weights that they are of, bases, bidiagonal matrices.
-struct SpectraMemory {
-    std::size_t snapshot = 0, scratch = 0, results = 0;
-    explicit SpectraMemory(const ModelConfig& model);
-};
-
 /// What a run needs beside what every run does.
 struct RunNeeds {
     std::size_t attention_scratch = 0;  ///< bytes that the attention of the run asks for
     std::size_t muon_scratch = 0;       ///< and its optimizer
     on_device::PartCounts parts;        ///< of what its heads see, where `monitors`
-    bool monitors = false, spectra = false;
+    bool monitors = false;
     bool may_norm = false;       ///< QK norm is on, or may be switched on
     std::size_t faults = 0;      ///< bytes that its faults ask for
     std::size_t projection = 0;  ///< and its projection
@@ -90,7 +83,6 @@ struct RunMemory {
     }
     /// Where there are monitors: HeadParts of all layers, and HeadTotals [layers, heads].
     std::size_t largest, rms, zero_sums, rows, totals;
-    std::size_t snapshot, bases, bidiagonals;  ///< where there are spectra
 };
 
 /// Bytes of a step's input: tokens, targets, tokens sorted by id, where each id begins, and numbers of the step.
