@@ -44,6 +44,7 @@ struct TrainCommand {
 class FaultReport final : public gpt::StepHook {
   public:
     explicit FaultReport(FaultHooks& faults) : faults_(faults) {}
+    [[nodiscard]] gpt::StepHookUse uses() const override { return {false, false, false}; }
     void before_step(std::int64_t, const gpt::StepReport*, gpt::StepControl&) override {}
     void after_step(gpt::StepReport& report) override { faults_.report(report); }
     [[nodiscard]] std::string part() const override { return faults_.part(); }

@@ -133,6 +133,11 @@ double Channel::monitored(const gpt::StepReport& report) const {
     return 0;
 }
 
+gpt::StepHookUse Channel::uses() const {
+    const bool guards = intervention_.kind == Kind::guard;
+    return {guards, guards && intervention_.monitor == Monitor::sigma_q, guards || intervention_.kind == Kind::qk_clip};
+}
+
 void Channel::before_step(std::int64_t step, const gpt::StepReport*, gpt::StepControl& control) {
     if (intervention_.kind == Kind::qk_clip && step == 0) control.set_qk_clip(intervention_.tau);
     if (intervention_.kind == Kind::repair && step >= intervention_.from && faults_ != nullptr) faults_->stop();

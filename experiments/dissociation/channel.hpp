@@ -22,6 +22,8 @@ class Channel final : public gpt::UpdateHook, public gpt::StepHook, public gpt::
 
     /// W_Q and W_K (and no other parameter), as they are before the update is added.
     void before_apply(std::int64_t step, std::span<const gpt::ParameterUpdate> updates) override;
+    /// A guard watches its monitor, and scales with qk_rms; a guard and QK-clip change something.
+    [[nodiscard]] gpt::StepHookUse uses() const override;
     void before_step(std::int64_t step, const gpt::StepReport* last, gpt::StepControl& control) override;
     /// Adds per layer, W_Q and W_K together, removed_energy (|D|^2 - |D'|^2), removed_fraction of |D|^2, leading_fraction
     /// (what lies along the leading directions, also where something else was removed) and missing_fraction; and

@@ -131,10 +131,19 @@ class StepControl {
     [[nodiscard]] virtual MatrixView<const float> weight(std::string_view name) const = 0;
 };
 
+/// What a step hook makes use of. A trainer may leave out the rest: the device's does, where it costs time.
+struct StepHookUse {
+    bool heads = true;    ///< of the reports what is seen inside attention (max_logit, qk_rms, …)
+    bool spectra = true;  ///< the spectra, in the report of the step that they are of
+    bool control = true;  ///< it may change something before a step
+};
+
 /// Called by the trainer around each step, from one thread.
 class StepHook {
   public:
     virtual ~StepHook() = default;
+    /// The same over a run.
+    [[nodiscard]] virtual StepHookUse uses() const { return {}; }
     /// `last`: the report of the step before (after a resume too, without extras), or null at the first.
     virtual void before_step(std::int64_t step, const StepReport* last, StepControl& control) = 0;
     /// May add to report.extras. At step 0 the names that the run's record will have are taken from here.

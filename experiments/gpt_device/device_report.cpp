@@ -24,7 +24,7 @@ void DeviceTrainer::State::fill_report(const on_device::StepResult& of) {
     clear_spectra(report);
     if (!spectra_are_due()) return;
     report.finish = std::move(pending_spectra);
-    if (hooks.step != nullptr) finish_report();  // a hook acts on what it sees
+    if (hook_uses.spectra) finish_report();  // a hook acts on what it sees
 }
 
 void DeviceTrainer::State::begin_spectra() {

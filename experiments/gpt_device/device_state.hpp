@@ -34,7 +34,9 @@ struct DeviceTrainer::State {
     const TokenData& data;
     const WindowOrder& windows;
     ParameterLayout layout;
-    bool monitors, may_norm;
+    StepHookUse hook_uses;
+    bool monitors,
+        may_norm;  ///< a hook's control may switch QK-clip on, which has its totals from the monitors, and QK norm
     AttentionOnDevice attention;
     PlantedFaults* planted;
     DeviceFaults faults;

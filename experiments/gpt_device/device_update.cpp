@@ -93,7 +93,7 @@ void DeviceTrainer::State::finish_update() {
     auto* weights = pass->at<float>(memory.weights);
     if (update_apart)
         on_device::apply_update(pass->at<float>(memory.proposed), count(), left, weights, operands(), stream);
-    if (config.qk_clip == 0 && hooks.step == nullptr) return;
+    if (config.qk_clip == 0 && !hook_uses.control) return;
     on_device::qk_clip(pass->at<on_device::HeadTotals>(memory.totals),
                        {layout.layer(0).w_in, layer_step(), layout.in_columns(), config.model.layers,
                         config.model.heads, config.model.head_dim()},
