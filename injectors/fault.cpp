@@ -143,8 +143,8 @@ class Parser {
         const std::size_t equals = word.find('=');
         const std::string_view key = word.substr(0, equals);
         const std::string_view value = equals == std::string_view::npos ? "" : word.substr(equals + 1);
-        constexpr std::array<std::string_view, 9> keys{"shape", "layers", "heads", "column", "from",
-                                                       "until", "seed",   "hold",  "format"};
+        constexpr std::array<std::string_view, 10> keys{"shape", "layers", "heads", "column", "from",
+                                                        "until", "seed",   "hold",  "format", "record"};
         if (key == "shape") {
             if (value != "value" && value != "constant")
                 fail(fmt::format("shape={}: expected constant or value", value));
@@ -167,6 +167,9 @@ class Parser {
                 std::find_if(holds.begin(), holds.end(), [&](const auto& h) { return h.second == value; });
             if (found == holds.end()) fail(fmt::format("hold={}: expected stochastic, nearest or exact", value));
             fault_.hold = found->first;
+        } else if (key == "record") {
+            if (value != "all" && value != "sample") fail(fmt::format("record={}: expected all or sample", value));
+            fault_.sampled = value == "sample";
         } else if (key == "format") {
             fault_.format = find_format(value);
             if (!fault_.format) {
@@ -223,6 +226,7 @@ std::string to_string(const Fault& fault) {
     if (fault.seed != 0) out += fmt::format(":seed={}", fault.seed);
     if (fault.hold != Fault{}.hold) out += fmt::format(":hold={}", holds[static_cast<std::size_t>(fault.hold)].second);
     if (fault.format) out += fmt::format(":format={}", name(*fault.format));
+    if (fault.sampled) out += ":record=sample";
     return out;
 }
 

@@ -69,6 +69,8 @@ struct Fault {
                 ///< pattern of `multiplicative`, whose control in time is then random_step or flip
     Unit unit = Unit::relative;
     Hold hold = Hold::stochastic;
+    bool sampled =
+        false;  ///< what it did may be recorded of the first sequence of each micro-batch alone, where that is cheaper
     std::optional<Format> format{};  ///< in place of the format of the plan's rule at the site
     std::vector<int> layers{};       ///< empty: all
     std::vector<int> heads{};        ///< empty: all; model sites know heads only as blocks of columns
@@ -83,7 +85,8 @@ struct Fault {
 };
 
 /// SITE:LAW:MAGNITUDE[:KEY=VALUE...]. LAW as listed by laws(), with - or _; `flip@8`. MAGNITUDE: 0.1, 10%, -2ulp. Keys:
-/// shape=value layers=0,2 heads=1 column=N from=N until=N seed=N hold=stochastic|nearest|exact format=bf16. RequestError says what was expected.
+/// shape=value layers=0,2 heads=1 column=N from=N until=N seed=N hold=stochastic|nearest|exact format=bf16
+/// record=all|sample. RequestError says what was expected.
 [[nodiscard]] Fault parse_fault(std::string_view text);
 /// The word that parse_fault reads back to the same value.
 [[nodiscard]] std::string to_string(const Fault& fault);

@@ -145,15 +145,22 @@ void FaultHooks::report(gpt::StepReport& report) {
         mean.push_back(r.relative_mean());
         coherence.push_back(r.sign_coherence());
     }
-    report.extras.push_back({"injected_rms", std::move(rms), "rms of the injected error, over the rms of the values"});
-    report.extras.push_back({"injected_asked_rms", std::move(asked), "the same as asked for, before it was rounded"});
+    bool sampled = false;
+    for (const Fault& fault : faults_) sampled |= fault.sampled;
+    const std::string of =
+        sampled ? "; on a device, of faults with record=sample, over the first sequence of each micro-batch" : "";
     report.extras.push_back(
-        {"injected_mean", std::move(mean), "mean of the injected error, over the rms of the values"});
+        {"injected_rms", std::move(rms), "rms of the injected error, over the rms of the values" + of});
+    report.extras.push_back(
+        {"injected_asked_rms", std::move(asked), "the same as asked for, before it was rounded" + of});
+    report.extras.push_back(
+        {"injected_mean", std::move(mean), "mean of the injected error, over the rms of the values" + of});
     report.extras.push_back({"injected_sign_coherence", std::move(coherence),
-                             "size of the sum of the injected errors over the sum of their sizes, in the step"});
+                             "size of the sum of the injected errors over the sum of their sizes, in the step" + of});
     report.extras.push_back({"injected_step_coherence", step.step_coherence,
                              "size of the mean of the sign of the step's mean error, over the steps with an error so "
-                             "far; NaN before the first"});
+                             "far; NaN before the first" +
+                                 of});
 }
 
 std::string FaultHooks::save() const {

@@ -54,6 +54,7 @@ void DeviceFaults::bind(char* memory, const on_device::StepScalars* scalars, on_
                 if (plan_ != nullptr) {
                     tensor_kernel::Alterations& in_registers =
                         (at.backward ? altered_backward_ : altered_forward_)[static_cast<std::size_t>(layer)];
+                    if (at.backward) sampled_backward_[static_cast<std::size_t>(layer)] = planted.fault.sampled;
                     in_registers.at[in_registers.count++] = {
                         at.in_registers, planted.heads + layer * config_.model.heads,
                         reinterpret_cast<tensor_kernel::AlteredSums*>(device_records_ + first)};

@@ -54,6 +54,8 @@ class DeviceFaults {
     [[nodiscard]] const tensor_kernel::Alterations* altered_backward(int layer) const {
         return inside(altered_backward_, layer);
     }
+    /// Whether those of altered_backward() are scalings (scaling.hpp) of which the first sequence alone is recorded.
+    [[nodiscard]] bool samples_backward(int layer) const { return sampled_backward_[static_cast<std::size_t>(layer)]; }
 
     /// Adds a micro-step's records up; and to them, after the last, those of the update. Launch.
     void join_records() const;
@@ -100,6 +102,7 @@ class DeviceFaults {
     on_device::Stream stream_ = nullptr;
     std::vector<on_device::KernelFaults> forward_, backward_;
     std::vector<tensor_kernel::Alterations> altered_forward_, altered_backward_;
+    std::vector<bool> sampled_backward_;
 };
 
 }  // namespace faultline::gpt

@@ -2,12 +2,15 @@
 #include <faultline/gpt_device/fault_sites.hpp>
 
 #include <algorithm>
+#include <cmath>
 
 #include <fmt/format.h>
 
 #include <faultline/base/error.hpp>
+#include <faultline/injectors/apply.hpp>
 #include <faultline/tensor_kernel/backward_kernel.hpp>
 #include <faultline/tensor_kernel/forward_kernel.hpp>
+#include <faultline/tensor_kernel/scaling.hpp>
 
 namespace faultline::gpt {
 namespace {
@@ -76,6 +79,18 @@ void expect_in_registers(const Fault& fault, Site site, const RoundingPlan& plan
                fmt::format("{} is an operand in bf16: expected hold=stochastic or nearest, and no format that has more "
                            "numbers",
                            name(site)));
+}
+
+void expect_scaling(const Fault& fault, Site site, Format format) {
+    if (site != Site::ds && site != Site::dp_accumulate)
+        refuse(fault, fmt::format("record=sample: {} is recorded whole: expected ds or dp_accumulate", name(site)));
+    if (tensor_kernel::is_scaling(alteration_of(fault, {}, format))) return;
+    const double nearest = static_cast<double>(static_cast<float>(1 + fault.magnitude)) - 1;
+    refuse(fault,
+           fmt::format("record=sample: expected a multiplication that fp32 makes: multiplicative, or shape=value "
+                       "with one sign for a head, hold=nearest, and a magnitude between -1 and 1 such as {}, that 1 "
+                       "plus or minus it is of fp32",
+                       std::ldexp(std::nearbyint(std::ldexp(nearest, 23)), -23)));
 }
 
 void refuse(const Fault& fault, const std::string& why) {

@@ -52,6 +52,8 @@ inline constexpr std::array inside_sites{
 void expect_held_in_bf16(const Fault& fault, std::string_view what);
 /// RequestError where the tensor cores' kernel of this plan does not have the fault at this site in its registers.
 void expect_in_registers(const Fault& fault, Site site, const RoundingPlan& plan, int head_dim, bool is_bf16);
+/// RequestError where a fault of which a part alone is to be recorded is none that the tensor cores' kernel has for it.
+void expect_scaling(const Fault& fault, Site site, Format format);
 /// "device cuda: fault "…": why".
 [[noreturn]] void refuse(const Fault& fault, const std::string& why);
 

@@ -34,6 +34,7 @@ DeviceFaults::DeviceFaults(const TrainConfig& config, const ParameterLayout& lay
     backward_.resize(layers);
     altered_forward_.resize(layers);
     altered_backward_.resize(layers);
+    sampled_backward_.resize(layers);
     if (config.batch > sequences_at_most && !faults.empty())
         throw RequestError(
             fmt::format("device cuda: batch: {}: with a fault expected at most {}", config.batch, sequences_at_most));
@@ -113,7 +114,8 @@ void DeviceFaults::plant_in_attention(Planted& planted, Site site) {
                              : attention_set(config_, plan_, site, static_cast<float*>(nullptr), false).tiles()));
     if (in_kernel != nullptr && plan_ != nullptr) {
         tensor_kernel::BackwardCall call;  // a query's and a key's tiles are as many
-        call.batch = config_.batch;
+        if (fault.sampled) expect_scaling(fault, site, planted.format);
+        call.batch = fault.sampled ? 1 : config_.batch;
         call.n_k = m.context;
         tiles = tensor_kernel::altered_sums(call);
     }
@@ -191,6 +193,19 @@ void DeviceFaults::add_inside(const Planted& planted) {
             refuse(planted.fault, fmt::format("is the fifth inside one kernel of a layer: expected at most {}",
                                               on_device::most_kernel_faults));
         ++of.count;
+        if (plan_ == nullptr) continue;
+        // Those of a kernel are recorded alike, and a scaled one has a factor a site.
+        const auto others = [&](const Planted& other) {
+            const Site* stands = std::get_if<Site>(&other.fault.site);
+            const InsideSite* inside = stands == nullptr ? nullptr : inside_site(*stands, true);
+            return inside != nullptr && inside->backward == at->backward && other.records.contains(where) &&
+                   (other.fault.sampled != planted.fault.sampled || (planted.fault.sampled && *stands == site));
+        };
+        if (std::ranges::any_of(planted_, others))
+            refuse(
+                planted.fault,
+                "stands in one kernel of a layer with others: expected record=sample of all of them, one at ds and one "
+                "at dp_accumulate, or of none");
     }
 }
 

@@ -39,6 +39,7 @@ class BackwardConsumer : BackwardElements<T, Tiles, Variant, Rec> {
     /// number: of the block's key tile (KeyTile).
     __device__ __forceinline__ void run(int number) {
         const KeyTile<Tiles> tile(in_, number);
+        if constexpr (Rec::alters) Rec::begin(*this, tile);
 #pragma unroll
         for (int i = 0; i < d / 2; ++i) dv_[i] = dk_[i] = 0;
         const int count = (tile.end_q - tile.first_q) * in_.group;

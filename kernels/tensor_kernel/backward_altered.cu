@@ -22,6 +22,8 @@ struct BackwardAlterer {
     struct Place {};
     using Sums = AlteredOfThread;
 
+    template <class Elements, class Tile>
+    static __device__ __forceinline__ void begin(Elements&, const Tile&) {}
     template <class Elements, class Tile, class Step>
     static __device__ __forceinline__ void before_gradients(Elements& self, const Tile& tile, const Step& step,
                                                             float (&dp)[32]) {
@@ -91,7 +93,8 @@ __global__ void __launch_bounds__(256)
     const std::size_t first = (static_cast<std::size_t>(head) * batches + batch) * k_tiles;
     const int warp = threadIdx.x / 32;
     keep_sums(all, sums, first * 8 + warp);
-    for (int tile = 1; tile < k_tiles; ++tile) keep_sums(all, AlteredOfThread{}, (first + tile) * 8 + warp);
+    for (int f = 0; f < all.count; ++f)
+        for (int i = 8 + threadIdx.x; i < k_tiles * 8; i += 256) all.at[f].sums[first * 8 + i] = {};
 }
 
 /// Those of `all` that stand at delta, or the others.
@@ -122,11 +125,7 @@ void run(const BackwardCall& call, const BackwardKernel& kernel, const Alteratio
 
 void launch_altered_backward(const BackwardCall& call, const BackwardKernel& kernel, const Alterations& alterations,
                              void* stream) {
-    expect_backward(call, kernel);
-    if (kernel.unit != Unit::wgmma || kernel.element != Element::bf16 || kernel.variant != Fused::value ||
-        call.heads != call.kv_heads)
-        throw std::invalid_argument(
-            "tensor_kernel: the backward is altered by wgmma in bf16, variant fused, as many heads of keys as of queries");
+    expect_altered(call, kernel);
     expect_device(kernel.unit);
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
     call.head_dim == 64 ? run<64>(call, kernel, alterations, cuda_stream)

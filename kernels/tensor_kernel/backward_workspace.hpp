@@ -54,4 +54,13 @@ inline void expect_backward(const BackwardCall& call, const BackwardKernel& kern
         throw std::invalid_argument("tensor_kernel: the kernel makes delta of an o that the call does not have");
 }
 
+/// Nor the kernels with faults.
+inline void expect_altered(const BackwardCall& call, const BackwardKernel& kernel) {
+    expect_backward(call, kernel);
+    if (kernel.unit != Unit::wgmma || kernel.element != Element::bf16 || kernel.variant != BackwardVariant{} ||
+        call.heads != call.kv_heads)
+        throw std::invalid_argument(
+            "tensor_kernel: the backward is altered by wgmma in bf16, variant fused, as many heads of keys as of queries");
+}
+
 }  // namespace faultline::tensor_kernel

@@ -45,7 +45,8 @@ TEST(Fault, IsReadAsWritten) {
 TEST(Fault, PrintsWhatItReads) {
     for (const char* word :
          {"delta:multiplicative:0.1", "o_cast:flip@8:-2ulp:layers=1,3:heads=0:from=10:until=20:seed=7",
-          "optimizer_update:per_column:1e-05:column=2:hold=exact:format=bf16", "logits:random_step:0.03:shape=value"}) {
+          "optimizer_update:per_column:1e-05:column=2:hold=exact:format=bf16", "logits:random_step:0.03:shape=value",
+          "ds:multiplicative:0.125:hold=nearest:record=sample"}) {
         EXPECT_EQ(to_string(parse_fault(word)), word);
         EXPECT_EQ(parse_fault(to_string(parse_fault(word))), parse_fault(word));
     }
@@ -72,6 +73,7 @@ TEST(Fault, SaysWhatWasExpected) {
     EXPECT_THAT(said("delta:fixed:0.1:layers=x"), HasSubstr("layers=x"));
     EXPECT_THAT(said("delta:fixed:0.1:from=5:until=5"), HasSubstr("from must be less"));
     EXPECT_THAT(said("delta:fixed:0.1:hold=odd"), HasSubstr("stochastic, nearest or exact"));
+    EXPECT_THAT(said("delta:fixed:0.1:record=odd"), HasSubstr("record=odd: expected all or sample"));
     EXPECT_THAT(said("delta:fixed:0.1:format=bf17"), HasSubstr("\"bf16\""));
     EXPECT_THAT(said("delta:fixed:0.1:shape=round"), HasSubstr("constant or value"));
     EXPECT_THAT(said("delta:fixed:0.1:lyers=1"), HasSubstr("\"layers\""));

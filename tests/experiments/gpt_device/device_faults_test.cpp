@@ -181,6 +181,42 @@ TEST(DeviceFaults, GradientsInBf16DifferByLessThanBf16Costs) {
                 {"dp_accumulate:random:0.02:shape=value", "ds:multiplicative:0.02", "ds_cast:fixed:1ulp"}});
 }
 
+/// record=sample changes who multiplies and how much is recorded, and no bit of the run. The realised rms of a factor is its size to
+/// fp32's rounding, in whichever elements.
+TEST(DeviceFaults, WhatIsSampledIsTheSameFault) {
+    NEEDS_HOPPER();
+    TrainConfig c = small_with_faults(true);
+    c.model = {.layers = 2, .width = 128, .heads = 2, .context = 200, .vocabulary = 256, .bias = true};
+    c.batch = 3;
+    c.steps = 4;
+    c.model.attention = {{-1, {}, std::make_shared<RoundingPlan>(tensor_kernel::backward_plan(64))}};
+    for (const std::vector<std::string>& words : {std::vector<std::string>{"ds:multiplicative:0.125:hold=nearest"},
+                                                  {"dp_accumulate:multiplicative:-0.25:hold=nearest:heads=1",
+                                                   "ds:flip@2:0.5:shape=value:hold=nearest:from=1"}}) {
+        SCOPED_TRACE(testing::PrintToString(words));
+        const auto run = [&](const TrainConfig& of, const std::string& record, std::vector<Realised>& did) {
+            std::vector<std::string> all = words;
+            for (std::string& word : all) word += record;
+            Faults faults(of, all);
+            const WindowOrder order(1);
+            DeviceTrainer trainer(of, text(), order, {.faults = &faults.hooks});
+            while (!trainer.finished()) {
+                (void)trainer.step();
+                const FaultHooks::Step step = faults.hooks.take_step();
+                did.insert(did.end(), step.realised.begin(), step.realised.end());
+            }
+            return trainer.weights();
+        };
+        std::vector<Realised> all, sampled;
+        EXPECT_EQ(run(c, ":record=sample", sampled), run(c, "", all));
+        ASSERT_EQ(sampled.size(), all.size());
+        for (std::size_t i = 0; i < all.size(); ++i) {
+            EXPECT_EQ(sampled[i].count * c.batch, all[i].count) << i;  // every sequence has as many
+            if (all[i].count > 0) EXPECT_NEAR(sampled[i].relative_rms(), all[i].relative_rms(), 1e-6) << i;
+        }
+    }
+}
+
 TEST(DeviceFaults, MagnitudeZeroChangesNoBit) {
     NEEDS_HOPPER();
     for (const bool low : {false, true}) {

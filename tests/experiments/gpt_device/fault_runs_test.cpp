@@ -166,6 +166,16 @@ TEST(DeviceFaults, WhatCannotStandIsRefused) {
     EXPECT_THAT(why(c, {"ds_cast:multiplicative:0.1:hold=exact"}), HasSubstr("ds_cast is an operand in bf16"));
     EXPECT_EQ(why(c, {"ds:multiplicative:0.1"}), "taken");
     EXPECT_EQ(why(c, {"lse:fixed:1%"}), "taken");
+    EXPECT_EQ(why(c, {"ds:multiplicative:0.125:hold=nearest:record=sample",
+                      "dp_accumulate:multiplicative:0.5:hold=nearest:record=sample"}),
+              "taken");
+    EXPECT_THAT(why(c, {"ds:multiplicative:0.1:hold=nearest:record=sample"}),
+                HasSubstr("a magnitude between -1 and 1 such as 0.10000002384185791"));
+    EXPECT_THAT(why(c, {"ds:multiplicative:0.125:record=sample"}), HasSubstr("hold=nearest"));
+    EXPECT_THAT(why(c, {"ds_cast:multiplicative:0.125:hold=nearest:record=sample"}),
+                HasSubstr("ds_cast is recorded whole: expected ds or dp_accumulate"));
+    EXPECT_THAT(why(c, {"ds:multiplicative:0.125:hold=nearest:record=sample", "delta:multiplicative:0.1"}),
+                HasSubstr("stands in one kernel of a layer with others"));
 }
 
 }  // namespace

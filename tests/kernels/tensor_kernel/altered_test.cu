@@ -4,16 +4,19 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
 #include <variant>
 #include <vector>
 
+#include <faultline/injectors/apply.hpp>
 #include <faultline/injectors/attention_injector.hpp>
 #include <faultline/tensor_kernel/altering.hpp>
 #include <faultline/tensor_kernel/backward_kernel.hpp>
 #include <faultline/tensor_kernel/group_memory.cuh>
+#include <faultline/tensor_kernel/scaling.hpp>
 
 #include "forward_bits.hpp"
 #include "heads.hpp"
@@ -169,7 +172,10 @@ TEST(TensorAltered, BackwardsAreTheEmulationsWithTheSameFaults) {
              {std::vector<std::string>{"delta:multiplicative:0.1"},
               {"delta:random:0.05:shape=value:heads=0"},
               {"delta:fixed:100ulp:hold=nearest", "ds_cast:random:0.02:shape=value",
-               "dp_accumulate:multiplicative:0.01:format=fp32"}}) {
+               "dp_accumulate:multiplicative:0.01:format=fp32"},
+              {"ds:multiplicative:0.125:hold=nearest"},
+              {"dp_accumulate:multiplicative:-0.10000002384185791:hold=nearest:format=fp32:heads=1",
+               "ds:per_head:0.25:shape=value:hold=nearest"}}) {
             SCOPED_TRACE(::testing::Message() << "head_dim " << d << ", " << ::testing::PrintToString(words));
             std::vector<Head> all;
             for (int h = 0; h < heads; ++h) all.emplace_back(300, 300, d, 70 + h, 1, 2.0);
@@ -222,6 +228,21 @@ TEST(TensorAltered, BackwardsAreTheEmulationsWithTheSameFaults) {
             }
             EXPECT_EQ(differ, 0);
             faults.expect_what_was_done();
+            // The kernel that multiplies, where that is what the faults do, leaves the same.
+            bool scaling = true;
+            for (const std::string& word : words) {
+                const Fault fault = parse_fault(word);
+                scaling &= is_scaling(alteration_of(fault, {}, plan[std::get<Site>(fault.site)].format)) &&
+                           !word.starts_with("delta");
+            }
+            if (!scaling) continue;
+            for (const DeviceMemory<T>* out : {&dq, &dk, &dv})
+                check(cudaMemset(out->data(), 0xFF, host_o.size() * sizeof(T)), "clearing");
+            launch_scaled_backward(call, support.kernel, faults.on_device, nullptr);
+            check(cudaDeviceSynchronize(), "running the scaled backward");
+            const std::vector<T> by_factor[] = {dq.host(), dk.host(), dv.host()};
+            for (int g = 0; g < 3; ++g)
+                EXPECT_EQ(std::memcmp(by_factor[g].data(), found[g].data(), found[g].size() * sizeof(T)), 0) << g;
         }
 }
 

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// Faults that one multiplication makes: a variant of the backward that multiplies and does nothing else, where altering.hpp's
+// kernels draw, round and add up for each element.
+#pragma once
+
+#include <faultline/tensor_kernel/altering.hpp>
+
+namespace faultline::tensor_kernel {
+
+/// Whether a kernel that multiplies the site's numbers, of fp32, by one of their head changes them as this fault does, bit for bit,
+/// with either sign: its size is that of the value, with one sign for a head, held in fp32 to nearest or not at all, and 1 + magnitude
+/// is positive and of fp32 (so that x (1 + magnitude) has 48 bits, which binary64 holds: it is rounded once).
+[[nodiscard]] bool is_scaling(const Alteration& change);
+
+/// launch_altered_backward with such alterations, at most one at dp_accumulate and one at ds, else std::invalid_argument. What was
+/// done is not added up.
+void launch_scaled_backward(const BackwardCall& call, const BackwardKernel& kernel, const Alterations& alterations,
+                            void* stream);
+
+}  // namespace faultline::tensor_kernel
