@@ -181,8 +181,8 @@ TEST(DeviceFaults, GradientsInBf16DifferByLessThanBf16Costs) {
                 {"dp_accumulate:random:0.02:shape=value", "ds:multiplicative:0.02", "ds_cast:fixed:1ulp"}});
 }
 
-/// record=sample changes who multiplies and how much is recorded, and no bit of the run. The realised rms of a factor is its size to
-/// fp32's rounding, in whichever elements.
+/// record=sample changes who multiplies and how much is recorded, and no bit of the run. The realised rms of one factor is its size
+/// to fp32's rounding, in whichever elements.
 TEST(DeviceFaults, WhatIsSampledIsTheSameFault) {
     NEEDS_HOPPER();
     TrainConfig c = small_with_faults(true);
@@ -212,7 +212,9 @@ TEST(DeviceFaults, WhatIsSampledIsTheSameFault) {
         ASSERT_EQ(sampled.size(), all.size());
         for (std::size_t i = 0; i < all.size(); ++i) {
             EXPECT_EQ(sampled[i].count * c.batch, all[i].count) << i;  // every sequence has as many
-            if (all[i].count > 0) EXPECT_NEAR(sampled[i].relative_rms(), all[i].relative_rms(), 1e-6) << i;
+            if (words.size() > 1 || all[i].count == 0) continue;       // of two faults the sizes mix by sequence
+            EXPECT_NEAR(sampled[i].relative_rms(), 0.125, 1e-6) << i;
+            EXPECT_NEAR(all[i].relative_rms(), 0.125, 1e-6) << i;
         }
     }
 }
