@@ -25,6 +25,10 @@ class AttentionBackend {
                                                Instrument* instrument) const = 0;
     [[nodiscard]] virtual GroupBackward backward(const HeadGroup& in, const GroupForward& fwd, const RoundingPlan& plan,
                                                  Instrument* instrument) const = 0;
+    /// Before work that begins with something else: WorkError, with what is needed and what there is, where the back end has not
+    /// the memory for a run of the plan on groups of this shape, its backward too where the group has gradients of its output.
+    /// Only shapes are read.
+    virtual void expect_room(const HeadGroup& /*in*/, const RoundingPlan& /*plan*/) const {}
     /// attention_truth. WorkError where the back end fails, RequestError as attention_truth.
     [[nodiscard]] virtual GroupTruth truth(const TruthProblem& problem, const TruthOptions& options) const = 0;
 };

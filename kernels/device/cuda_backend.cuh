@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include <cuda_runtime.h>
@@ -159,7 +160,7 @@ class CudaBackend {
         if (n > 0) check(cudaMemsetAsync(to, 0, n * sizeof(double), stream()), "clearing memory");
         return to;
     }
-    void write(double* to, const double* from, std::size_t n) { copy(to, from, n * sizeof(double)); }
+    void write(double* to, const double* from, std::size_t n) { copy(to, from, n); }
     const double* upload(const double* from, std::size_t n) { return upload_values(from, n); }
     void download(const double* from, std::size_t n, double* to) {
         if (n == 0) return;
@@ -168,7 +169,7 @@ class CudaBackend {
         if (mirror_ && mirror_->read(from, n * sizeof(double), to, stream(), status))
             return check(status, "reading results");
         if (n * sizeof(double) >= Staging::least && staging_.is_there())
-            return check(staging_.read(to, from, n * sizeof(double), stream()), "running the kernel");
+            return check(staging_.read(to, from, n, stream()), "running the kernel");
         check(cudaMemcpyAsync(to, from, n * sizeof(double), cudaMemcpyDeviceToHost, stream()), "reading results");
         check(cudaStreamSynchronize(stream()), "running the kernel");
     }
@@ -176,7 +177,7 @@ class CudaBackend {
     const T* upload_values(const T* values, std::size_t n) {
         void* part = piece(n * sizeof(T));
         auto* to = static_cast<T*>(part != nullptr ? part : allocated(n * sizeof(T)));
-        copy(to, values, n * sizeof(T));
+        copy(to, values, n);
         return to;
     }
 
@@ -241,12 +242,22 @@ class CudaBackend {
         run_job<<<static_cast<unsigned>(teams), threads_per_team, shared, stream()>>>(job, first, memory, doubles);
         check(cudaGetLastError(), "starting the kernel");
     }
-    void copy(void* to, const void* from, std::size_t bytes) {
+    /// Large copies of doubles; false where it is none.
+    template <class T>
+    bool staged(T* to, const T* from, std::size_t n) {
+        if constexpr (std::is_same_v<T, double>) {
+            if (n * sizeof(T) < Staging::least || !staging_.is_there()) return false;
+            check(staging_.write(to, from, n, stream()), "writing operands");
+            return true;
+        }
+        return false;
+    }
+    template <class T>
+    void copy(T* to, const T* from, std::size_t n) {
         const Timed timed(stream(), Timed::part(&Parts::sending));
+        const std::size_t bytes = n * sizeof(T);
         if (bytes == 0 || (mirror_ && mirror_->write(to, from, bytes))) return;
-        if (bytes >= Staging::least && staging_.is_there())
-            check(staging_.write(to, from, bytes, stream()), "writing operands");
-        else
+        if (!staged(to, from, n))
             check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream()), "writing operands");
         if (mirror_) mirror_->changed();
     }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <faultline/device/device.hpp>
 
+#include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <stdexcept>
 
@@ -95,6 +97,26 @@ class Device final : public AttentionBackend {
         EmulatedBackend own(tile_bytes(need), tape, need.whole * sizeof(double) + spare);
         return emulated::backward(own, groups, forwards, plan, instrument);
     }
+    [[nodiscard]] Attention attention(std::span<const HeadGroup> groups, const RoundingPlan& plan) const {
+        Attention out;
+        if (!beside_each_other(groups)) {
+            out.forward = forward(groups, plan);
+            out.backward = backward(groups, out.forward, plan);
+            return out;
+        }
+        out.forward.resize(groups.size());
+        out.backward.resize(groups.size());
+        parallel_for(groups.size(), 0, [&](std::size_t g) {
+            out.forward[g] = std::move(forward(groups.subspan(g, 1), plan).front());
+            out.backward[g] = std::move(backward(groups.subspan(g, 1), std::span(&out.forward[g], 1), plan).front());
+        });
+        return out;
+    }
+    void expect_room(const HeadGroup& in, const RoundingPlan& plan) const override {
+        const std::span one(&in, 1);
+        (void)bytes_of(in.dout.empty() ? emulated::forward_need(one, plan, emulated_limits())
+                                       : emulated::backward_need(one, plan, emulated_limits()));
+    }
     [[nodiscard]] std::size_t all() const { return room_.all(); }
     [[nodiscard]] Room& shared() const { return room_; }
     [[nodiscard]] std::size_t bytes_of(const emulated::Need& need) const {
@@ -143,7 +165,19 @@ class Device final : public AttentionBackend {
         check(cudaDeviceGetDefaultMemPool(&pool, device), "asking for the pool of its memory");
         std::uint64_t keep = UINT64_MAX;  // what a call gives back the next one takes
         check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep), "setting the pool of its memory");
-        return static_cast<std::size_t>(static_cast<double>(found.free_memory) * usable);
+        return std::min(static_cast<std::size_t>(static_cast<double>(found.free_memory) * usable), allowed());
+    }
+    /// By FAULTLINE_DEVICE_MIB, for who shares the card.
+    static std::size_t allowed() {
+        const char* const text = std::getenv("FAULTLINE_DEVICE_MIB");
+        if (text == nullptr || *text == 0) return SIZE_MAX;
+        char* end = nullptr;
+        errno = 0;
+        const long long mib = std::strtoll(text, &end, 10);
+        if (*end != 0 || errno != 0 || mib < 1 || mib > (1LL << 40))
+            throw RequestError(std::string("FAULTLINE_DEVICE_MIB: \"") + text +
+                               "\": expected the MiB of the card's memory that may be used, 1 or more");
+        return static_cast<std::size_t>(mib) << 20;
     }
 
     mutable Room room_;
@@ -182,12 +216,6 @@ std::size_t room() { return device().all(); }
 
 Room& shared_room() { return device().shared(); }
 
-std::size_t bytes_of_run(const HeadGroup& group, const RoundingPlan& plan) {
-    const std::span one(&group, 1);
-    return device().bytes_of(group.dout.empty() ? emulated::forward_need(one, plan, emulated_limits())
-                                                : emulated::backward_need(one, plan, emulated_limits()));
-}
-
 std::vector<GroupForward> attention_forward(std::span<const HeadGroup> groups, const RoundingPlan& plan) {
     expect_same_shapes(groups);
     return device().forward(groups, plan);
@@ -198,6 +226,11 @@ std::vector<GroupBackward> attention_backward(std::span<const HeadGroup> groups,
     expect_same_shapes(groups);
     if (forwards.size() != groups.size()) throw std::invalid_argument("device: one forward for each head group");
     return device().backward(groups, forwards, plan);
+}
+
+Attention attention(std::span<const HeadGroup> groups, const RoundingPlan& plan) {
+    expect_same_shapes(groups);
+    return device().attention(groups, plan);
 }
 
 }  // namespace faultline::device

@@ -32,9 +32,9 @@ struct Info {
 /// for it. WorkError as info(), and where a call needs more than there is. An instrument changes values by its alterations()
 /// alone, and sees the tiles of each site in the CPU's order.
 [[nodiscard]] const AttentionBackend& backend();
-/// Bytes that backend() may use, all calls together, and what one run of the plan on the group takes of them.
+/// Bytes that backend() may use, all calls together: most of what is free when it is first asked for, and no more than the
+/// environment variable FAULTLINE_DEVICE_MIB says (RequestError where that is no number of MiB).
 [[nodiscard]] std::size_t room();
-[[nodiscard]] std::size_t bytes_of_run(const HeadGroup& group, const RoundingPlan& plan);
 
 /// attention_forward of every group; all have the shapes, seed, layer, scale and kind of mask of the first
 /// (std::invalid_argument). WorkError where the device fails or has not the memory for one tile of the schedule.
@@ -43,5 +43,12 @@ struct Info {
 [[nodiscard]] std::vector<GroupBackward> attention_backward(std::span<const HeadGroup> groups,
                                                             std::span<const GroupForward> forwards,
                                                             const RoundingPlan& plan);
+/// Both of every group, which has gradients of its output; the backward of one begins when its own forward is there, beside
+/// the forwards of others.
+struct Attention {
+    std::vector<GroupForward> forward;
+    std::vector<GroupBackward> backward;
+};
+[[nodiscard]] Attention attention(std::span<const HeadGroup> groups, const RoundingPlan& plan);
 
 }  // namespace faultline::device

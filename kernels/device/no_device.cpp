@@ -19,12 +19,12 @@ void time_parts(Parts*) { fail(); }
 Info info() { fail(); }
 const AttentionBackend& backend() { fail(); }
 std::size_t room() { fail(); }
-std::size_t bytes_of_run(const HeadGroup&, const RoundingPlan&) { fail(); }
 std::vector<GroupForward> attention_forward(std::span<const HeadGroup>, const RoundingPlan&) { fail(); }
 std::vector<GroupBackward> attention_backward(std::span<const HeadGroup>, std::span<const GroupForward>,
                                               const RoundingPlan&) {
     fail();
 }
+Attention attention(std::span<const HeadGroup>, const RoundingPlan&) { fail(); }
 GroupTruth attention_truth(const TruthProblem&, const TruthOptions&, std::size_t) { fail(); }
 
 }  // namespace faultline::device

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Large copies between ordinary memory of the host and the card, by way of page-locked memory: each thread copies its pieces
-// itself while the card fetches others. The driver's own copies of ordinary memory go one after the other, whichever threads
-// ask for them (docs/results/emulated-device.md).
+// Large copies of doubles between ordinary memory of the host and the card, by way of page-locked memory: each thread copies
+// its pieces itself while the card fetches others. (The driver's own copies of ordinary memory go one after the other,
+// whichever threads ask for them.) Values that bf16 or a float holds travel as such: operands after their casts, and nearly
+// all results, are (docs/results/emulated-device.md). The card itself reads and writes the page-locked memory, in a stream of
+// higher priority, so that a copy does not wait for the teams of others.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
-#include <cstring>
 
 #include <cuda_runtime.h>
 
-#include <faultline/device/mirror.cuh>
-
 namespace faultline::device {
+
+/// What one thread copies with.
+struct Lane;
 
 /// By one thread, in the order of its stream. Whoever destroys it has waited for that.
 class Staging {
@@ -21,72 +22,25 @@ class Staging {
     Staging() = default;
     Staging(const Staging&) = delete;
     Staging& operator=(const Staging&) = delete;
-    ~Staging() {
-        for (cudaEvent_t& event : done_)
-            if (event != nullptr) (void)cudaEventDestroy(event);
-        if (memory_ != nullptr) LockedMemory::give_back(memory_);
-    }
-    /// Takes its memory, 4 MiB; false where the system has none to give.
-    bool is_there() {
-        if (memory_ == nullptr) memory_ = static_cast<unsigned char*>(LockedMemory::take());
-        return memory_ != nullptr;
-    }
+    ~Staging();
+    /// Takes its lane; false where the system has none to give.
+    bool is_there();
 
-    /// On return `from` may change.
-    cudaError_t write(void* to, const void* from, std::size_t bytes, cudaStream_t stream) {
-        auto* const target = static_cast<unsigned char*>(to);
-        const auto* const source = static_cast<const unsigned char*>(from);
-        cudaError_t status = cudaSuccess;
-        for (std::size_t at = 0; at < bytes && status == cudaSuccess; at += slot_bytes) {
-            const std::size_t n = std::min(slot_bytes, bytes - at), slot = next_++ % slots;
-            status = wait(slot);
-            if (status != cudaSuccess) break;
-            std::memcpy(memory_ + slot * slot_bytes, source + at, n);
-            status = cudaMemcpyAsync(target + at, memory_ + slot * slot_bytes, n, cudaMemcpyHostToDevice, stream);
-            if (status == cudaSuccess) status = mark(slot, stream);
-        }
-        return status;
-    }
-    cudaError_t read(void* to, const void* from, std::size_t bytes, cudaStream_t stream) {
-        // What computes it may take long: wait for that without keeping a processor busy.
-        cudaError_t status = cudaStreamSynchronize(stream);
-        auto* const target = static_cast<unsigned char*>(to);
-        const auto* const source = static_cast<const unsigned char*>(from);
-        const std::size_t count = (bytes + slot_bytes - 1) / slot_bytes;
-        const auto size = [&](std::size_t i) { return std::min(slot_bytes, bytes - i * slot_bytes); };
-        for (std::size_t i = 0; i < count + slots && status == cudaSuccess; ++i) {
-            if (i >= slots) {  // the slot's former piece has come
-                const std::size_t before = i - slots;
-                if (before < count) {
-                    status = wait(before % slots);
-                    if (status == cudaSuccess)
-                        std::memcpy(target + before * slot_bytes, memory_ + before % slots * slot_bytes, size(before));
-                }
-            }
-            if (i >= count || status != cudaSuccess) continue;
-            status = cudaMemcpyAsync(memory_ + i % slots * slot_bytes, source + i * slot_bytes, size(i),
-                                     cudaMemcpyDeviceToHost, stream);
-            if (status == cudaSuccess) status = mark(i % slots, stream);
-        }
-        return status;
-    }
+    /// On return `from` may change; what the stream does next finds the values there. Both in memory of the card begin at a
+    /// multiple of 16 bytes.
+    cudaError_t write(double* to, const double* from, std::size_t count, cudaStream_t stream);
+    cudaError_t read(double* to, const double* from, std::size_t count, cudaStream_t stream);
 
   private:
-    static constexpr std::size_t slots = 4, slot_bytes = LockedMemory::bytes / slots;
+    enum class Kind : unsigned char { bf16, fp32, fp64 };
 
-    cudaError_t mark(std::size_t slot, cudaStream_t stream) {
-        if (done_[slot] == nullptr)
-            if (const cudaError_t status = cudaEventCreateWithFlags(&done_[slot], cudaEventDisableTiming);
-                status != cudaSuccess)
-                return status;
-        return cudaEventRecord(done_[slot], stream);
-    }
-    cudaError_t wait(std::size_t slot) {
-        return done_[slot] == nullptr ? cudaSuccess : cudaEventSynchronize(done_[slot]);
-    }
+    [[nodiscard]] cudaError_t before(cudaStream_t first, cudaStream_t second) const;
+    static std::size_t stored(Kind& kind, const double* from, std::size_t left, unsigned char* slot);
+    [[nodiscard]] cudaError_t sent(Kind kind, const unsigned char* slot, double* to, std::size_t n) const;
+    template <class T>
+    [[nodiscard]] cudaError_t read_as(double* to, const double* from, std::size_t count, std::size_t& done) const;
 
-    unsigned char* memory_ = nullptr;
-    cudaEvent_t done_[slots] = {};
+    Lane* lane_ = nullptr;
     std::size_t next_ = 0;
 };
 

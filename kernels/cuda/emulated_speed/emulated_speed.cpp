@@ -65,11 +65,6 @@ std::vector<Head> drawn_heads(const Request& request) {
     return heads;
 }
 
-struct Outputs {
-    std::vector<GroupForward> forward;
-    std::vector<GroupBackward> backward;
-};
-
 std::size_t differing(const std::vector<double>& a, const std::vector<double>& b) {
     std::size_t count = a.size() == b.size() ? 0 : a.size() + b.size();
     for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i)
@@ -78,8 +73,8 @@ std::size_t differing(const std::vector<double>& a, const std::vector<double>& b
 }
 
 void compare_with_cpu(const Request& request, const std::vector<HeadGroup>& groups, const RoundingPlan& plan,
-                      const Outputs& device, double device_seconds) {
-    Outputs cpu{std::vector<GroupForward>(groups.size()), std::vector<GroupBackward>(groups.size())};
+                      const device::Attention& device, double device_seconds) {
+    device::Attention cpu{std::vector<GroupForward>(groups.size()), std::vector<GroupBackward>(groups.size())};
     const auto start = Clock::now();
     parallel_for(groups.size(), request.cpu_threads, [&](std::size_t g) {
         cpu.forward[g] = attention_forward(groups[g], plan);
@@ -141,20 +136,16 @@ void run(const Request& request) {
     const double products = pairs * static_cast<double>(request.d) * 7;  // q k, p v; q k, do v, ds k, ds q, p do
     std::printf("%s, plan %s, %zu heads of %td, d %td%s\n", info.name.c_str(), request.plan.c_str(), request.heads,
                 request.n, request.d, request.causal ? ", causal" : "");
-    Outputs outputs;
-    double best = HUGE_VAL, best_forward = 0;
+    device::Attention outputs;
+    double best = HUGE_VAL;
     for (int r = 0; r <= request.repeat; ++r) {  // the first loads the code
         const auto start = Clock::now();
-        outputs.forward = device::attention_forward(groups, plan);
-        const double forward = seconds_since(start);
-        outputs.backward = device::attention_backward(groups, outputs.forward, plan);
+        outputs = device::attention(groups, plan);
         const double seconds = seconds_since(start);
-        if (r == 0 || seconds >= best) continue;
-        best = seconds;
-        best_forward = forward;
+        if (r > 0) best = std::min(best, seconds);
     }
-    std::printf("  one call: %.4f s, forward %.4f s, backward %.4f s; %.3g products/s\n", best, best_forward,
-                best - best_forward, products / best);
+    std::printf("  one call: %.4f s, %.3g products/s\n", best, products / best);
+    std::fflush(stdout);
     print_parts(groups, plan);
     if (request.cpu_threads > 0) compare_with_cpu(request, groups, plan, outputs, best);
     if (request.calls == 0) return;

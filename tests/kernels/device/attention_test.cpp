@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// The emulated kernel on the device where its operands are large, so that they travel in pieces by way of page-locked memory and
+// as the smallest type that holds them: bf16, floats, doubles, and one after the other. Small ones are `faultline selftest`'s.
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <faultline/base/error.hpp>
+#include <faultline/device/device.hpp>
+#include <faultline/format/format.hpp>
+#include <faultline/plan/presets.hpp>
+
+#include "heads.hpp"
+
+namespace faultline {
+namespace {
+
+using testing::Head;
+using testing::random_matrix;
+
+constexpr std::ptrdiff_t n = 1100, d = 128;  // 1.1 MB an operand, more than the 4 MiB that travel in one copy
+
+class DeviceAttention : public ::testing::Test {
+  protected:
+    void SetUp() override {
+        try {
+            (void)device::info();
+        } catch (const WorkError& error) {
+            GTEST_SKIP() << error.what();
+        }
+    }
+    static void expect_same(const std::vector<double>& a, const std::vector<double>& b, const char* what) {
+        ASSERT_EQ(a.size(), b.size()) << what;
+        std::size_t differ = 0;
+        for (std::size_t i = 0; i < a.size(); ++i) differ += std::memcmp(&a[i], &b[i], sizeof(double)) != 0;
+        EXPECT_EQ(differ, 0u) << what;
+    }
+    static void expect_bits_of_the_processor(const std::vector<Head>& heads, const std::string& name) {
+        SCOPED_TRACE(name);
+        const RoundingPlan plan = for_head_dim(faultline::plan(name), static_cast<int>(d), true);
+        std::vector<HeadGroup> groups;
+        for (const Head& head : heads) {
+            groups.push_back(head.group());
+            groups.back().first_head = static_cast<int>(groups.size()) - 1;
+        }
+        const device::Attention found = device::attention(groups, plan);
+        for (std::size_t g = 0; g < groups.size(); ++g) {
+            const GroupForward forward = attention_forward(groups[g], plan);
+            const GroupBackward backward = attention_backward(groups[g], forward, plan);
+            const HeadForward &a = forward.heads.front(), &b = found.forward[g].heads.front();
+            expect_same(a.o.values, b.o.values, "o");
+            expect_same(a.o_unrounded.values, b.o_unrounded.values, "o before its cast");
+            expect_same(a.lse, b.lse, "lse");
+            expect_same(a.p.values, b.p.values, "p");
+            expect_same(backward.dq.front().values, found.backward[g].dq.front().values, "dq");
+            expect_same(backward.dk.values, found.backward[g].dk.values, "dk");
+            expect_same(backward.dv.values, found.backward[g].dv.values, "dv");
+        }
+    }
+    static std::vector<Head> two_heads() { return {Head(n, n, d, 31, 1, 2.0), Head(n, n, d, 32, 1, 2.0)}; }
+};
+
+TEST_F(DeviceAttention, LargeOperandsOfBf16) {
+    for (const char* const name : {"fa2", "math"}) expect_bits_of_the_processor(two_heads(), name);
+}
+
+/// Exact, so that operands stay as they are: of 24 bits, and of 53; and results are doubles.
+TEST_F(DeviceAttention, LargeOperandsOfOtherTypes) {
+    for (const Format& format : {fp32, binary64}) {
+        std::vector<Head> heads = two_heads();
+        std::uint64_t seed = 40;
+        for (Head& head : heads)
+            for (Matrix* m : {&head.q.front(), &head.k, &head.v, &head.dout.front()})
+                *m = random_matrix(n, d, 1.0, ++seed, format);
+        expect_bits_of_the_processor(heads, "exact");
+    }
+}
+
+/// bf16 up to an element in the last piece of an operand, and in its last eight.
+TEST_F(DeviceAttention, LargeOperandsWithOneElementOfAnotherType) {
+    std::vector<Head> heads = two_heads();
+    heads[0].k.values[heads[0].k.values.size() - 3] = 1 + 0x1p-20;
+    heads[0].v.values[heads[0].v.values.size() - 1] = -0.0;
+    heads[1].q.front().values.back() = 1 + 0x1p-50;
+    expect_bits_of_the_processor(heads, "exact");
+}
+
+}  // namespace
+}  // namespace faultline
