@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include <faultline/attribution/layer_plan.hpp>
 #include <faultline/attribution/level.hpp>
 #include <faultline/attribution/lse_units.hpp>
 #include <faultline/attribution/rows.hpp>
@@ -199,6 +200,17 @@ void add_redundant(const Work& work, const FirstStage& first, const AttributionO
         }
 }
 
+/// Of the plan and of what corrections make of it; what is wrong with a plan itself is said later.
+void expect_room_for(const LayerCapture& layer, const RoundingPlan& plan, const AttributionOptions& options) {
+    const std::vector<Group> groups = groups_of(layer, options.heads, options.seed);
+    const auto check = [&](const RoundingPlan& run) {
+        const RoundingPlan own = for_layer(run, layer);
+        if (problem_with(own).empty()) expect_room(groups, own, *options.backend);
+    };
+    check(plan);
+    for (const Correction& correction : options.corrections) check(apply(correction, plan, layer.name));
+}
+
 }  // namespace
 
 std::string_view name(const OutputAttribution& output) { return output.lse ? "lse" : name(output.output); }
@@ -263,14 +275,23 @@ Attribution attribute(const Capture& capture, const RoundingPlan& plan, const At
     a.input = capture.path;
     a.plan = plan;
     a.faults = options.faults;
+    const auto named = [&](auto&& work) {
+        try {
+            work();
+        } catch (const RequestError& error) {
+            throw RequestError(fmt::format("{}: {}", capture.path, error.what()));
+        }
+    };
+    named([&] {  // before the work on any layer
+        for (const LayerCapture& layer : capture.layers) expect_room_for(layer, plan, options);
+    });
     for (const LayerCapture& layer : capture.layers) {
         try {
-            a.layers.push_back(attribute(layer, plan, options));
+            named([&] { a.layers.push_back(attribute(layer, plan, options)); });
+            if (options.layer_done) options.layer_done(a);
         } catch (const Cancelled&) {
             a.complete = false;
             break;
-        } catch (const RequestError& error) {
-            throw RequestError(fmt::format("{}: {}", capture.path, error.what()));
         }
     }
     return a;

@@ -170,6 +170,8 @@ struct AttributionOptions {
     std::uint64_t seed = 0;                            ///< of stochastic rounding and of the sampling of verify_truth
     /// Called from worker threads, serialised: done of total units of work, and what is being done.
     std::function<void(std::size_t done, std::size_t total, const std::string& what)> progress;
+    /// Called when a layer is whole, with all that there are so far; on the thread that asked for the attribution.
+    std::function<void(const Attribution& so_far)> layer_done;
     /// Polled between units of work; true stops after the layers that are whole.
     std::function<bool()> cancelled;
 };

@@ -98,6 +98,10 @@ void keep_gradients(GroupBackward&& backward, RunOutputs& out) {
     out.outputs[static_cast<std::size_t>(Output::dv)] = {std::move(backward.dv)};
 }
 
+void expect_room(const std::vector<Group>& groups, const RoundingPlan& plan, const AttentionBackend& backend) {
+    for (const Group& group : groups) backend.expect_room(group.inputs, plan);
+}
+
 RunOutputs run_plan(const Group& group, const RoundingPlan& plan, Instrument* instrument,
                     const AttentionBackend& backend) {
     RunOutputs out;

@@ -29,6 +29,9 @@ struct Group {
 /// are attributed.
 std::vector<Group> groups_of(const LayerCapture& layer, const std::vector<int>& heads, std::uint64_t seed);
 
+/// AttentionBackend::expect_room of every group.
+void expect_room(const std::vector<Group>& groups, const RoundingPlan& plan, const AttentionBackend& backend);
+
 /// What a run leaves: per output its matrices in head order (o, dq: one per query head; dk, dv: one).
 struct RunOutputs {
     std::array<std::vector<Matrix>, 4> outputs;

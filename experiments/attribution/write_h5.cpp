@@ -371,17 +371,28 @@ class LayerWriter {
 
 }  // namespace
 
-void write(const Attribution& attribution, RecordFile& file) {
+void write_head(const Attribution& attribution, RecordFile& file) {
     file.attribute("", "input", attribution.input);
     file.attribute("", "plan", attribution.plan.name);
     file.attribute("", "plan_toml", to_toml(attribution.plan));
-    if (!attribution.faults.empty()) {
-        std::vector<std::string> faults;
-        for (const Fault& fault : attribution.faults) faults.push_back(to_string(fault));
-        file.attribute("", "faults", std::span<const std::string>(faults));
-    }
+    if (attribution.faults.empty()) return;
+    std::vector<std::string> faults;
+    for (const Fault& fault : attribution.faults) faults.push_back(to_string(fault));
+    file.attribute("", "faults", std::span<const std::string>(faults));
+}
+
+void write_layer(const Attribution& attribution, std::size_t layer, RecordFile& file) {
+    LayerWriter(attribution.layers.at(layer), attribution.plan, file).write();
+}
+
+void write_end(const Attribution& attribution, RecordFile& file) {
     file.attribute("", "complete", std::int64_t{attribution.complete ? 1 : 0});
-    for (const LayerAttribution& layer : attribution.layers) LayerWriter(layer, attribution.plan, file).write();
+}
+
+void write(const Attribution& attribution, RecordFile& file) {
+    write_head(attribution, file);
+    for (std::size_t layer = 0; layer < attribution.layers.size(); ++layer) write_layer(attribution, layer, file);
+    write_end(attribution, file);
 }
 
 void write(const Attribution& attribution, const std::string& path) {

@@ -20,6 +20,10 @@ namespace faultline {
 
 /// Into a file that is open; commit() is the caller's. WorkError when the disk refuses.
 void write(const Attribution& attribution, RecordFile& file);
+/// The same in parts, for layers that are written when they are there: the head before the first, the end after the last.
+void write_head(const Attribution& attribution, RecordFile& file);
+void write_layer(const Attribution& attribution, std::size_t layer, RecordFile& file);
+void write_end(const Attribution& attribution, RecordFile& file);
 /// A whole file, with a manifest that has no command line.
 void write(const Attribution& attribution, const std::string& path);
 

@@ -84,6 +84,7 @@ void Oracle::prepare_units() {
             unit.group = std::move(group);
             units_.push_back(std::move(unit));
         }
+    for (const Unit& unit : units_) options_.backend->expect_room(unit.group.inputs, layers_[unit.layer].plan);
     count_.expect(units_.size());
     parallel_for(units_.size(), options_.threads, [&](std::size_t u) {
         Unit& unit = units_[u];

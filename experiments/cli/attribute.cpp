@@ -286,7 +286,20 @@ Status run(const AttributeSettings& own, const Invocation& call) {
 
     Progress line(call.talks());
     options.progress = LayerProgress(line, capture.layers.size());
+    std::exception_ptr refused;  // by the disk, of a layer: what is computed is still printed
+    if (file)
+        options.layer_done = [&](const Attribution& so_far) {
+            if (refused) return;
+            try {
+                if (so_far.layers.size() == 1) write_head(so_far, *file);
+                write_layer(so_far, so_far.layers.size() - 1, *file);
+                file->flush();
+            } catch (const WorkError&) {
+                refused = std::current_exception();
+            }
+        };
     Attribution result = attribute(capture, plan, options);
+    options.layer_done = nullptr;  // others are attributed for the table alone
     line.clear();
     if (!choice.origin.automatic && result.complete) choice.compare(capture, "", options, call);
     result.origin = choice.origin;
@@ -300,7 +313,9 @@ Status run(const AttributeSettings& own, const Invocation& call) {
     // Each is written whether or not the other can be.
     const auto write_record = [&] {
         if (!file) return;
-        write(result, *file);
+        if (refused) std::rethrow_exception(refused);
+        if (result.layers.empty()) write_head(result, *file);
+        write_end(result, *file);
         part_of_file ? file->keep_partial() : file->commit();
     };
     const auto write_file = [&] {

@@ -340,6 +340,10 @@ Identification identify(const Capture& capture, const IdentifyOptions& options) 
     }
     for (Case& c : cases) settle(candidates, c);
     if (candidates.empty() && !cases.empty()) throw RequestError(left_out);
+    for (const Case& c : cases)
+        for (const std::optional<RoundingPlan>& plan : c.plans)
+            for (const Unit& unit : c.units)
+                if (plan) options.backend->expect_room(unit.group.inputs, *plan);
     Identification identification{capture.path, {}, true};
     std::vector<KernelIdentification> results;
     for (const Case& c : cases)

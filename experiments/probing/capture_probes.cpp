@@ -144,6 +144,10 @@ Matrix LayerProbes::exact_output(const ScoreGradient& g, const HeadInputs& in) {
 
 Report probe_captures(std::span<const ProbeCapture> captures, const ProbeOptions& options) {
     Report report{"capture", {}, options.plan.name, {}};
+    for (const ProbeCapture& capture : captures)  // before the work on any
+        for (const LayerCapture& layer : capture.capture.layers)
+            attribution::expect_room(attribution::groups_of(layer, options.heads, 0), for_layer(options.plan, layer),
+                                     *options.backend);
     for (const ProbeCapture& capture : captures) {
         report.inputs.push_back(capture.capture.path);
         for (const LayerCapture& layer : capture.capture.layers)

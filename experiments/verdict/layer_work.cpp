@@ -117,6 +117,7 @@ LayerWork::LayerWork(const LayerCapture& layer, const ObservedKernel& kernel, co
     if (!problem.empty()) throw RequestError(fmt::format("plan \"{}\": {}", plan.name, problem));
     if (const std::string cannot = problem_with(plan_, layer.extras()); !cannot.empty())
         throw RequestError(fmt::format("{}: {}", layer.name, cannot));
+    attribution::expect_room(groups_, plan_, *options.backend);
 }
 
 std::size_t LayerWork::held(const Group& group) const {

@@ -158,9 +158,13 @@ void RecordFile::attribute(const std::string& object, const std::string& name, s
     h5::write_attribute(state_->out.open(object, name), name, values, this->name());
 }
 
-void RecordFile::finish() {
+void RecordFile::flush() {
     h5::silence();
     if (H5Fflush(state_->out.file, H5F_SCOPE_GLOBAL) < 0) h5::fail_write(name(), "the file");
+}
+
+void RecordFile::finish() {
+    flush();
     if (!state_->out.file.reset()) h5::fail_write(name(), "the file");
 }
 

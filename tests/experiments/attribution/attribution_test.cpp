@@ -2,9 +2,12 @@
 // Attribution of layers in memory: streams of random numbers, the mean key, corrections that change the inputs, and what is
 // given where only some sites, heads or passes are there.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
 #include <set>
+#include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -13,6 +16,7 @@
 #include <faultline/attribution/json.hpp>
 #include <faultline/attribution/level.hpp>
 #include <faultline/attribution/rows.hpp>
+#include <faultline/base/error.hpp>
 #include <faultline/emulated/host.hpp>
 #include <faultline/plan/presets.hpp>
 #include <faultline/random/random_stream.hpp>
@@ -221,6 +225,72 @@ TEST(Attribution, EffectsAddUpOnlyWhenAllSitesRan) {
     EXPECT_FALSE(some.outputs[1].unexplained.has_value());
     options.sites = all.sites;
     EXPECT_EQ(attribute(layer, plan("fa2"), options).outputs[1].unexplained, all.outputs[1].unexplained);
+}
+
+Capture two_layers() {
+    Capture capture;
+    capture.path = "made";
+    for (const std::ptrdiff_t n : {20, 28}) {
+        capture.layers.push_back(grouped_layer(n));
+        capture.layers.back().name = n == 20 ? "layer0" : "layer1";
+    }
+    return capture;
+}
+
+/// The processor's, with room for so many keys.
+class SmallBackend final : public AttentionBackend {
+  public:
+    explicit SmallBackend(std::ptrdiff_t keys) : keys_(keys) {}
+    [[nodiscard]] std::string_view name() const override { return "small"; }
+    [[nodiscard]] int calls_at_once(int threads) const override { return threads; }
+    void expect_room(const HeadGroup& in, const RoundingPlan&) const override {
+        if (in.k.rows > keys_) throw WorkError("no room");
+    }
+    [[nodiscard]] GroupForward forward(const HeadGroup& in, const RoundingPlan& plan, Instrument* i) const override {
+        ++calls;
+        return cpu_backend().forward(in, plan, i);
+    }
+    [[nodiscard]] GroupBackward backward(const HeadGroup& in, const GroupForward& fwd, const RoundingPlan& plan,
+                                         Instrument* i) const override {
+        return cpu_backend().backward(in, fwd, plan, i);
+    }
+    [[nodiscard]] GroupTruth truth(const TruthProblem& problem, const TruthOptions& options) const override {
+        ++calls;
+        return cpu_backend().truth(problem, options);
+    }
+    mutable std::atomic<int> calls{0};
+
+  private:
+    std::ptrdiff_t keys_;
+};
+
+// The second layer does not fit: nothing is done for the first either.
+TEST(Attribution, ExpectsRoomForEveryLayerBeforeAnyWork) {
+    AttributionOptions options;
+    options.sites = {Site::o_cast};
+    const SmallBackend small(20), enough(28);
+    options.backend = &small;
+    EXPECT_THROW((void)attribute(two_layers(), plan("fa2"), options), WorkError);
+    EXPECT_EQ(small.calls, 0);
+    options.backend = &enough;
+    EXPECT_EQ(attribute(two_layers(), plan("fa2"), options).layers.size(), 2u);
+    EXPECT_GT(enough.calls, 0);
+}
+
+TEST(Attribution, LayersAreShownWhenTheyAreDone) {
+    AttributionOptions options;
+    options.sites = {Site::o_cast};
+    std::vector<std::string> shown;
+    std::vector<std::string> names;
+    options.layer_done = [&](const Attribution& so_far) {
+        shown.push_back(to_json(so_far));
+        names.push_back(so_far.layers.back().name);
+    };
+    const Attribution whole = attribute(two_layers(), plan("fa2"), options);
+    EXPECT_EQ(names, (std::vector<std::string>{"layer0", "layer1"}));
+    ASSERT_EQ(shown.size(), 2u);
+    EXPECT_EQ(shown.back(), to_json(whole));
+    EXPECT_NE(shown.front(), shown.back());
 }
 
 // Without dO every site that is reached is of the forward, and they are all there is.

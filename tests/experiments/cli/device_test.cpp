@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// --device cuda where it cannot be had: one sentence, exit 1, nothing written.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include <faultline/tensor/safetensors.hpp>
+
+#include "support.hpp"
+
+namespace faultline::test {
+namespace {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+
+using Environment = std::map<std::string, std::string>;
+
+/// Commands that run plans, each with a file to write where it can.
+const std::vector<std::vector<std::string>> commands = {
+    {"attribute", "--plan", "fa2", "-o", "out.h5"},
+    {"identify", "--rank-only"},
+    {"bisect", "--plan", "fa2", "--until", "layer0.o.rel_error < 1e-9"},
+    {"check", "--plan", "fa2"},
+    {"probe", "-o", "out.h5"}};
+
+class DeviceRefusal : public testing::Test {
+  protected:
+    void SetUp() override {
+        LayerShape shape{.batch = 1, .heads = 2, .kv_heads = 1, .n_q = 512, .n_k = 512, .d = 64, .d_v = 64};
+        TensorSet set;
+        add_layer(set, "layer0", shape);
+        write_safetensors(folder / "capture.safetensors", set);
+    }
+    /// What the command says on the card, whose files would stand in the folder.
+    [[nodiscard]] Outcome outcome_of(std::vector<std::string> command, const Environment& environment) const {
+        for (std::string& argument : command)
+            if (argument == "out.h5") argument = folder / argument;
+        command.insert(command.begin() + 1, folder / "capture.safetensors");
+        command.insert(command.end(), {"--device", "cuda"});
+        return run_program(command, environment);
+    }
+    /// Exit 1, a last line that says why, and before it no line of work done; no file.
+    void expect_refused(const std::vector<std::string>& command, const Environment& environment,
+                        const std::string& why) const {
+        const Outcome outcome = outcome_of(command, environment);
+        EXPECT_EQ(outcome.status, 1) << command.front() << ": " << outcome.err;
+        EXPECT_THAT(outcome.out, IsEmpty()) << command.front();
+        const std::vector<std::string> said = lines(outcome.err);
+        ASSERT_FALSE(said.empty());
+        EXPECT_THAT(said.back(), AllOf(HasSubstr("faultline " + command.front()), HasSubstr("device cuda: "),
+                                       HasSubstr(why), HasSubstr("expected")));
+        EXPECT_THAT(outcome.err, Not(HasSubstr("truth,"))) << command.front();
+        EXPECT_THAT(folder.files(), ElementsAre("capture.safetensors")) << command.front();
+    }
+    Folder folder;
+};
+
+TEST_F(DeviceRefusal, NoDevice) {
+    for (const std::vector<std::string>& command : commands) {
+        const Outcome outcome = outcome_of(command, {{"CUDA_VISIBLE_DEVICES", ""}});
+        EXPECT_EQ(outcome.status, 1) << command.front();
+        const std::vector<std::string> said = lines(outcome.err);
+        ASSERT_EQ(said.size(), 1u) << outcome.err;
+        EXPECT_THAT(said.front(),
+                    AllOf(HasSubstr("faultline " + command.front() + ": device cuda: "), HasSubstr("expected")));
+        EXPECT_THAT(folder.files(), ElementsAre("capture.safetensors")) << command.front();
+    }
+}
+
+class DeviceRefusalOnACard : public DeviceRefusal {
+  protected:
+    void SetUp() override {
+        DeviceRefusal::SetUp();
+        const Outcome trial = outcome_of({"attribute", "--plan", "fa2", "--sites", "o_cast"}, {});
+        if (trial.status != 0) GTEST_SKIP() << "no plan runs on a card: " << trial.err;
+    }
+};
+
+// A head of 512 x 64 takes some 4 MiB with its gradients.
+TEST_F(DeviceRefusalOnACard, ACaptureThatDoesNotFitIsRefusedBeforeAnyWork) {
+    for (const std::vector<std::string>& command : commands)
+        expect_refused(command, {{"FAULTLINE_DEVICE_MIB", "2"}}, "MiB and 2 are free");
+}
+
+TEST_F(DeviceRefusalOnACard, ALimitThatIsNoNumber) {
+    for (const std::string text : {"lots", "0", "-3", "12GiB", "99999999999999999999"}) {
+        const Outcome outcome = outcome_of(commands.front(), {{"FAULTLINE_DEVICE_MIB", text}});
+        EXPECT_EQ(outcome.status, 2) << text;
+        EXPECT_THAT(outcome.err, AllOf(HasSubstr("FAULTLINE_DEVICE_MIB: \"" + text + "\""), HasSubstr("expected")));
+        EXPECT_THAT(folder.files(), ElementsAre("capture.safetensors"));
+    }
+}
+
+/// What fits is computed, and says the same, whatever room there is.
+TEST_F(DeviceRefusalOnACard, LittleMemoryChangesNoNumber) {
+    const std::vector<std::string> command{"attribute", "--plan", "fa2", "--sites", "o_cast,p_cast", "--json"};
+    const Outcome ample = outcome_of(command, {}), little = outcome_of(command, {{"FAULTLINE_DEVICE_MIB", "64"}});
+    ASSERT_EQ(ample.status, 0) << ample.err;
+    ASSERT_EQ(little.status, 0) << little.err;
+    EXPECT_EQ(little.out, ample.out);
+}
+
+}  // namespace
+}  // namespace faultline::test
