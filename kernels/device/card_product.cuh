@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include <faultline/base/warp_matrix.cuh>
 #include <faultline/device/cuda_backend.cuh>
 #include <faultline/emulated/product.hpp>
 
@@ -37,26 +38,8 @@ __device__ __forceinline__ std::uint32_t pair(double2 x, bool& fits) {
     return bits;
 }
 
-__device__ __forceinline__ void mma(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, "
-        "%1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-/// Four 8 x 8 matrices of 16-bit numbers, rows of matrix i at the addresses of lanes 8i to 8i+7; transposed where asked.
 __device__ __forceinline__ void load_matrices(std::uint32_t (&x)[4], const std::uint32_t* row, bool transposed) {
-    const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(row));
-    if (transposed)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                     : "r"(address)
-                     : "memory");
-    else
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                     : "r"(address)
-                     : "memory");
+    transposed ? faultline::load_matrices<true>(x, row) : faultline::load_matrices<false>(x, row);
 }
 
 /// `rows` rows (or columns of the product) of an operand on their way into shared memory, in lines as they lie in memory: a
@@ -187,8 +170,8 @@ __device__ __forceinline__ void block(const Team& team, const MatrixUnit& unit, 
                 std::uint32_t a[4], b[4];
                 load_matrices(a, at_x + t * (x.by_rows ? 1 : 2 * LinesX::term_pitch) / 2, !x.by_rows);
                 load_matrices(b, at_y + t * (y.by_rows ? 1 : 2 * LinesY::term_pitch) / 2, !y.by_rows);
-                mma(sum[0], a, b[0], b[1]);
-                mma(sum[1], a, b[2], b[3]);
+                mma_bf16(sum[0], a, b[0], b[1]);
+                mma_bf16(sum[1], a, b[2], b[3]);
             }
         }
         team.sync();
