@@ -311,10 +311,9 @@ class BackwardConsumer : BackwardElements<T, Tiles, Variant, Rec> {
     float dv_[d / 2], dk_[d / 2];
 };
 
-/// Variant: a type with the BackwardVariant as `value`; nvcc 13.0 cannot name a kernel whose template argument is an object.
-template <class T, class Tiles, class Variant, class Rec>
-__global__ void __launch_bounds__(Tiles::threads, 1)
-    backward(const __grid_constant__ BackwardArguments in, const __grid_constant__ typename Rec::Arguments recording) {
+/// A block's memory, its barriers ready for all threads.
+template <class Tiles>
+__device__ __forceinline__ typename Tiles::Memory& begin_backward_block() {
     extern __shared__ std::uint8_t dynamic[];
     auto& m = *reinterpret_cast<typename Tiles::Memory*>(dynamic + (1024 - shared_address(dynamic) % 1024) % 1024);
     if (threadIdx.x == 0) {
@@ -328,26 +327,63 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
         fence_barrier_init();
     }
     __syncthreads();
+    return m;
+}
+
+/// Variant: a type with the BackwardVariant as `value`; nvcc 13.0 cannot name a kernel whose template argument is an object.
+/// With a recorder: its listed key tiles, which backward_others() does not take; or all, where it has no list.
+template <class T, class Tiles, class Variant, class Rec>
+__global__ void __launch_bounds__(Tiles::threads, 1)
+    backward(const __grid_constant__ BackwardArguments in, const __grid_constant__ typename Rec::Arguments recording) {
+    if constexpr (Rec::records) let_dependents_begin();
+    auto& m = begin_backward_block<Tiles>();
     const int warpgroup = uniform(threadIdx.x / 128);
-    const auto number = [&]() -> int {
-        if constexpr (Rec::records) return recording.number_of(blockIdx.x);
-        return blockIdx.x;
-    };
+    int number = blockIdx.x;
+    [[maybe_unused]] bool recorded = true;
+    if constexpr (Rec::records) {
+        if (recording.listed > 0)
+            number = recording.list[blockIdx.x];
+        else
+            recorded = Rec::looks_at(recording, in, number);
+    }
     if (warpgroup == 0) {
         fewer_registers<Tiles::producer_registers>();
-        if (threadIdx.x == 0) load_tiles<T, Tiles, Variant::value.projected>(in, m, number());
+        if (threadIdx.x == 0) load_tiles<T, Tiles, Variant::value.projected>(in, m, number);
         if (threadIdx.x == 32 && in.turn != nullptr) add_dq_in_turn<Tiles>(in, m);
     } else {
         more_registers<Tiles::consumer_registers>();
-        if constexpr (Rec::records) {
-            const KeyTile<Tiles> tile(in, number());
-            if (!Rec::looks_at(recording, tile.head, tile.first_key / Tiles::block_k)) {
+        if constexpr (Rec::records)
+            if (!recorded) {
                 const NoBackwardRecorder::Arguments none;
-                BackwardConsumer<T, Tiles, Variant, NoBackwardRecorder>(in, none, m, warpgroup - 1).run(number());
+                BackwardConsumer<T, Tiles, Variant, NoBackwardRecorder>(in, none, m, warpgroup - 1).run(number);
                 return;
             }
+        BackwardConsumer<T, Tiles, Variant, Rec>(in, recording, m, warpgroup - 1).run(number);
+    }
+}
+
+/// The plain kernel for the key tiles that are not in the set, dq summed in any order.
+template <class T, class Tiles, class Variant>
+__global__ void __launch_bounds__(Tiles::threads, 1)
+    backward_others(const __grid_constant__ BackwardArguments in, const __grid_constant__ KeyTileSet recorded) {
+    // One block waits for the launch beside this one, the last to begin: any other would keep its multiprocessor until then.
+    const bool waits = blockIdx.x + 1 == gridDim.x;
+    if (recorded.has(blockIdx.x)) {
+        if (waits) wait_for_dependency();
+        return;
+    }
+    auto& m = begin_backward_block<Tiles>();
+    const int warpgroup = uniform(threadIdx.x / 128);
+    if (warpgroup == 0) {
+        fewer_registers<Tiles::producer_registers>();
+        if (threadIdx.x == 0) {
+            load_tiles<T, Tiles, Variant::value.projected>(in, m, blockIdx.x);
+            if (waits) wait_for_dependency();
         }
-        BackwardConsumer<T, Tiles, Variant, Rec>(in, recording, m, warpgroup - 1).run(number());
+    } else {
+        more_registers<Tiles::consumer_registers>();
+        const NoBackwardRecorder::Arguments none;
+        BackwardConsumer<T, Tiles, Variant, NoBackwardRecorder>(in, none, m, warpgroup - 1).run(blockIdx.x);
     }
 }
 

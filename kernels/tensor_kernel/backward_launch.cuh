@@ -10,6 +10,7 @@
 #include <faultline/tensor_kernel/backward_common.cuh>
 #include <faultline/tensor_kernel/backward_rows.cuh>
 #include <faultline/tensor_kernel/head_map.cuh>
+#include <faultline/tensor_kernel/run_beside.cuh>
 
 namespace faultline::tensor_kernel {
 
@@ -93,13 +94,23 @@ void run_backward(const BackwardCall& call, const BackwardWorkspace& at, ZeroSum
     in.causal = call.causal;
     in.scale = static_cast<float>(call.scale);
     in.exponent = exponent_of(call, variant);
-    auto arguments = recording;
-    if constexpr (Rec::records) arguments.list_first(in);
+    const int blocks = in.k_tiles * in.all_heads;
+    const auto start = [&](auto* run, int count, bool beside_the_last, const auto& second) {
+        check(cudaFuncSetAttribute(run, cudaFuncAttributeMaxDynamicSharedMemorySize, Tiles::shared_bytes),
+              "setting the shared memory of the tensor-core backward");
+        run_beside(run, dim3(count), Tiles::threads, Tiles::shared_bytes, stream, beside_the_last, in, second);
+    };
     const auto run = backward<T, Tiles, Variant, Rec>;
-    check(cudaFuncSetAttribute(run, cudaFuncAttributeMaxDynamicSharedMemorySize, Tiles::shared_bytes),
-          "setting the shared memory of the tensor-core backward");
-    run<<<in.k_tiles * in.all_heads, Tiles::threads, Tiles::shared_bytes, stream>>>(in, arguments);
-    check(cudaGetLastError(), "launching the tensor-core backward");
+    if constexpr (Rec::records) {
+        auto arguments = recording;
+        arguments.list_for(in);
+        const int listed = arguments.listed;
+        // Those that are looked at come first, since they take longer and would end late after all others.
+        start(run, listed > 0 ? listed : blocks, false, arguments);
+        if (listed > 0 && listed < blocks) start(backward_others<T, Tiles, Variant>, blocks, true, arguments.set());
+    } else {
+        start(run, blocks, false, recording);
+    }
 }
 
 /// Everything but the main kernel, which `main` launches.

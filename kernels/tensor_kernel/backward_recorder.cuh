@@ -20,6 +20,15 @@ struct NoBackwardRecorder {
     struct Sums {};
 };
 
+/// Of the key tiles of a launch some, by their numbers. On the host, so that a block knows at once whether its tile is one.
+struct KeyTileSet {
+    static constexpr int most = 16384;
+    std::uint32_t words[most / 32];
+    [[nodiscard]] __device__ __forceinline__ bool has(unsigned number) const {
+        return (words[number / 32] >> number % 32 & 1u) != 0;
+    }
+};
+
 template <class T, class Tiles, class Variant>
 struct BackwardTileRecorder {
     static constexpr bool records = true, alters = false;
@@ -30,16 +39,16 @@ struct BackwardTileRecorder {
         std::uint64_t threshold;
         std::uint32_t seed;
         int q_steps, key_groups;
-        /// Key tiles that the first blocks take, ascending: those that are looked at, which take longer and would end late after
-        /// all others. Where they are more than there is place for, none: then there is work beside them to the end.
+        /// The key tiles that are looked at, one a block, which a launch of their own takes (backward_others() the rest beside
+        /// it). None where a block decides by itself whether it records: where dq is summed in the order of `turn`, in which a
+        /// block waits for others, and where they are more than there is place for.
         int listed = 0, list[512];
 
-        /// Finds them. Not in the order of `turn`, where a block waits for blocks before it.
-        void list_first(const BackwardArguments& call) {
-            if (call.turn != nullptr) return;
-            for (int number = 0; number < call.k_tiles * call.all_heads; ++number) {
-                const KeyTile<Tiles> tile(call, number);
-                if (!looks_at(*this, tile.head, tile.first_key / Tiles::block_k)) continue;
+        void list_for(const BackwardArguments& call) {
+            const int tiles = call.k_tiles * call.all_heads;
+            if (call.turn != nullptr || tiles > KeyTileSet::most) return;
+            for (int number = 0; number < tiles; ++number) {
+                if (!looks_at(*this, call, number)) continue;
                 if (listed == static_cast<int>(std::size(list))) {
                     listed = 0;
                     return;
@@ -47,21 +56,10 @@ struct BackwardTileRecorder {
                 list[listed++] = number;
             }
         }
-        /// The key tile of a block: after those of the list the others in their order.
-        [[nodiscard]] __device__ __forceinline__ int number_of(int block) const {
-            if (block < listed) return list[block];
-            // Number n is the k-th that is not on the list, from 0 on, where n = k + (entries below n); entry i is below it where
-            // list[i] - i numbers that are not on the list stand before that entry, and these are k or fewer.
-            const int k = block - listed;
-            int from = 0, to = listed;
-            while (from < to) {
-                const int middle = (from + to) / 2;
-                if (list[middle] - middle <= k)
-                    from = middle + 1;
-                else
-                    to = middle;
-            }
-            return k + from;
+        [[nodiscard]] KeyTileSet set() const {
+            KeyTileSet all{};
+            for (int i = 0; i < listed; ++i) all.words[list[i] / 32] |= 1u << list[i] % 32;
+            return all;
         }
     };
     /// A warp's 16 keys and a step of 64 queries; and what a thread keeps of the eight queries whose elements are looked at:
@@ -75,8 +73,9 @@ struct BackwardTileRecorder {
     const BackwardArguments& call;
     const Arguments& in;
 
-    FAULTLINE_HD static bool looks_at(const Arguments& in, int kv_head, int k_tile) {
-        return sample::key_tile_bits(in.seed, kv_head, k_tile) < in.threshold;
+    FAULTLINE_HD static bool looks_at(const Arguments& in, const BackwardArguments& call, int number) {
+        const KeyTile<Tiles> tile(call, number);
+        return sample::key_tile_bits(in.seed, tile.head, tile.first_key / Tiles::block_k) < in.threshold;
     }
     __device__ __forceinline__ bool is_visible(int query, int key) const {
         return query < call.n_q && key < call.n_k && (!call.causal || key <= query + call.n_k - call.n_q);

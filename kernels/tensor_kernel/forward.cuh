@@ -71,13 +71,7 @@ struct Consumer {
     __device__ __forceinline__ bool next_tile(QueryTile& tile) {
         m.q_full[q_ring.slot].wait(q_ring.parity);
         const int number = uniform(m.tile[q_ring.slot]);
-        if (number < 0) {
-            if constexpr (Rec::records) {  // those without it follow
-                release(m.q_empty[q_ring.slot]);
-                q_ring.advance();
-            }
-            return false;
-        }
+        if (number < 0) return false;
         tile.at = in.place(number);
         const int group_row = tile.at.q_tile * Tiles::block_q + group * 64;
         tile.row = group_row + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
@@ -209,11 +203,9 @@ struct Consumer {
         Softmax::rescale(o, alpha, in.scales.state);
     }
 
-    /// Takes query tiles until the producer says that there is none. first: of this block; later runs find the turn at issuing
-    /// where the one before has left it.
-    template <bool first = true>
+    /// Takes query tiles until the producer says that there is none.
     __device__ __forceinline__ void run() {
-        if (first && group == Tiles::consumers - 1) pass_turn();  // the first turn is group 0's
+        if (group == Tiles::consumers - 1) pass_turn();  // the first turn is group 0's
         QueryTile tile;
         if (!next_tile(tile)) return;
         m.k_full[k_ring.slot].wait(k_ring.parity);
@@ -277,9 +269,9 @@ struct BlockMemory : Tiles::Memory {
         2048;  // dynamic shared memory may begin off the alignment of 1024, the size is a multiple
 };
 
-template <class T, class Tiles, class Variant, class Rec>
-__global__ void __launch_bounds__(Tiles::threads, 1)
-    forward(const __grid_constant__ ForwardArguments<T> in, const __grid_constant__ typename Rec::Arguments recording) {
+/// A block's memory, its barriers ready for all threads.
+template <class Tiles, class Rec>
+__device__ __forceinline__ BlockMemory<Tiles, Rec>& begin_block() {
     extern __shared__ std::uint8_t dynamic[];
     auto& m = *reinterpret_cast<BlockMemory<Tiles, Rec>*>(dynamic + (1024 - shared_address(dynamic) % 1024) % 1024);
     if (threadIdx.x == 0) {
@@ -299,6 +291,16 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
             for (int i = 0; i < 8; ++i) m.recorder.eighths[i] = eighths_of_two[i];
     }
     __syncthreads();
+    return m;
+}
+
+/// With a recorder: the query tiles that it looks at; forward_others() takes the others, beside it.
+template <class T, class Tiles, class Variant, class Rec>
+__global__ void __launch_bounds__(Tiles::threads, 1)
+    forward(const __grid_constant__ ForwardArguments<T> in, const __grid_constant__ typename Rec::Arguments recording) {
+    if constexpr (Rec::records)
+        let_dependents_begin();  // first of all: until then the multiprocessors of the others idle
+    auto& m = begin_block<Tiles, Rec>();
     const int warpgroup = uniform(threadIdx.x / 128);
     if (warpgroup == 0) {
         fewer_registers<Rec::records ? 40 : Tiles::producer_registers>();  // with a recorder it looks for its tiles
@@ -309,18 +311,27 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
         }
     } else {
         more_registers<Rec::records ? 232 : Tiles::consumer_registers>();
-        if constexpr (Rec::records) {
-            Consumer<T, Tiles, Variant, Rec> consumer(in, m, recording, m.recorder, warpgroup - 1);
-            consumer.run();
-            NoRecorder::Memory none;
-            Consumer<T, Tiles, Variant, NoRecorder> others(in, m, {}, none, warpgroup - 1);
-            others.q_ring = consumer.q_ring;
-            others.k_ring = consumer.k_ring;
-            others.v_ring = consumer.v_ring;
-            others.template run<false>();
-        } else {
-            Consumer<T, Tiles, Variant, Rec>(in, m, recording, m.recorder, warpgroup - 1).run();
+        Consumer<T, Tiles, Variant, Rec>(in, m, recording, m.recorder, warpgroup - 1).run();
+    }
+}
+
+/// The plain kernel for the query tiles that Rec does not look at. A kernel of its own: with both loops in one, the plain one took
+/// 2.4% more time (docs/results/tensor-kernel-forward.md).
+template <class T, class Tiles, class Variant, class Rec>
+__global__ void __launch_bounds__(Tiles::threads, 1)
+    forward_others(const __grid_constant__ ForwardArguments<T> in,
+                   const __grid_constant__ typename Rec::Arguments recording) {
+    auto& m = begin_block<Tiles, NoRecorder>();
+    const int warpgroup = uniform(threadIdx.x / 128);
+    if (warpgroup == 0) {
+        fewer_registers<Tiles::producer_registers>();
+        if (threadIdx.x == 0) {
+            produce_others<T, Tiles, Rec>(in, m, recording);
+            wait_for_dependency();
         }
+    } else {
+        more_registers<Tiles::consumer_registers>();
+        Consumer<T, Tiles, Variant, NoRecorder>(in, m, {}, m.recorder, warpgroup - 1).run();
     }
 }
 

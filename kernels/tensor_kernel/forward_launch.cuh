@@ -6,11 +6,13 @@
 #include <algorithm>
 #include <atomic>
 #include <stdexcept>
+#include <type_traits>
 
 #include <faultline/tensor_kernel/call_arguments.cuh>
 #include <faultline/tensor_kernel/forward.cuh>
 #include <faultline/tensor_kernel/forward.hpp>
 #include <faultline/tensor_kernel/head_map.cuh>
+#include <faultline/tensor_kernel/run_beside.cuh>
 
 namespace faultline::tensor_kernel {
 
@@ -26,12 +28,22 @@ void launch_filled(ForwardArguments<T>& in, const ForwardCall& call, const Forwa
     void* counters = nullptr;
     check(cudaGetSymbolAddress(&counters, next_tiles), "finding the tile counters");
     in.next = static_cast<int*>(counters) + launches++ % std::size(next_tiles) * 2;
-    const auto run = forward<T, Tiles, Variant, Rec>;
-    check(cudaFuncSetAttribute(run, cudaFuncAttributeMaxDynamicSharedMemorySize, BlockMemory<Tiles, Rec>::bytes),
-          "setting the shared memory of the tensor-core forward");
-    run<<<std::min(in.tiles, multiprocessors()), Tiles::threads, BlockMemory<Tiles, Rec>::bytes, stream>>>(in,
-                                                                                                           recording);
-    check(cudaGetLastError(), "launching the tensor-core forward");
+    const int blocks = std::min(in.tiles, multiprocessors());
+    const auto start = [&]<class Own>(std::type_identity<Own>, auto* run, int count, bool beside_the_last) {
+        constexpr int bytes = BlockMemory<Tiles, Own>::bytes;
+        check(cudaFuncSetAttribute(run, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+              "setting the shared memory of the tensor-core forward");
+        run_beside(run, dim3(count), Tiles::threads, bytes, stream, beside_the_last, in, recording);
+    };
+    if constexpr (Rec::records) {
+        // Those that are looked at come first, since they take longer and would end late after all others, which take the
+        // multiprocessors that are free, and the rest when these blocks end.
+        start(std::type_identity<Rec>{}, forward<T, Tiles, Variant, Rec>, recording.blocks, false);
+        if (!recording.is_all())
+            start(std::type_identity<NoRecorder>{}, forward_others<T, Tiles, Variant, Rec>, blocks, true);
+    } else {
+        start(std::type_identity<Rec>{}, forward<T, Tiles, Variant, Rec>, blocks, false);
+    }
 }
 
 template <class T, class Tiles, class Variant, class Rec>

@@ -67,6 +67,11 @@ struct Producer {
     __device__ __forceinline__ Producer(const ForwardArguments<T>& arguments, typename Tiles::Memory& memory)
         : in(arguments), m(memory) {}
 
+    __device__ __forceinline__ void prefetch() const {
+        prefetch_map(&in.q);
+        prefetch_map(&in.k);
+        prefetch_map(&in.v);
+    }
     template <class Slots>
     __device__ __forceinline__ void load(Ring<Tiles::stages>& ring, Slots& slots, Barrier* full, Barrier* empty,
                                          const CUtensorMap& map, int key_tile, int kv_head, int batch) {
@@ -96,53 +101,53 @@ struct Producer {
         m.q_full[q_ring.slot].arrive();
         q_ring.advance();
     }
-    /// All tiles but those that `skipped` has, in the order in which the blocks draw them.
-    template <class Skipped>
-    __device__ __forceinline__ void all_but(const Skipped& skipped) {
-        for (int tile = blockIdx.x; tile < in.tiles;) {
-            const int drawn = atomicAdd(in.next, 1);
-            if (!skipped(tile)) query_tile(tile);
-            // Each block draws until it gets a number past the end; the last to draw at all puts the counter back.
-            if (drawn == in.tiles - 1) *in.next = 0;
-            tile = gridDim.x + drawn;
-        }
-        end();
-    }
 };
 
-/// A block's producing warp with a recorder. Query tiles that it looks at come before all others: one takes longer, and at the end
-/// of the launch a block would finish late with it. They are found in parts of `part` tiles, a lane each, drawn like tiles.
+/// Whether a kernel with a recorder looks at a query tile.
+template <class T, class Rec>
+__device__ __forceinline__ bool is_looked_at(const ForwardArguments<T>& in, const typename Rec::Arguments& recording,
+                                             int tile) {
+    const TilePlace at = in.place(tile);
+    return Rec::looks_at(recording, at.batch * in.heads + at.head, at.q_tile);
+}
+
+/// The producing warp of a block that records. It finds its query tiles in parts of `part` tiles, a lane each, drawn like tiles.
 template <class T, class Tiles, class Rec>
 __device__ __forceinline__ void produce_recorded(const ForwardArguments<T>& in, typename Tiles::Memory& m,
                                                  const typename Rec::Arguments& recording) {
     const int lane = threadIdx.x;
     Producer<T, Tiles> producer(in, m);
-    if (lane == 0) {
-        prefetch_map(&in.q);
-        prefetch_map(&in.k);
-        prefetch_map(&in.v);
-    }
-    const auto looks_at = [&](int tile) {
-        const TilePlace at = in.place(tile);
-        return Rec::looks_at(recording, at.batch * in.heads + at.head, at.q_tile);
-    };
+    if (lane == 0) producer.prefetch();
     const int parts = (in.tiles + recording.part - 1) / recording.part;
     for (int part = blockIdx.x; part < parts;) {
         int drawn = 0;
         if (lane == 0) drawn = atomicAdd(in.next + 1, 1);
         const int first = part * recording.part, tile = first + lane;
         const bool mine = lane < recording.part && tile < in.tiles;
-        std::uint32_t found = __ballot_sync(~0u, mine && looks_at(tile));
+        std::uint32_t found = __ballot_sync(~0u, mine && is_looked_at<T, Rec>(in, recording, tile));
         if (lane == 0) {
             for (; found != 0; found &= found - 1) producer.query_tile(first + __ffs(found) - 1);
             if (drawn == parts - 1) in.next[1] = 0;
         }
         part = gridDim.x + __shfl_sync(~0u, drawn, 0);
     }
-    if (lane == 0) {
-        producer.end();
-        producer.all_but(looks_at);
+    if (lane == 0) producer.end();
+}
+
+/// The producing thread of a block that takes the query tiles that nobody looks at, in the order in which such blocks draw them.
+template <class T, class Tiles, class Rec>
+__device__ __forceinline__ void produce_others(const ForwardArguments<T>& in, typename Tiles::Memory& m,
+                                               const typename Rec::Arguments& recording) {
+    Producer<T, Tiles> producer(in, m);
+    producer.prefetch();
+    for (int tile = blockIdx.x; tile < in.tiles;) {
+        const int drawn = atomicAdd(in.next, 1);
+        if (!is_looked_at<T, Rec>(in, recording, tile)) producer.query_tile(tile);
+        // Each block draws until it gets a number past the end; the last to draw at all puts the counter back.
+        if (drawn == in.tiles - 1) *in.next = 0;
+        tile = gridDim.x + drawn;
     }
+    producer.end();
 }
 
 }  // namespace faultline::tensor_kernel

@@ -1,9 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cmath>
+
 #include <faultline/tensor_kernel/forward_launch.cuh>
 #include <faultline/tensor_kernel/recording.hpp>
 
 namespace faultline::tensor_kernel {
 namespace {
+
+/// Blocks that look at tiles. One that is looked at takes about twice as long (docs/results/tensor-kernel-forward.md), so that of
+/// the multiprocessors' time they take 2 f / (1 + f); twice as many blocks as that end well before the others, which then find
+/// their multiprocessors free, and are few, since each of these begins and ends once more.
+int recording_blocks(double fraction, int tiles) {
+    const double units = multiprocessors(), share = 2 * fraction / (1 + fraction);
+    const double most = std::min(units, fraction < 1 ? std::ceil(2 * fraction * tiles) : tiles);
+    return static_cast<int>(std::clamp(std::ceil(2 * share * units), 1.0, std::max(1.0, most)));
+}
 
 template <int d>
 void launch_of(const ForwardCall& call, const ForwardKernel& kernel, const ForwardRecorder& recorder,
@@ -16,8 +27,11 @@ void launch_of(const ForwardCall& call, const ForwardKernel& kernel, const Forwa
     const std::uint64_t threshold = sample::threshold(recorder.fraction);
     // In each part of the tiles about one that is looked at.
     const int part = static_cast<int>(std::clamp(0x1p32 / static_cast<double>(threshold), 1.0, 32.0));
+    const int tiles = (call.n_q + Tiles::block_q - 1) / Tiles::block_q * shape.heads;
+    const int blocks = recording_blocks(std::min(recorder.fraction, 1.0), tiles);
     launch_variant<T, Tiles, Rec>(
-        call, kernel, {recorder.cells, threshold, recorder.seed, shape.row_groups, shape.k_tiles, part}, stream);
+        call, kernel, {recorder.cells, threshold, recorder.seed, shape.row_groups, shape.k_tiles, part, blocks},
+        stream);
 }
 
 }  // namespace

@@ -213,4 +213,12 @@ __device__ __forceinline__ float2 unpack<__half>(std::uint32_t pair) {
     return __half22float2(halves);
 }
 
+/// The kernel that was launched as this one's dependent may begin, as soon as every block of this one has said so
+/// (cudaLaunchAttributeProgrammaticStreamSerialization).
+__device__ __forceinline__ void let_dependents_begin() {
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+/// Waits until the kernel that this one depends on has ended: who comes after this kernel then finds that one's results too.
+__device__ __forceinline__ void wait_for_dependency() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 }  // namespace faultline::tensor_kernel
