@@ -99,7 +99,8 @@ OutputAttribution output_attribution(const Work& work, const FirstStage& first, 
     if (!a.lse) a.output = static_cast<Output>(o);
     WideReal bound_squared;
     LevelSums level;
-    const std::optional<Format> format = stored_at(work.plan, o);
+    a.grouped = work.grouped();
+    const std::optional<Format> format = stored_at(work.plan, o, a.grouped);
     long double plan_squared = 0;
     for (std::size_t g = 0; g < groups; ++g) {
         const GroupBase& base = first.bases[g];

@@ -79,7 +79,8 @@ struct CorrectedOutput {
 
 struct OutputAttribution {
     Output output = Output::o;
-    bool lse = false;  ///< it is the log-sum-exp, natural units, of the rows that see a key; `output` says nothing
+    bool lse = false;      ///< it is the log-sum-exp, natural units, of the rows that see a key; `output` says nothing
+    bool grouped = false;  ///< several query heads share a key head
     std::size_t elements = 0;  ///< compared, of the plan
     WideReal truth_norm;       ///< Frobenius, all heads
     WideReal truth_bound;      ///< |truth_norm - exact| and every element's error, Frobenius

@@ -11,19 +11,22 @@
 
 namespace faultline {
 
-std::optional<Format> stored_at(const RoundingPlan& plan, std::size_t place) {
-    constexpr std::array<Site, 5> last{Site::o_cast, Site::dq_cast, Site::dk_cast, Site::dv_cast, Site::lse};
-    const Format format = plan[last[place]].format;
+std::optional<Format> stored_at(const RoundingPlan& plan, std::size_t place, bool grouped) {
+    constexpr std::array<Site, 5> casts{Site::o_cast, Site::dq_cast, Site::dk_cast, Site::dv_cast, Site::lse};
+    const bool of_keys = casts[place] == Site::dk_cast || casts[place] == Site::dv_cast;
+    const bool summed = grouped && of_keys && plan.schedule.group_reduce == GroupReduce::after_cast;
+    const Format format = plan[summed ? Site::kv_group_reduce : casts[place]].format;
     if (is_exact(format)) return std::nullopt;
     return format;
 }
 
-std::optional<Format> stored_format(const RoundingPlan& plan, Output output) {
-    return stored_at(plan, static_cast<std::size_t>(output));
+std::optional<Format> stored_format(const RoundingPlan& plan, Output output, bool grouped) {
+    return stored_at(plan, static_cast<std::size_t>(output), grouped);
 }
 
 std::optional<Format> stored_format(const RoundingPlan& plan, const OutputAttribution& output) {
-    return stored_at(plan, output.lse ? attribution::lse_place : static_cast<std::size_t>(output.output));
+    return stored_at(plan, output.lse ? attribution::lse_place : static_cast<std::size_t>(output.output),
+                     output.grouped);
 }
 
 std::string type_name(const Format& format) {

@@ -14,11 +14,12 @@
 
 namespace faultline {
 
-/// The format in which a plan stores an output; nothing where the plan leaves it exact.
-[[nodiscard]] std::optional<Format> stored_format(const RoundingPlan& plan, Output output);
+/// The format in which a plan stores an output: that of its last rounding, nothing where that is exact. `grouped`: several query
+/// heads share a key head, so that dk and dv are summed, behind their cast where the plan does so (group_reduce).
+[[nodiscard]] std::optional<Format> stored_format(const RoundingPlan& plan, Output output, bool grouped);
 
 /// The same by place (attribution/group_run.hpp), and of an output or the lse.
-[[nodiscard]] std::optional<Format> stored_at(const RoundingPlan& plan, std::size_t place);
+[[nodiscard]] std::optional<Format> stored_at(const RoundingPlan& plan, std::size_t place, bool grouped);
 [[nodiscard]] std::optional<Format> stored_format(const RoundingPlan& plan, const OutputAttribution& output);
 
 /// "bf16": the type whatever it does with what overflows, since a file only holds the result.

@@ -60,7 +60,8 @@ CorrectedGroup corrected(const Work& work, const Group& group, const GroupBase& 
     const RunOutputs run = run_plan(transformed.group, plan, work.faults, nullptr, nullptr, work.backend);
     // dq is then made of the transformed keys, and their mean is what a broken zero-sum law leaks.
     measure(run, truth, mean_key_direction(transformed.group));
-    for (const std::size_t place : work.places) sums.levels[place].add(truth, place, stored_at(plan, place));
+    for (const std::size_t place : work.places)
+        sums.levels[place].add(truth, place, stored_at(plan, place, work.grouped()));
     return sums;
 }
 

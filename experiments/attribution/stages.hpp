@@ -27,6 +27,9 @@ struct Work {
     Faults faults;
     const AttentionBackend& backend;  ///< where plans run
 
+    /// Whether several query heads share a key head.
+    [[nodiscard]] bool grouped() const { return layer.heads() > layer.kv_heads(); }
+
     /// RequestError where the options ask for what the layer or the plan does not have, and where the
     /// plan, or no correction asked for, can run what the layer has.
     Work(const LayerCapture& layer, const RoundingPlan& plan, const AttributionOptions& options);

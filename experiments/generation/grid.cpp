@@ -73,7 +73,7 @@ void observe(LayerCapture& layer, const RoundingPlan& plan, const std::string& k
     }
     for (const Output output : all_outputs) {
         if (runs.front()[output].empty()) continue;
-        const std::optional<Format> format = stored_format(settled, output);
+        const std::optional<Format> format = stored_format(settled, output, layer.heads() > layer.kv_heads());
         const Matrix& first = runs.front()[output].front();
         const bool per_query = output == Output::o || output == Output::dq;
         HeadArray array{layer.q.batch,

@@ -292,12 +292,7 @@ LayerWork::Tested LayerWork::lse_test(const Group& group, const GroupTruth& trut
 void LayerWork::store_with_signs(Dtype dtype, const Group& group, std::size_t place, std::size_t i, std::size_t number,
                                  Matrix& values) const {
     const Format file = attribution::format_of(dtype);
-    std::optional<Format> own = stored_at(plan_, place);
-    const bool of_keys = place == static_cast<std::size_t>(Output::dk) || place == static_cast<std::size_t>(Output::dv);
-    if (of_keys && group.query_heads() > 1 && plan_.schedule.group_reduce == GroupReduce::after_cast) {
-        const Format& sum = plan_[Site::kv_group_reduce].format;  // what is rounded last
-        own = is_exact(sum) ? std::nullopt : std::optional(sum);
-    }
+    const std::optional<Format> own = stored_at(plan_, place, group.query_heads() > 1);
     if (own && own->precision <= file.precision && own->emax <= file.emax &&
         own->emin - own->precision >= file.emin - file.precision)
         return;

@@ -62,8 +62,12 @@ RoundingPlan rounded_as(const RoundingPlan& plan, const StorageFormats& storage)
     for (std::size_t o = 0; o < output_casts.size(); ++o)
         if (const StoredType* type = type_of(storage.outputs[o]); type != nullptr)
             stored.set(output_casts[o], stored_in(stored[output_casts[o]], *type->format));
+    // What grouped heads' dk and dv are rounded to last, one rule of both.
     if (storage.outputs[2] == OutputStorage::fp32 || storage.outputs[3] == OutputStorage::fp32)
         stored.set(Site::kv_group_reduce, stored_in(stored[Site::kv_group_reduce], fp32));
+    else if (const StoredType* type = type_of(storage.outputs[2]);
+             type != nullptr && storage.outputs[2] == storage.outputs[3])
+        stored.set(Site::kv_group_reduce, stored_in(stored[Site::kv_group_reduce], *type->format));
     return stored;
 }
 

@@ -35,7 +35,7 @@ struct StorageFormats {
 
 /// The plan so stored. fp16: every cast to bf16 is one to fp16, and every matrix product of bf16 inputs one of fp16 inputs.
 /// outputs: o_cast, dq_cast, dk_cast, dv_cast have that format; in fp32 they have it where they had less, and kv_group_reduce
-/// does where dk or dv has, in 16 bits where they had others of 16 bits (a file that is narrower than the plan is what the
+/// does where dk or dv has, in 16 bits where they had others of 16 bits, kv_group_reduce where both have those (a file that is narrower than the plan is what the
 /// plan's output is rounded to when they are compared). Name (suffix()) and
 /// description say so; a plan that has nothing to change returns as it is, under its own name.
 [[nodiscard]] RoundingPlan stored_as(const RoundingPlan& plan, const StorageFormats& storage);

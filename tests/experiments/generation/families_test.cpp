@@ -88,6 +88,35 @@ TEST(Families, AreCapturesThatAreReadBack) {
     }
 }
 
+// dk and dv of grouped heads are summed behind their cast in fa2: the sum's rounding is the last, and its type the file's.
+TEST(Families, OutputsAreStoredInTheTypeOfTheirLastRounding) {
+    const auto types = [](const RoundingPlan& plan, int kv_heads) {
+        InputShape shape = shape_of(16);
+        shape.heads = 4;
+        shape.kv_heads = kv_heads;
+        std::vector<LayerCapture> layers{make_inputs(*find_family("benign"), shape, 3)};
+        observe(layers[0], plan, "mine", 0, 1);
+        const Capture back = capture_of(tensors_of(layers, Dtype::bf16));
+        std::string text;
+        for (const Output output : all_outputs) {
+            const HeadArray& made = *layers[0].observed[0][output];
+            EXPECT_EQ(back.layers[0].observed[0][output]->values, made.values) << name(output);
+            EXPECT_EQ(back.layers[0].observed[0][output]->dtype, made.dtype);
+            text += std::string(print_name(made.dtype)) + " ";
+        }
+        return text;
+    };
+    RoundingPlan sums = plan("fa2");
+    sums.set(Site::kv_group_reduce, Rule{fp16});
+    EXPECT_EQ(types(sums, 2), "bfloat16 bfloat16 float16 float16 ");
+    EXPECT_EQ(types(sums, 4), "bfloat16 bfloat16 bfloat16 bfloat16 ") << "nothing is summed";
+    RoundingPlan unrounded = sums;
+    unrounded.set(Site::kv_group_reduce, Rule{});
+    EXPECT_EQ(types(unrounded, 2), "bfloat16 bfloat16 float64 float64 ") << "a sum of bf16 is none";
+    sums.schedule.group_reduce = GroupReduce::before_cast;
+    EXPECT_EQ(types(sums, 2), "bfloat16 bfloat16 bfloat16 bfloat16 ") << "the cast is last";
+}
+
 // What is read back is what was made, sequence by sequence, with the plan's outputs: nothing of the cache's NaN.
 TEST(Families, SequencesAreReadBack) {
     std::vector<LayerCapture> layers;
