@@ -40,6 +40,7 @@ void PlanChoice::compare(const Capture& capture, const std::string& kernel, cons
 void PlanChoice::choose(const Capture& capture, const std::string& kernel, const AttributionOptions& options,
                         const Invocation& call) {
     const StorageFormats storage = storage_of(capture, kernel);
+    const FileTypes types = file_types(capture, kernel, storage);
     const auto add_inputs = [&] {
         const std::string mixed = mixed_inputs_remark(capture, plan);
         if (!mixed.empty()) origin.storage += (origin.storage.empty() ? "" : "; ") + mixed;
@@ -49,10 +50,11 @@ void PlanChoice::choose(const Capture& capture, const std::string& kernel, const
         const std::string name = plan.name;
         plan = stored_as(plan, {storage.fp16, {}});
         if (preset && plan.name != name)
-            origin.storage = fmt::format("the file is float16: {} is {} with fp16 where it has bf16", plan.name, name);
+            origin.storage =
+                fmt::format("the file is {}: {} is {} with fp16 where it has bf16", types.tensors, plan.name, name);
     }
     if (!origin.automatic) {
-        if (const std::string differs = storage_remark(storage, kernel, plan); !differs.empty())
+        if (const std::string differs = storage_remark(storage, types, kernel, plan); !differs.empty())
             origin.storage = differs;
         return add_inputs();
     }
@@ -62,7 +64,7 @@ void PlanChoice::choose(const Capture& capture, const std::string& kernel, const
     compare(capture, "", options, call);
     origin.chosen = nearest_plan(ranked, kernel);
     if (origin.chosen) plan = faultline::plan(origin.chosen->plan);
-    origin.storage = storage_remark(storage, kernel, plan);
+    origin.storage = storage_remark(storage, types, kernel, plan);
     add_inputs();
     origin.nearer = nearer_plans(ranked, plan.name, options.heads);
 }

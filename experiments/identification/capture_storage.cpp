@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -71,20 +72,26 @@ StorageFormats storage_of(const Capture& capture, const std::string& kernel) {
     };
     const bool observed = std::any_of(capture.layers.begin(), capture.layers.end(), has);
     Seen inputs, outputs;
+    bool narrow =
+        false;  // an output that both 16-bit types hold, and is not 0: which of them it says not, but not fp32
     std::array<Seen, 4> each;
     for (const LayerCapture& layer : capture.layers) {
         if (observed && !has(layer)) continue;
         for (const HeadArray* input : {&layer.q, &layer.k, &layer.v}) inputs.add(*input);
         for (const ObservedKernel& k : layer.observed)
             for (std::size_t o = 0; k.name == kernel && o < each.size(); ++o)
-                if (k.outputs[o] && !in_both(*k.outputs[o])) {
+                if (k.outputs[o] && in_both(*k.outputs[o])) {
+                    const std::vector<double>& x = k.outputs[o]->values;
+                    narrow = narrow || std::any_of(x.begin(), x.end(), [](double y) { return y != 0; });
+                } else if (k.outputs[o]) {
                     outputs.add(*k.outputs[o]);
                     each[o].add(*k.outputs[o]);
                 }
     }
     const Seen& decides = inputs.bf16 || inputs.fp16 ? inputs : outputs;
     StorageFormats storage{decides.fp16 && !decides.bf16, {}};
-    if (outputs.fp32 && !outputs.bf16 && !outputs.fp16 && !outputs.other) return StorageFormats::wide(storage.fp16);
+    if (outputs.fp32 && !narrow && !outputs.bf16 && !outputs.fp16 && !outputs.other)
+        return StorageFormats::wide(storage.fp16);
     const OutputStorage tensors = storage.fp16 ? OutputStorage::fp16 : OutputStorage::bf16;
     for (std::size_t o = 0; o < each.size(); ++o)
         if (const OutputStorage own = each[o].nothing() ? tensors : each[o].only(); own != tensors)
@@ -92,24 +99,65 @@ StorageFormats storage_of(const Capture& capture, const std::string& kernel) {
     return storage;
 }
 
-std::string storage_remark(const StorageFormats& storage, const std::string& kernel, const RoundingPlan& plan) {
+FileTypes file_types(const Capture& capture, const std::string& kernel, const StorageFormats& storage) {
+    const OutputStorage of_tensors = storage.fp16 ? OutputStorage::fp16 : OutputStorage::bf16;
+    const auto text = [](Dtype dtype, OutputStorage judged) {
+        const Dtype own = judged == OutputStorage::bf16 ? Dtype::bf16 : Dtype::f16;
+        const bool wide = dtype == Dtype::f32 || dtype == Dtype::f64;
+        if (!wide || judged == OutputStorage::fp32) return std::string(print_name(dtype));
+        return fmt::format("{} with the values of {}", print_name(dtype), print_name(own));
+    };
+    FileTypes types;
+    for (const LayerCapture& layer : capture.layers) {
+        if (types.tensors.empty()) types.tensors = text(layer.q.dtype, of_tensors);
+        for (const ObservedKernel& k : layer.observed)
+            for (std::size_t o = 0; k.name == kernel && o < types.outputs.size(); ++o) {
+                const OutputStorage judged =
+                    storage.outputs[o] == OutputStorage::tensors ? of_tensors : storage.outputs[o];
+                if (k.outputs[o] && types.outputs[o].empty()) types.outputs[o] = text(k.outputs[o]->dtype, judged);
+            }
+    }
+    return types;
+}
+
+std::string described_in_file(const StorageFormats& storage, const FileTypes& types) {
+    std::vector<std::string> parts;
+    if (storage.fp16) parts.push_back("its tensors are " + types.tensors);
+    std::vector<std::string> names;  // of the outputs that there are
+    for (const std::string& type : types.outputs)
+        if (!type.empty()) names.push_back(type);
+    const bool alike = std::adjacent_find(names.begin(), names.end(), std::not_equal_to<>()) == names.end();
+    if (storage.fp32_outputs() && alike && !names.empty())
+        parts.push_back((storage.fp16 ? "its outputs " : "its outputs are ") + names.front());
+    else
+        for (const Output output : all_outputs) {
+            const auto o = static_cast<std::size_t>(output);
+            if (storage.outputs[o] != OutputStorage::tensors && !types.outputs[o].empty())
+                parts.push_back(fmt::format("its {} is {}", name(output), types.outputs[o]));
+        }
+    return fmt::format("{}", fmt::join(parts, ", "));
+}
+
+std::string storage_remark(const StorageFormats& storage, const FileTypes& types, const std::string& kernel,
+                           const RoundingPlan& plan) {
     const std::string whose = kernel.empty() ? "" : " of " + escaped(kernel);
     if (!stored_as(plan, {storage.fp16, {}}).same_numerics(plan))
-        return fmt::format("the tensors{} are float16 and {} rounds to bfloat16", whose, plan.name);
-    if (storage.fp32_outputs() && !stored_as(plan, StorageFormats::wide()).same_numerics(plan))
-        return fmt::format("the outputs{} are float32 and {} rounds its outputs to less", whose, plan.name);
-    std::vector<std::string> differ;
+        return fmt::format("the tensors{} are {} and {} rounds to bfloat16", whose, types.tensors, plan.name);
+    std::vector<std::string> differ, wide;
     for (const Output output : all_outputs) {
+        const auto o = static_cast<std::size_t>(output);
         StorageFormats one;
-        const OutputStorage own = storage.outputs[static_cast<std::size_t>(output)];
-        one.outputs[static_cast<std::size_t>(output)] = own;
-        if (stored_as(plan, one).same_numerics(plan)) continue;
-        differ.push_back(fmt::format("{}{} is {} and {} rounds it to {}", name(output), whose,
-                                     own == OutputStorage::fp32   ? "float32"
-                                     : own == OutputStorage::fp16 ? "float16"
-                                                                  : "bfloat16",
-                                     plan.name, own == OutputStorage::fp32 ? "less" : "another type of 16 bits"));
+        one.outputs[o] = storage.outputs[o];
+        if (types.outputs[o].empty() || stored_as(plan, one).same_numerics(plan)) continue;
+        if (storage.outputs[o] == OutputStorage::fp32) wide.push_back(types.outputs[o]);
+        differ.push_back(fmt::format("{}{} is {} and {} rounds it to {}", name(output), whose, types.outputs[o],
+                                     plan.name,
+                                     storage.outputs[o] == OutputStorage::fp32 ? "less" : "another type of 16 bits"));
     }
+    const bool alike = std::adjacent_find(wide.begin(), wide.end(), std::not_equal_to<>()) == wide.end();
+    if (storage.fp32_outputs() && wide.size() > 1 && wide.size() == differ.size() && alike)
+        return fmt::format("the outputs{} are {} and {} rounds {} to less", whose, wide.front(), plan.name,
+                           wide.size() == types.outputs.size() ? "its outputs" : "some of them");
     return fmt::format("{}", fmt::join(differ, ", "));
 }
 

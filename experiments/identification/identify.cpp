@@ -347,8 +347,13 @@ Identification identify(const Capture& capture, const IdentifyOptions& options) 
     Identification identification{capture.path, {}, true};
     std::vector<KernelIdentification> results;
     for (const Case& c : cases)
-        results.push_back({c.kernel, c.head_dim, c.causal, c.layers, c.storage, {}, {}, {}, {}, {},
-                           {},       false,      {},       {},       {},        {}, {}, {}, {}, {}});
+        results.push_back({c.kernel, c.head_dim, c.causal,
+                           c.layers, c.storage,  described_in_file(c.storage, file_types(capture, c.kernel, c.storage)),
+                           {},       {},         {},
+                           {},       {},         {},
+                           false,    {},         {},
+                           {},       {},         {},
+                           {},       {},         {}});
     WorkCount work(options.progress, options.cancelled);
     try {
         rank(cases, candidates.size(), options, work, results);

@@ -113,7 +113,8 @@ struct KernelIdentification {
     std::ptrdiff_t head_dim = 0;
     bool causal = true;
     std::vector<std::string> layers;
-    StorageFormats storage;           ///< what the kernel's tensors are, in which presets are ranked
+    StorageFormats storage;    ///< what the kernel's tensors are, in which presets are ranked
+    std::string file_storage;  ///< the same in the file's words (described_in_file), empty where it is as presets are
     std::vector<RankedPlan> ranking;  ///< as order_ranking() has it
 
     // What the search found; without a search the best plan of the ranking, its sites not examined.

@@ -18,7 +18,11 @@ constexpr std::size_t line_width = 110;
 constexpr std::size_t most_digits = 12;  // a double holds no more of a percentage
 
 std::string row(const std::string& plan, const OutputMatches& m) {
-    std::string line = fmt::format("  {:<24}{:>10}", plan, share_percent(m.all()));
+    constexpr std::size_t column = 24;
+    // A name with a type for each output stands on a line of its own.
+    std::string line =
+        plan.size() < column ? fmt::format("  {:<{}}", plan, column) : fmt::format("  {}\n  {:{}}", plan, "", column);
+    line += fmt::format("{:>10}", share_percent(m.all()));
     for (const Output output : all_outputs)
         line += fmt::format("{:>10}", m[output].total == 0 ? "-" : share_percent(m[output]));
     if (m.lse.total > 0) line += fmt::format("{:>10}", share_percent(m.lse));
@@ -274,8 +278,8 @@ std::string table(const Identification& identification, bool full) {
             fmt::format("{}: {} (head size {}, {}, {})\n", escaped(k.kernel), answer(k), k.head_dim,
                         k.causal ? "causal" : "no causal mask", escaped(fmt::format("{}", fmt::join(k.layers, ", "))));
         if (!suffix(k.storage).empty())
-            out += fmt::format("  {}: presets are compared so, where their names end in {}\n", described(k.storage),
-                               suffix(k.storage));
+            out += wrapped("  ", fmt::format("{}: presets are compared so, where their names end in {}", k.file_storage,
+                                             suffix(k.storage)));
         for (const std::string& sentence : k.not_compared) out += wrapped("  ", sentence);
         if (!k.inputs.empty()) out += wrapped("  ", k.inputs);
         out += ranking_text(k, full);

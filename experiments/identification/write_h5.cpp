@@ -230,7 +230,7 @@ class Writer {
         file_.attribute(object, "head_dim", static_cast<std::int64_t>(k_.head_dim));
         file_.attribute(object, "causal", std::int64_t{k_.causal ? 1 : 0});
         file_.attribute(object, "layers", std::span<const std::string>(k_.layers));
-        file_.attribute(object, "storage", described(k_.storage));
+        file_.attribute(object, "storage", k_.file_storage);
         file_.attribute(object, "nearest", k_.nearest);
         file_.attribute(object, "near", std::int64_t{k_.is_near() ? 1 : 0});
         file_.attribute(object, "found", std::int64_t{k_.is_found() ? 1 : 0});

@@ -102,10 +102,10 @@ TEST(Storage, IsReadOfEachOutput) {
     outputs[2]->dtype = Dtype::f16;
     wanted.outputs[2] = OutputStorage::fp16;
     EXPECT_EQ(storage_of(capture, "mine"), wanted);
-    EXPECT_THAT(storage_remark(wanted, "mine", plan("fa2")),
+    EXPECT_THAT(storage_remark(wanted, file_types(capture, "mine", wanted), "mine", plan("fa2")),
                 AllOf(HasSubstr("dq of mine is float32 and fa2 rounds it to less"),
                       HasSubstr("dk of mine is float16 and fa2 rounds it to another type of 16 bits")));
-    EXPECT_EQ(storage_remark(wanted, "mine", stored_as(plan("fa2"), wanted)), "");
+    EXPECT_EQ(storage_remark(wanted, file_types(capture, "mine", wanted), "mine", stored_as(plan("fa2"), wanted)), "");
 
     EXPECT_EQ(mixed_inputs_remark(capture, plan("fa2")), "");
     capture.layers[0].v.dtype = Dtype::f16;
@@ -118,6 +118,42 @@ TEST(Storage, IsReadOfEachOutput) {
     EXPECT_EQ(mixed_inputs_remark(capture, own), "");
 }
 
+// A type is called what the file calls it, whatever its values are judged to be.
+TEST(Storage, TypesAreNamedAsTheFileHasThem) {
+    const auto remark = [](Capture& capture, Dtype dtype, const char* against) {
+        for (auto& output : capture.layers[0].observed[0].outputs) output->dtype = dtype;
+        const StorageFormats storage = storage_of(capture, "mine");
+        return storage_remark(storage, file_types(capture, "mine", storage), "mine", plan(against));
+    };
+    Capture wide = made_capture({{"mine", plan("fa2-fp32-out")}}, {.n = 64});
+    EXPECT_EQ(remark(wide, Dtype::f64, "fa2"), "the outputs of mine are float64 and fa2 rounds its outputs to less");
+    EXPECT_EQ(remark(wide, Dtype::f32, "fa2"), "the outputs of mine are float32 and fa2 rounds its outputs to less");
+    EXPECT_EQ(remark(wide, Dtype::f64, "fa2-fp32-out"), "");
+    wide.layers[0].observed[0].outputs[1]->dtype = Dtype::f32;
+    const StorageFormats storage = storage_of(wide, "mine");
+    EXPECT_EQ(described_in_file(storage, file_types(wide, "mine", storage)),
+              "its o is float64, its dq is float32, its dk is float64, its dv is float64");
+    Capture one = made_capture({{"mine", plan("fa2-fp32-dq")}}, {.n = 64});
+    EXPECT_EQ(remark(one, Dtype::f64, "fa2"), "dq of mine is float64 and fa2 rounds it to less");
+    // Values of fp16 in a wider type, which is not called float16.
+    Capture half = made_capture({{"mine", plan("fa2-fp16-o")}}, {.n = 64});
+    EXPECT_EQ(remark(half, Dtype::f32, "fa2"),
+              "o of mine is float32 with the values of float16 and fa2 rounds it to another type of 16 bits");
+    const auto fp16_values = [](LayerCapture& layer) {
+        for (HeadArray* a : {&layer.q, &layer.k, &layer.v}) {
+            a->dtype = Dtype::f64;
+            for (double& x : a->values) x = round(x * (1 + 0x1p-9), fp16, Rounding::nearest_even);
+        }
+    };
+    Capture inputs = made_capture({{"mine", plan("fa2-fp16")}}, {.n = 64, .extras = fp16_values});
+    EXPECT_EQ(remark(inputs, Dtype::f64, "fa2"),
+              "the tensors of mine are float64 with the values of float16 and fa2 rounds to bfloat16");
+    // Of fp8 no preset is written: it is compared rounded to that, and nothing is claimed of the plan.
+    Capture eight = made_capture({{"mine", plan("fa2")}}, {.n = 64});
+    EXPECT_EQ(remark(eight, Dtype::e4m3, "fa2"), "");
+    EXPECT_EQ(remark(eight, Dtype::e5m2, "fa2"), "");
+}
+
 TEST(Storage, AKernelOfSeveralFormatsIsFound) {
     const Capture capture = made_capture({{"mine", plan("fa2-fp32-dq")}}, {.n = 96});
     IdentifyOptions options;
@@ -126,7 +162,7 @@ TEST(Storage, AKernelOfSeveralFormatsIsFound) {
     const KernelIdentification found = identify(capture, options).kernels.front();
     EXPECT_EQ(found.nearest, "fa2-fp32-dq");
     EXPECT_EQ(found.match.all().differing(), 0u);
-    EXPECT_THAT(table({"", {found}, true}), HasSubstr("its dq is float32: presets are compared so"));
+    EXPECT_THAT(table({"", {found}, true}), HasSubstr("its dq is float64: presets are compared so"));
 }
 
 }  // namespace
