@@ -144,6 +144,7 @@ void add_forward(Builder& out) {
     out.enumeration("scale_at", false, &Schedule::scale_at);
     out.enumeration("exp_base", false, &Schedule::exp_base);
     out.enumeration("argument", false, &Schedule::argument);
+    out.enumeration("rescale_argument", false, &Schedule::rescale_argument);
     out.enumeration("functions", false, &Schedule::functions);
     out.values("max_policy", false, &Schedule::max_policy, {MaxPolicy::exact, MaxPolicy::lazy});
     out.enumeration("row_sum_adds", false, &Schedule::row_sum_adds);
@@ -154,17 +155,31 @@ void add_forward(Builder& out) {
     out.enumeration("pv_carry", false, &Schedule::pv_carry);
 }
 
+/// An accumulator that starts at lse leaves a difference to be scaled, and no other form.
+void add_backward_arguments(Builder& out) {
+    for (const auto& entry : enumerators<ArgumentForm>())
+        out.schedule("bwd_argument", true, [form = entry.value](Schedule& s) {
+            s.bwd_argument = form;
+            if (form != ArgumentForm::subtract_then_scale) s.lse_in = LseIn::argument;
+        });
+    for (const auto& entry : enumerators<LseIn>())
+        out.schedule("bwd_argument", true, [where = entry.value](Schedule& s) {
+            s.lse_in = where;
+            if (where == LseIn::accumulator) s.bwd_argument = ArgumentForm::subtract_then_scale;
+        });
+}
+
 void add_backward(Builder& out) {
     out.values("bwd_block_q", true, &Schedule::bwd_block_q, {32, 64, 128, 256, 0});
     out.values("bwd_block_k", true, &Schedule::bwd_block_k, {32, 64, 128, 256, 0});
     out.enumeration("bwd_query_order", true, &Schedule::bwd_query_order);
     out.enumeration("bwd_key_order", true, &Schedule::bwd_key_order);
     out.enumeration("bwd_exp_base", true, &Schedule::bwd_exp_base);
-    out.enumeration("bwd_argument", true, &Schedule::bwd_argument);
+    add_backward_arguments(out);
     out.enumeration("dq_carry", true, &Schedule::dq_carry);
     out.enumeration("dkv_carry", true, &Schedule::dkv_carry);
     out.enumeration("delta_from", true, &Schedule::delta_from);
-    out.values("delta_order", true, &Schedule::delta_order, {DeltaOrder::sequential});
+    out.values("delta_order", true, &Schedule::delta_order, {DeltaOrder::sequential, DeltaOrder::mod_8});
     for (const DeltaOrder order : {DeltaOrder::octets, DeltaOrder::octet_pairs})
         for (const int threads : {2, 4, 8, 16})
             out.schedule("delta_order", true, [order, threads](Schedule& s) {

@@ -39,6 +39,8 @@ void stable_max(RoundingPlan& plan, const Args& args) {
 void set_argument(RoundingPlan& plan, ArgumentForm form) {
     plan.schedule.argument = form;
     plan.schedule.bwd_argument = form;
+    plan.schedule.rescale_argument = ArgumentForm::subtract_then_scale;  // 0 where the maximum stays, whatever the form
+    if (form != ArgumentForm::subtract_then_scale) plan.schedule.lse_in = LseIn::argument;
 }
 
 void delta_exact(RoundingPlan& plan, const Args&) {

@@ -108,10 +108,12 @@ class BackwardHead {
             }
         } else {
             if (scales_.cap > 0) capped_ = capped_storage_.shaped(rows.count, keys.count);
+            const double* reference = reference_.data() + rows.first;
+            const bool in_accumulator = schedule_.lse_in == LseIn::accumulator && scales_.cap == 0;
             scores(stage, backward_sites, where, x_.q.middle_rows(rows.first, rows.count), columns(x_.k_t, keys),
-                   scales_, plan_, mask_, p_, capped_);
+                   scales_, plan_, mask_, p_, capped_, in_accumulator ? reference : nullptr);
             probabilities(stage, backward_sites, where, schedule_.bwd_argument, schedule_.bwd_exp_base, scales_, plan_,
-                          reference_.data() + rows.first, !quantities_.subtracts_raw(), p_);
+                          in_accumulator ? nullptr : reference, !quantities_.subtracts_raw(), p_);
         }
         dp_ = dp_storage_.shaped(rows.count, keys.count);
         const double* delta = delta_.data() + rows.first;

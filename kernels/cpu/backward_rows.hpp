@@ -37,10 +37,18 @@ class RowQuantities {
         std::vector<double> reference = forward_.lse;
         if (schedule_.p_saved) return reference;
         if (subtracts_raw()) {
+            // Kernels that start the accumulator there multiply by a constant of their own (mha_h100.cu:216-221).
+            const bool multiplies = schedule_.lse_in == LseIn::accumulator && scales_.cap == 0;
+            const auto divided = [&](double x, auto, auto) { return x / scales_.natural; };
             stage_.pass(
                 Site::lse_scale, row_place(), column(reference),
-                [&](MatrixView<double> t) { for_each(t, [&](double x, auto, auto) { return x / scales_.natural; }); },
-                [&](MatrixView<double> t) { for_each(t, [&](double x, auto, auto) { return x / scales_.natural; }); });
+                [&](MatrixView<double> t) {
+                    if (multiplies)
+                        for_each(t, [&](double x, auto, auto) { return x * scales_.inverse; });
+                    else
+                        for_each(t, divided);
+                },
+                [&](MatrixView<double> t) { for_each(t, divided); });
             return reference;
         }
         const bool in_log2 = schedule_.bwd_exp_base == ExpBase::two;
@@ -143,6 +151,9 @@ class RowQuantities {
             for (std::ptrdiff_t j = 0; j < count; ++j) sum = f(sum + f(a[j] * b[j]));
             return sum;
         }
+        if (schedule_.delta_order == DeltaOrder::mod_8)
+            return sum_mod_8(
+                count, [&](double sum, std::ptrdiff_t j) { return sum + a[j] * b[j]; }, f);
         std::vector<double> lane(static_cast<std::size_t>(schedule_.delta_threads), 0.0);
         const std::ptrdiff_t step = schedule_.delta_order == DeltaOrder::octet_pairs ? 2 : 1;
         for (std::ptrdiff_t j = 0; j < count; j += step) {

@@ -166,22 +166,26 @@ class ForwardHead {
         stage_.pass(Site::row_max, row_place(where), column(maximum_));
     }
 
-    /// alpha = exp(scale (m_old - m_new)): subtract, scale, exp, in every kernel read, also in those that fuse the scores'
-    /// own argument.
+    /// alpha = exp(scale (m_old - m_new)): subtract, scale, exp in most kernels, also in those that fuse the scores' own
+    /// argument.
     std::vector<double> rescale_factors(const TileAt& where, const std::vector<double>& old_maximum, bool first) {
         std::vector<double> alpha(old_maximum.size(), 0.0);
         if (first) return alpha;
         for (std::size_t i = 0; i < alpha.size(); ++i)
             alpha[i] = old_maximum[i] - (maximum_[i] == -infinity ? 0.0 : maximum_[i]);
         const double c = scales_.exponent;
-        const auto scaled = [&](MatrixView<double> t) { for_each(t, [&](double x, auto, auto) { return x * c; }); };
+        const bool in_fp32 = stage_.rule(Site::rescale_argument).format == fp32;
         stage_.pass(
             Site::rescale_argument, row_place(where), column(alpha),
             [&](MatrixView<double> t) {
-                stage_.round_intermediate(Site::rescale_argument, t);
-                scaled(t);
+                for_each(t, [&](double, auto i, auto) {
+                    const auto at = static_cast<std::size_t>(i);
+                    return rescale_argument(
+                        schedule_.rescale_argument, old_maximum[at], maximum_[at], c, in_fp32,
+                        [&](double x) { return stage_.round_intermediate(Site::rescale_argument, x); });
+                });
             },
-            scaled);
+            [&](MatrixView<double> t) { for_each(t, [&](double x, auto, auto) { return x * c; }); });
         stage_.pass(
             Site::rescale_factor, row_place(where), column(alpha),
             [&](MatrixView<double> t) { exponential(t, schedule_.exp_base, schedule_.functions); },
@@ -359,11 +363,17 @@ class ForwardHead {
             Site::lse, where, column(lse),
             [&](MatrixView<double> t) {
                 for_each(t, [&](double m, auto i, auto) {
-                    const double log_part = stage_.round_intermediate(Site::lse, kernel_log(i) - offset);
+                    const auto rounded = [&](double x) { return stage_.round_intermediate(Site::lse, x); };
+                    if (schedule_.lse_form == LseForm::log2_sum) {
+                        const double ln2 = rounded(std::numbers::ln2);
+                        const double of_sum = binary_logarithm(sum[static_cast<std::size_t>(i)], schedule_.functions);
+                        return std::fma(rounded(of_sum - schedule_.max_offset), ln2,
+                                        rounded(rounded(m * scales_.exponent) * ln2));
+                    }
+                    const double log_part = rounded(kernel_log(i) - offset);
                     if (schedule_.lse_form == LseForm::natural)
                         return std::fma(m, unit, log_part);  // max * scale + logf(sum) is contracted to one fma
-                    const double in_log2 = stage_.round_intermediate(Site::lse, m * scales_.exponent);
-                    return std::fma(in_log2, stage_.round_intermediate(Site::lse, std::numbers::ln2), log_part);
+                    return std::fma(rounded(m * scales_.exponent), rounded(std::numbers::ln2), log_part);
                 });
             },
             [&](MatrixView<double> t) {

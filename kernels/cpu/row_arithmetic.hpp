@@ -3,6 +3,7 @@
 // add in the same order.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -57,11 +58,21 @@ template <class Round>
     return lane;
 }
 
+/// Eight sums by index mod 8 over added(sum, j), each from zero, then joined: neighbours, then halves (four threads that have
+/// two columns of eight each; within a thread first, then shuffles by 2 and by 1).
+template <class Add, class Round>
+[[nodiscard]] FAULTLINE_HD double sum_mod_8(std::ptrdiff_t count, Add&& added, Round&& rounded) {
+    double part[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    for (std::ptrdiff_t j = 0; j < count; ++j) part[j % 8] = rounded(added(part[j % 8], j));
+    for (int t = 0; t < 4; ++t) part[t] = rounded(part[2 * t] + part[2 * t + 1]);
+    return rounded(rounded(part[0] + part[2]) + rounded(part[1] + part[3]));
+}
+
 /// lanes <- lanes alpha + sum_j p[j] in the kernel's order, every operation rounded by `rounded`.
 template <class Round>
 FAULTLINE_HD void add_row(const double* p, std::ptrdiff_t count, RowSumOrder order, double alpha, double* lanes,
                           Round&& rounded) {
-    if (order != RowSumOrder::quad) lanes[0] = rounded(lanes[0] * alpha);
+    if (order != RowSumOrder::quad && order != RowSumOrder::mod_8) lanes[0] = rounded(lanes[0] * alpha);
     switch (order) {
         case RowSumOrder::sequential:
             for (std::ptrdiff_t j = 0; j < count; ++j) lanes[0] = rounded(lanes[0] + p[j]);
@@ -79,6 +90,12 @@ FAULTLINE_HD void add_row(const double* p, std::ptrdiff_t count, RowSumOrder ord
                 lanes[0] = rounded(lanes[0] + rounded(rounded(lane[0] + lane[1]) + rounded(lane[2] + lane[3])));
             }
             return;
+        case RowSumOrder::mod_8: {
+            const auto added = [p](double sum, std::ptrdiff_t j) { return sum + p[j]; };
+            // lane and alpha are floats, so their product is exact in binary64 and this is one fma.
+            lanes[0] = rounded(lanes[0] * alpha + sum_mod_8(count, added, rounded));
+            return;
+        }
         case RowSumOrder::pairwise:
             if (count > 0) {
                 const auto leaf = [p](std::ptrdiff_t j) { return p[j]; };
@@ -86,6 +103,23 @@ FAULTLINE_HD void add_row(const double* p, std::ptrdiff_t count, RowSumOrder ord
             }
             return;
     }
+}
+
+/// c (m_old - m_new) in the form of the schedule, all but its last rounding. c is 1 where the scores are scaled already.
+/// `rounded`: an intermediate rounding of the site; `in_fp32`: whether that is fp32.
+template <class Round>
+[[nodiscard]] FAULTLINE_HD double rescale_argument(ArgumentForm form, double old_maximum, double maximum, double c,
+                                                   bool in_fp32, Round&& rounded) {
+    constexpr double none = detail::bits_as<double>(std::uint64_t{0xFFF} << 52);  // -inf
+    const double top = maximum == none ? 0.0 : maximum;
+    if (form == ArgumentForm::subtract_then_scale || c == 1.0) return rounded(old_maximum - top) * c;
+    const double shift = rounded(top * c);
+    if (form == ArgumentForm::unfused) return rounded(old_maximum * c) - shift;
+    const auto is_a_float = [](double x) { return static_cast<double>(static_cast<float>(x)) == x; };
+    return in_fp32 && is_a_float(old_maximum) && is_a_float(c) && is_a_float(shift)
+               ? static_cast<double>(
+                     fmaf(static_cast<float>(old_maximum), static_cast<float>(c), static_cast<float>(-shift)))
+               : fma(old_maximum, c, -shift);
 }
 
 /// What an instrument made of a row's joined sum, carried into its lanes: a change goes into the first. A sum that it left

@@ -89,4 +89,9 @@ double logarithm(double sum, Functions functions) {
                                           : binary64_functions::log(sum);
 }
 
+double binary_logarithm(double sum, Functions functions) {
+    return functions == Functions::hopper ? static_cast<double>(lg2_approx(static_cast<float>(sum)))
+                                          : binary64_functions::log(sum) * std::numbers::log2e;
+}
+
 }  // namespace faultline::cpu

@@ -43,6 +43,7 @@ struct Scales {
     double into_cap;      ///< scale/cap, where the scale stands in the exponent
     double inverse_keep;  ///< 1/keep, 1 where nothing is dropped
     double inputs;        ///< sqrt(scale) where q and k are scaled, else 1
+    double inverse;       ///< 1/scale, where the accumulator of the scores starts at -lse/scale
     double log2e;         ///< log2(e), where scores are turned into log2 units in a step of their own
 
     /// How many nats a unit of the scores is, where the row maximum is taken.
@@ -71,6 +72,7 @@ struct Scales {
         bwd_exponent = here ? rounded(natural * in_log2(plan.schedule.bwd_exp_base)) : 1.0;
         log2e = rounded(std::numbers::log2e);
         inputs = plan.schedule.scale_at == ScaleAt::inputs ? rounded(std::sqrt(scale)) : 1.0;
+        inverse = rounded(1.0 / scale);
     }
 };
 
@@ -89,6 +91,8 @@ void exponential(MatrixView<double> tile, ExpBase base, Functions functions);
 void exponential_of_tile(MatrixView<double> tile, const Schedule& schedule);
 /// Natural logarithm of a row sum in the kernel's function (__logf of a Hopper card), before any rounding of ours.
 double logarithm(double sum, Functions functions);
+/// The binary one: lg2.approx, or the binary64 function, before any rounding of ours.
+double binary_logarithm(double sum, Functions functions);
 
 /// The additive bias of a tile, if there is one.
 struct Mask {
@@ -163,12 +167,13 @@ void cap_scores(Stage<I>& stage, Site site, const TileAt& where, const Scales& s
 }
 
 /// s_tile <- q k^T, cast, and where the plan scales scores: scaled, biased. Masked elements become -inf.
-/// Under a softcap the tile holds tanh in place of q k^T, which `capped`, where it has memory, keeps.
+/// Under a softcap the tile holds tanh in place of q k^T, which `capped`, where it has memory, keeps. `subtracted`, where
+/// given, is taken off each row: the accumulator starts at its negative (LseIn::accumulator).
 template <class I>
 void scores(Stage<I>& stage, const ScoreSites& at, const TileAt& where, MatrixView<const double> q,
             MatrixView<const double> k_t, const Scales& scales, const RoundingPlan& plan, const Mask& mask,
-            MatrixView<double> s, MatrixView<double> capped = {}) {
-    for_each(s, [](double, auto, auto) { return 0.0; });
+            MatrixView<double> s, MatrixView<double> capped = {}, const double* subtracted = nullptr) {
+    for_each(s, [&](double, auto i, auto) { return subtracted == nullptr ? 0.0 : -subtracted[i]; });
     stage.accumulate(at.accumulate, where, q, k_t, s);
     stage.pass(at.cast, where, s);
     if (scales.cap > 0) {
@@ -227,14 +232,35 @@ void scores(Stage<I>& stage, const ScoreSites& at, const TileAt& where, MatrixVi
     }
 }
 
+/// x <- exp x, in the pass's function.
+template <class I>
+void exponentials(Stage<I>& stage, const ScoreSites& at, const TileAt& where, ExpBase base, const RoundingPlan& plan,
+                  MatrixView<double> x) {
+    stage.pass(
+        at.exp, where, x,
+        [&](MatrixView<double> t) {
+            if (at.backward)
+                exponential(t, base, plan.schedule.functions);
+            else
+                exponential_of_tile(t, plan.schedule);
+        },
+        [&](MatrixView<double> t) { exponential(t, base); });
+}
+
 /// x <- exp(scale (s - reference[i])), reference per row in the units of s (row max) or already scaled (lse): the form
-/// says how. `scaled_reference`, where given, is what the backward subtracts (lse in log2 units).
+/// says how. reference_is_scaled: it is what the backward subtracts (lse in log2 units). Without a reference it is subtracted
+/// already, and the argument is x times the constant.
 template <class I>
 void probabilities(Stage<I>& stage, const ScoreSites& at, const TileAt& where, ArgumentForm form, ExpBase base,
                    const Scales& scales, const RoundingPlan& plan, const double* reference, bool reference_is_scaled,
                    MatrixView<double> x) {
     const double c = at.backward ? scales.bwd_exponent : scales.exponent;
     const double offset = at.backward ? 0.0 : plan.schedule.max_offset;
+    if (reference == nullptr) {
+        const auto scaled = [&](MatrixView<double> t) { for_each(t, [&](double s, auto, auto) { return s * c; }); };
+        stage.pass(at.argument, where, x, scaled, scaled);
+        return exponentials(stage, at, where, base, plan, x);
+    }
     const auto shift_of = [&](std::ptrdiff_t i) {  // what is subtracted from s c, as the kernel holds it
         if (reference_is_scaled) return reference[i];
         const double scaled = reference[i] == -infinity ? 0.0 : stage.round_intermediate(at.argument, reference[i] * c);
@@ -279,15 +305,7 @@ void probabilities(Stage<I>& stage, const ScoreSites& at, const TileAt& where, A
         }
     };
     stage.pass(at.argument, where, x, in_kernel, exactly);
-    stage.pass(
-        at.exp, where, x,
-        [&](MatrixView<double> t) {
-            if (at.backward)
-                exponential(t, base, plan.schedule.functions);
-            else
-                exponential_of_tile(t, plan.schedule);
-        },
-        [&](MatrixView<double> t) { exponential(t, base); });
+    exponentials(stage, at, where, base, plan, x);
 }
 
 }  // namespace faultline::cpu

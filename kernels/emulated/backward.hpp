@@ -208,9 +208,12 @@ class BackwardTile {
                 if (has_cap) capped_(i, j) = r_.capped(row0 + i, key0 + j);
             });
         } else {
-            scores(stage_, backward_sites(), where, x_, p_, has_cap ? capped_ : View<double>{});
-            probabilities(stage_, backward_sites(), where, x_.scales, r_.reference + row0, !subtracts_raw(), m_.shift,
-                          p_);
+            const double* reference = r_.reference + row0;
+            const bool in_accumulator = schedule_.lse_in == LseIn::accumulator && !has_cap;
+            scores(stage_, backward_sites(), where, x_, p_, has_cap ? capped_ : View<double>{},
+                   in_accumulator ? reference : nullptr);
+            probabilities(stage_, backward_sites(), where, x_.scales, in_accumulator ? nullptr : reference,
+                          !subtracts_raw(), m_.shift, p_);
         }
         const bool starts_at_delta = schedule_.delta_in == DeltaIn::accumulator;
         const double* delta = r_.delta + row0;

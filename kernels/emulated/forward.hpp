@@ -160,17 +160,19 @@ class ForwardTile {
         if (schedule_.normalize == Normalize::each_tile) normalize_state(where);
     }
 
-    /// alpha = exp(scale (m_old - m_new)): subtract, scale, exp.
+    /// alpha = exp(scale (m_old - m_new)).
     FAULTLINE_HD void rescale_factors(const Place& where, bool first) {
         each_row(team_, rows_, [&](std::ptrdiff_t i) {
             m_.alpha[i] = first ? 0.0 : m_.old_maximum[i] - (m_.maximum[i] == -infinity() ? 0.0 : m_.maximum[i]);
         });
         if (first) return;
         const double c = x_.scales.exponent;
+        const bool in_fp32 = is_fp32(stage_.rule(Site::rescale_argument).format);
         stage_.pass(
             Site::rescale_argument, where, column(m_.alpha),
-            [&](double x, std::ptrdiff_t, std::ptrdiff_t) {
-                return stage_.intermediate(Site::rescale_argument, x) * c;
+            [&](double, std::ptrdiff_t i, std::ptrdiff_t) {
+                return rescale_argument(schedule_.rescale_argument, m_.old_maximum[i], m_.maximum[i], c, in_fp32,
+                                        [&](double x) { return stage_.intermediate(Site::rescale_argument, x); });
             },
             [&](double x, std::ptrdiff_t, std::ptrdiff_t) { return x * c; });
         stage_.pass(
@@ -289,11 +291,16 @@ class ForwardTile {
         stage_.pass(
             Site::lse, where, column(lse),
             [&](double m, std::ptrdiff_t i, std::ptrdiff_t) {
-                const double log_part =
-                    stage_.intermediate(Site::lse, logarithm(m_.joined[i], schedule_.functions) - offset);
+                const auto rounded = [&](double x) { return stage_.intermediate(Site::lse, x); };
+                if (schedule_.lse_form == LseForm::log2_sum) {
+                    const double factor = rounded(ln2);
+                    const double of_sum = binary_logarithm(m_.joined[i], schedule_.functions);
+                    return fma(rounded(of_sum - schedule_.max_offset), factor,
+                               rounded(rounded(m * x_.scales.exponent) * factor));
+                }
+                const double log_part = rounded(logarithm(m_.joined[i], schedule_.functions) - offset);
                 if (schedule_.lse_form == LseForm::natural) return fma(m, unit, log_part);
-                const double in_log2 = stage_.intermediate(Site::lse, m * x_.scales.exponent);
-                return fma(in_log2, stage_.intermediate(Site::lse, ln2), log_part);
+                return fma(rounded(m * x_.scales.exponent), rounded(ln2), log_part);
             },
             [&](double m, std::ptrdiff_t i, std::ptrdiff_t) {
                 return m * unit + (binary64_functions::log(m_.joined[i]) - offset);

@@ -87,16 +87,24 @@ FAULTLINE_HD void cap_scores(Stage& stage, Site site, const Place& where, const 
         });
 }
 
+FAULTLINE_HD inline double binary_logarithm(double x, Functions functions) {
+    constexpr double log2e = 1.442695040888963407359924681001892137;
+    return functions == Functions::hopper ? static_cast<double>(lg2_approx(static_cast<float>(x)))
+                                          : binary64_functions::log(x) * log2e;
+}
+
 /// s <- q k^T, cast, capped, and where the plan scales scores: scaled, biased. Masked elements become -inf. `capped`, where
-/// it has memory, keeps tanh.
+/// it has memory, keeps tanh. `subtracted`, where given, is taken off each row: the sum starts at its negative.
 template <class Stage>
 FAULTLINE_HD_CALLED void scores(Stage& stage, const ScoreSites& at, const Place& where, const HeadProblem& x,
-                                const View<double>& s, const View<double>& capped) {
+                                const View<double>& s, const View<double>& capped, const double* subtracted = nullptr) {
     const Schedule& schedule = stage.plan().schedule;
     const ScaleValues& scales = x.scales;
     const std::ptrdiff_t row0 = where.query0 + where.i0, key0 = where.key0 + where.j0;
     const Operands of_scores{x.q.row(row0), x.q.stride, 1, x.k.row(key0), x.k.stride, 1, x.q.cols};
-    stage.accumulate(at.accumulate, where, s, of_scores, Begin::At::zero);
+    if (subtracted != nullptr)
+        each(stage.team(), s.rows, s.cols, [&](std::ptrdiff_t i, std::ptrdiff_t j) { s(i, j) = -subtracted[i]; });
+    stage.accumulate(at.accumulate, where, s, of_scores, subtracted == nullptr ? Begin::At::zero : Begin::At::c);
     stage.pass(at.cast, where, s);
     if (scales.cap > 0) {
         cap_scores(stage, at.softcap, where, scales, s);
@@ -136,7 +144,8 @@ FAULTLINE_HD_CALLED void scores(Stage& stage, const ScoreSites& at, const Place&
         });
 }
 
-/// x <- exp(scale (s - reference[i])). `shift` has memory for a number of each row.
+/// x <- exp(scale (s - reference[i])); without a reference it is subtracted already. `shift` has memory for a number of each
+/// row.
 template <class Stage>
 FAULTLINE_HD_CALLED void probabilities(Stage& stage, const ScoreSites& at, const Place& where,
                                        const ScaleValues& scales, const double* reference, bool reference_is_scaled,
@@ -149,7 +158,9 @@ FAULTLINE_HD_CALLED void probabilities(Stage& stage, const ScoreSites& at, const
     const bool scaled_before = schedule.scale_at != ScaleAt::exponent;  // c = 1: nothing to fuse
     const bool in_fp32 = is_fp32(stage.rule(at.argument).format);
     const auto or_zero = [](double r) { return r == -infinity() ? 0.0 : r; };
+    const bool subtracted = reference == nullptr;
     each_row(stage.team(), x.rows, [&](std::ptrdiff_t i) {  // what is subtracted from s c, as the kernel holds it
+        if (subtracted) return;
         if (reference_is_scaled) {
             shift[i] = reference[i];
             return;
@@ -160,6 +171,7 @@ FAULTLINE_HD_CALLED void probabilities(Stage& stage, const ScoreSites& at, const
     stage.pass(
         at.argument,
         [&](double s, std::ptrdiff_t i, std::ptrdiff_t) {
+            if (subtracted) return s * c;
             if (form == ArgumentForm::subtract_then_scale && !reference_is_scaled) {
                 double y = s - or_zero(reference[i]);
                 if (!scaled_before) y = stage.intermediate(at.argument, y) * c;
@@ -173,6 +185,7 @@ FAULTLINE_HD_CALLED void probabilities(Stage& stage, const ScoreSites& at, const
             return (scaled_before ? s : stage.intermediate(at.argument, s * c)) - shift[i];
         },
         [&](double s, std::ptrdiff_t i, std::ptrdiff_t) {
+            if (subtracted) return s * c;
             const double r = or_zero(reference[i]);
             return reference_is_scaled ? s * c - r : (s - r) * c + offset;
         },

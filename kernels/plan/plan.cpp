@@ -69,6 +69,11 @@ std::optional<PlanProblem> contradiction(const Schedule& s) {
     if (s.normalize == Normalize::each_tile &&
         (s.row_sum_adds == RowSumAdds::two_sums || s.scale_at != ScaleAt::exponent))
         return PlanProblem{"schedule.normalize", "is \"each_tile\": expected one row sum and scale_at = \"exponent\""};
+    if (s.lse_in == LseIn::accumulator &&
+        (s.bwd_argument != ArgumentForm::subtract_then_scale || s.scale_at != ScaleAt::exponent || s.p_saved))
+        return PlanProblem{"schedule.lse_in",
+                           "is \"accumulator\": expected bwd_argument = \"subtract_then_scale\", scale_at = "
+                           "\"exponent\" and p_saved = false, because the difference is what is scaled"};
     if (s.exp_poly_every != 0 && s.exp_base != ExpBase::two)
         return PlanProblem{"schedule.exp_poly_every",
                            "is set: expected exp_base = \"two\", which the polynomial is of"};
@@ -81,11 +86,11 @@ std::optional<PlanProblem> contradiction(const Schedule& s) {
         return PlanProblem{
             "schedule.max_offset",
             "is in log2 units of the exponent: expected exp_base = \"two\", scale_at = \"exponent\" and normalize = \"after_pv\" with it"};
-    if (s.lse_form == LseForm::log2 &&
+    if (s.lse_form != LseForm::natural &&
         (s.exp_base != ExpBase::two || s.scale_at != ScaleAt::exponent || s.normalize == Normalize::each_tile))
         return PlanProblem{
             "schedule.lse_form",
-            "is \"log2\": expected exp_base = \"two\", scale_at = \"exponent\" and normalize = \"after_pv\" or \"before_pv\", where the maximum is scaled to log2 units"};
+            "is of a maximum in log2 units: expected exp_base = \"two\", scale_at = \"exponent\" and normalize = \"after_pv\" or \"before_pv\", where the maximum is scaled to log2 units"};
     if (s.max_policy == MaxPolicy::lazy && s.exp_base != ExpBase::two)
         return PlanProblem{"schedule.max_policy",
                            "is \"lazy\": expected exp_base = \"two\", because its threshold is in log2 units"};

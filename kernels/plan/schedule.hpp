@@ -49,6 +49,8 @@ enum class RowSumOrder : unsigned char {
            ///< the rescale of the running sum and the tile's first term are one fma, as nvcc contracts FlashAttention-2
     warp_of_32,  ///< within 32 columns four such sums from zero, joined as (0+1)+(2+3), then added to the running sum
                  ///< (PyTorch's memory-efficient attention)
+    mod_8,  ///< a tile's columns in eight sums from zero, by column mod 8, joined as neighbours, then (0+2)+(1+3); the
+            ///< running sum's rescale and the addition of the tile's sum are one fma (ThunderKittens' row_reduce)
 };
 
 /// Where p is divided by the row sum.
@@ -92,18 +94,29 @@ enum class DeltaIn : unsigned char {
     accumulator,  ///< the accumulator of dO V^T starts at -delta (FlashAttention-1)
 };
 
+/// Where lse is subtracted from the score that the backward recomputes.
+enum class LseIn : unsigned char {
+    argument,     ///< in the exponent's argument, as bwd_argument says
+    accumulator,  ///< the accumulator of q k^T starts at -lse/scale, so that the sum is s - lse/scale, which is then
+    ///< multiplied (ThunderKittens); its bits are those of the matrix unit at the size of lse/scale. Under a
+    ///< softcap, which lies between that sum and the logit, it is subtracted in the argument
+};
+
 /// In which order delta's dot product adds the head's columns.
 enum class DeltaOrder : unsigned char {
     sequential,
     octets,  ///< delta_threads threads take eight columns each in turn, each adds its own in order; joined by a tree over
              ///< thread xor half, …, 2, 1 (FlashAttention-2: eight threads)
     octet_pairs,  ///< the same, but two products are added to each other before they are added to the thread's sum (cuDNN)
+    mod_8,  ///< eight sums by column mod 8, each product added by one fma; joined as RowSumOrder::mod_8 (ThunderKittens)
 };
 
 /// How lse is made of the maximum and the row sum, where the scale stands in the exponent.
 enum class LseForm : unsigned char {
-    natural,  ///< fma(max, scale, log(sum)) (FlashAttention-2)
-    log2,     ///< fma(round(max scale log2(e)), ln 2, log(sum)): the maximum as the exponent subtracts it (cuDNN)
+    natural,   ///< fma(max, scale, log(sum)) (FlashAttention-2)
+    log2,      ///< fma(round(max scale log2(e)), ln 2, log(sum)): the maximum as the exponent subtracts it (cuDNN)
+    log2_sum,  ///< fma(log2(sum), ln 2, round(round(max scale log2(e)) ln 2)): the logarithm's factor in the fma instead
+               ///< (ThunderKittens, as nvcc contracts it)
 };
 
 /// Which p the score gradient p (dp - delta) is made of.
@@ -153,6 +166,9 @@ struct Schedule {
     int exp_poly_skip = 1;
     ArgumentForm argument = ArgumentForm::fused;
     ArgumentForm bwd_argument = ArgumentForm::fused;
+    LseIn lse_in = LseIn::argument;
+    /// How scale (m_old - m_new) is computed, which rescales row sum and output when the maximum moves.
+    ArgumentForm rescale_argument = ArgumentForm::subtract_then_scale;
     MaxPolicy max_policy = MaxPolicy::exact;
     bool sink_in_max =
         true;  ///< the running maximum starts at the sink's logit (gpt-oss); false: it is that of the keys,

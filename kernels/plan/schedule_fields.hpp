@@ -60,8 +60,11 @@ template <>
 template <>
 [[nodiscard]] constexpr auto enumerators<RowSumOrder>() {
     using enum RowSumOrder;
-    return std::to_array<EnumeratorName<RowSumOrder>>(
-        {{sequential, "sequential"}, {pairwise, "pairwise"}, {quad, "quad"}, {warp_of_32, "warp_of_32"}});
+    return std::to_array<EnumeratorName<RowSumOrder>>({{sequential, "sequential"},
+                                                       {pairwise, "pairwise"},
+                                                       {quad, "quad"},
+                                                       {warp_of_32, "warp_of_32"},
+                                                       {mod_8, "mod_8"}});
 }
 template <>
 [[nodiscard]] constexpr auto enumerators<Normalize>() {
@@ -89,12 +92,17 @@ template <>
 [[nodiscard]] constexpr auto enumerators<DeltaOrder>() {
     using enum DeltaOrder;
     return std::to_array<EnumeratorName<DeltaOrder>>(
-        {{sequential, "sequential"}, {octets, "octets"}, {octet_pairs, "octet_pairs"}});
+        {{sequential, "sequential"}, {octets, "octets"}, {octet_pairs, "octet_pairs"}, {mod_8, "mod_8"}});
 }
 template <>
 [[nodiscard]] constexpr auto enumerators<LseForm>() {
     using enum LseForm;
-    return std::to_array<EnumeratorName<LseForm>>({{natural, "natural"}, {log2, "log2"}});
+    return std::to_array<EnumeratorName<LseForm>>({{natural, "natural"}, {log2, "log2"}, {log2_sum, "log2_sum"}});
+}
+template <>
+[[nodiscard]] constexpr auto enumerators<LseIn>() {
+    using enum LseIn;
+    return std::to_array<EnumeratorName<LseIn>>({{argument, "argument"}, {accumulator, "accumulator"}});
 }
 template <>
 [[nodiscard]] constexpr auto enumerators<DeltaIn>() {
@@ -155,6 +163,8 @@ constexpr void for_each_field(S& schedule, Visit&& visit) {
     visit("exp_poly_skip", schedule.exp_poly_skip);
     visit("argument", schedule.argument);
     visit("bwd_argument", schedule.bwd_argument);
+    visit("lse_in", schedule.lse_in);
+    visit("rescale_argument", schedule.rescale_argument);
     visit("max_policy", schedule.max_policy);
     visit("sink_in_max", schedule.sink_in_max);
     visit("max_threshold", schedule.max_threshold);

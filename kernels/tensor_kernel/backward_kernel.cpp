@@ -39,6 +39,7 @@ RoundingPlan backward_of(RoundingPlan plan, const RoundingPlan& own, Unit unit) 
     s.bwd_exp_base = backward.bwd_exp_base;
     s.functions = backward.functions;
     s.bwd_argument = backward.bwd_argument;
+    s.lse_in = backward.lse_in;
     s.dq_carry = backward.dq_carry;
     s.dkv_carry = backward.dkv_carry;
     s.p_saved = backward.p_saved;

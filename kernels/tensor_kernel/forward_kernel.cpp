@@ -47,6 +47,7 @@ RoundingPlan forward_of(RoundingPlan plan, const RoundingPlan& own) {
         s.exp_poly_skip = forward.exp_poly_skip;
     }
     s.argument = forward.argument;
+    s.rescale_argument = forward.rescale_argument;
     s.max_policy = forward.max_policy;
     if (forward.max_policy == MaxPolicy::lazy) s.max_threshold = forward.max_threshold;
     s.max_offset = forward.max_offset;

@@ -115,6 +115,7 @@ TEST(Families, OutputsAreStoredInTheTypeOfTheirLastRounding) {
     EXPECT_EQ(types(unrounded, 2), "bfloat16 bfloat16 float64 float64 ") << "a sum of bf16 is none";
     sums.schedule.group_reduce = GroupReduce::before_cast;
     EXPECT_EQ(types(sums, 2), "bfloat16 bfloat16 bfloat16 bfloat16 ") << "the cast is last";
+    EXPECT_EQ(types(plan("thunderkittens"), 2), "bfloat16 float32 float32 float32 ");
 }
 
 // What is read back is what was made, sequence by sequence, with the plan's outputs: nothing of the cache's NaN.

@@ -118,6 +118,9 @@ TEST(Corrections, StayWithTheirFieldsInEveryPreset) {
         }
         if (correction == "delta_p_dp" || correction == "delta_p_dp_normalized")
             fields.insert({"schedule.delta_in", "sites.delta.format"});
+        // An argument that is 0 at the maximum has a rescale that is, and one in two products no difference to scale.
+        if (correction == "subtract_then_scale" || correction == "unfused") fields.insert("schedule.rescale_argument");
+        if (correction == "unfused") fields.insert("schedule.lse_in");
         if (correction == "delta_exact") fields.insert("sites.delta_product.format");
         if (correction == "fp32_forward_o")
             for_formats({"o_rescale", "pv_accumulate", "o_normalize", "merge", "partial_o_cast"});

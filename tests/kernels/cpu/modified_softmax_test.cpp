@@ -84,7 +84,15 @@ TEST(ModifiedSoftmax, EveryScheduleIsTheSameFunction) {
     for (const DeltaFrom from : {DeltaFrom::o_unrounded, DeltaFrom::p_dp, DeltaFrom::p_dp_normalized})
         add([&](Schedule& s) { s.delta_from = from; });
     add([](Schedule& s) { s.delta_in = DeltaIn::accumulator; });
-    add([](Schedule& s) { s.lse_form = LseForm::log2; });
+    for (const LseForm form : {LseForm::log2, LseForm::log2_sum}) add([&](Schedule& s) { s.lse_form = form; });
+    for (const ArgumentForm form : {ArgumentForm::fused, ArgumentForm::unfused})
+        add([&](Schedule& s) { s.rescale_argument = form; });
+    add([](Schedule& s) { s.row_sum_order = RowSumOrder::mod_8; });
+    add([](Schedule& s) { s.delta_order = DeltaOrder::mod_8; });
+    add([](Schedule& s) {
+        s.lse_in = LseIn::accumulator;
+        s.bwd_argument = ArgumentForm::subtract_then_scale;
+    });
     add([](Schedule& s) { s.ds_p = DsP::cast; });
     for (const DsScale scale : {DsScale::before, DsScale::after_cast}) add([&](Schedule& s) { s.ds_scale = scale; });
     add([](Schedule& s) { s.group_reduce = GroupReduce::before_cast; });

@@ -108,7 +108,15 @@ TEST(Shapes, EveryScheduleIsTheSameFunction) {
     add([](Schedule& s) { s.delta_in = DeltaIn::accumulator; });
     for (const DeltaOrder order : {DeltaOrder::sequential, DeltaOrder::octet_pairs})
         add([&](Schedule& s) { s.delta_order = order; });
-    add([](Schedule& s) { s.lse_form = LseForm::log2; });
+    for (const LseForm form : {LseForm::log2, LseForm::log2_sum}) add([&](Schedule& s) { s.lse_form = form; });
+    for (const ArgumentForm form : {ArgumentForm::fused, ArgumentForm::unfused})
+        add([&](Schedule& s) { s.rescale_argument = form; });
+    add([](Schedule& s) { s.row_sum_order = RowSumOrder::mod_8; });
+    add([](Schedule& s) { s.delta_order = DeltaOrder::mod_8; });
+    add([](Schedule& s) {
+        s.lse_in = LseIn::accumulator;
+        s.bwd_argument = ArgumentForm::subtract_then_scale;
+    });
     for (const DsScale scale : {DsScale::before, DsScale::after_cast}) add([&](Schedule& s) { s.ds_scale = scale; });
     add([](Schedule& s) { s.group_reduce = GroupReduce::before_cast; });
     for (const ZeroSum kind : {ZeroSum::uniform, ZeroSum::weighted, ZeroSum::largest})

@@ -59,20 +59,24 @@ inline RoundingPlan drawn(std::uint64_t seed) {
     s.exp_poly_every = one_of(random, {0, 0, 16});
     s.argument = one_of(random, {ArgumentForm::fused, ArgumentForm::unfused, ArgumentForm::subtract_then_scale});
     s.bwd_argument = one_of(random, {ArgumentForm::fused, ArgumentForm::unfused, ArgumentForm::subtract_then_scale});
+    s.lse_in = one_of(random, {LseIn::argument, LseIn::accumulator});
+    s.rescale_argument =
+        one_of(random, {ArgumentForm::fused, ArgumentForm::unfused, ArgumentForm::subtract_then_scale});
     s.max_policy = one_of(random, {MaxPolicy::exact, MaxPolicy::lazy, MaxPolicy::stable});
     s.max_offset = one_of(random, {0.0, 0.0, 8.0});
     s.row_sum_adds = one_of(random, {RowSumAdds::unrounded, RowSumAdds::rounded, RowSumAdds::two_sums});
-    s.row_sum_order =
-        one_of(random, {RowSumOrder::sequential, RowSumOrder::pairwise, RowSumOrder::quad, RowSumOrder::warp_of_32});
+    s.row_sum_order = one_of(random, {RowSumOrder::sequential, RowSumOrder::pairwise, RowSumOrder::quad,
+                                      RowSumOrder::warp_of_32, RowSumOrder::mod_8});
     s.normalize =
         one_of(random, {Normalize::after_pv, Normalize::after_pv, Normalize::before_pv, Normalize::each_tile});
     s.division = one_of(random, {Division::divide, Division::reciprocal});
-    s.lse_form = one_of(random, {LseForm::natural, LseForm::log2});
+    s.lse_form = one_of(random, {LseForm::natural, LseForm::log2, LseForm::log2_sum});
     for (Carry* carry : {&s.pv_carry, &s.dq_carry, &s.dkv_carry})
         *carry = one_of(random, {Carry::chained, Carry::added});
     s.p_saved = one_of(random, {false, false, true});
     s.delta_from = one_of(random, {DeltaFrom::o, DeltaFrom::o_unrounded, DeltaFrom::p_dp, DeltaFrom::p_dp_normalized});
-    s.delta_order = one_of(random, {DeltaOrder::sequential, DeltaOrder::octets, DeltaOrder::octet_pairs});
+    s.delta_order =
+        one_of(random, {DeltaOrder::sequential, DeltaOrder::octets, DeltaOrder::octet_pairs, DeltaOrder::mod_8});
     s.delta_threads = one_of(random, {1, 2, 8, 16});
     s.delta_in = one_of(random, {DeltaIn::difference, DeltaIn::accumulator});
     s.ds_p = one_of(random, {DsP::unrounded, DsP::cast});
@@ -93,6 +97,8 @@ inline RoundingPlan drawn(std::uint64_t seed) {
     if (!log2_units || s.normalize == Normalize::each_tile) s.lse_form = LseForm::natural;
     if (!log2_units && s.max_policy == MaxPolicy::lazy) s.max_policy = MaxPolicy::stable;
     if (s.exp_base == ExpBase::e) s.exp_poly_every = 0;
+    if (s.lse_in == LseIn::accumulator) s.bwd_argument = ArgumentForm::subtract_then_scale;
+    if (s.scale_at != ScaleAt::exponent || s.p_saved) s.lse_in = LseIn::argument;
     if (needs_dp(s.delta_from)) s.delta_in = DeltaIn::difference;
     const auto units = accumulations();
     for (std::size_t at = 0; at < site_count; ++at) {
