@@ -278,7 +278,13 @@ Status search(const GenerateSettings& own, const Invocation& call) {
 
 Status run(const GenerateSettings& own, const Invocation& call) {
     watch_for_interrupts();
-    if (own.list) return list_families(call);
+    if (own.list) {
+        call.settings.refuse_unread({"families", "plan", "maximize", "evaluations", "largest", "batch", "heads",
+                                     "kv-heads", "seq", "keys", "head-dim", "causal", "dtype", "seed"},
+                                    "with --list");
+        return list_families(call);
+    }
+    if (own.maximize.empty()) call.settings.refuse_unread({"evaluations", "largest"}, "without --maximize");
     expect_safetensors(call);
     return own.maximize.empty() ? families(own, call) : search(own, call);
 }

@@ -149,6 +149,9 @@ std::vector<probing::ProbeCapture> captures_of(std::vector<ProbedFile>& files, c
 Status run(ProbeSettings& own, const Invocation& call) {
     watch_for_interrupts();
     if (own.list) {
+        call.settings.refuse_unread({"files", "probe", "layers", "heads", "plan", "causal", "scale", "softcap", "allow",
+                                     "terms", "directions", "row", "window", "tolerance", "rise", "margin"},
+                                    "with --list");
         present(listing(), call);
         return Status::done;
     }

@@ -12,6 +12,8 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
+#include <faultline/base/error.hpp>
+
 namespace faultline::cli {
 namespace {
 
@@ -358,8 +360,14 @@ std::string Settings::setting_that_names(const std::string& file, std::string_vi
 
 bool Settings::given(std::string_view key) const {
     for (const auto& setting : settings_)
-        if (setting->key == key) return setting->origin.starts_with("--");
+        if (setting->key == key)
+            return setting->origin.starts_with("--") || (setting->is_positional && setting->origin == setting->key);
     return false;
+}
+
+void Settings::refuse_unread(std::initializer_list<std::string_view> unread, std::string_view without) const {
+    for (const std::string_view key : unread)
+        if (given(key)) throw RequestError(fmt::format("{}: means nothing {}: expected none", where(key), without));
 }
 
 std::string Settings::where(std::string_view key) const {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -84,8 +85,11 @@ class Settings {
     void config_too(const std::string& key, std::vector<std::string_view> others);
     /// Whether the key is one of this command's.
     [[nodiscard]] bool has(std::string_view key) const;
-    /// Whether the command line or --set gave the key. What a file gives may be meant for another use of the command.
+    /// Whether the command line (as an option or by its place) or --set gave the key. What a file gives may be meant for another use of the command.
     [[nodiscard]] bool given(std::string_view key) const;
+    /// RequestError where one of these keys was given so, though `without` ("without --maximize", "with --list") says that
+    /// nothing reads it: what is asked for and not done is refused.
+    void refuse_unread(std::initializer_list<std::string_view> unread, std::string_view without) const;
     /// Where a key's value came from, to begin an error with: "--plan", "--set plan", "run.toml: attribute.plan".
     [[nodiscard]] std::string where(std::string_view key) const;
 

@@ -146,6 +146,7 @@ void check_options(const TrainCommand& own, const Invocation& call) {
     if (!reduce_of(own.reduce))
         throw RequestError(fmt::format("{}: {}: expected auto, gather, fp32 or bf16", settings.where("reduce"),
                                        in_quotes(own.reduce)));
+    if (own.capture.empty()) settings.refuse_unread({"capture-sequences"}, "without --capture");
     if (call.common.device == "cuda") return;
     for (const auto& [key, asked] : {std::pair("deterministic", !own.deterministic.value_or(true)),
                                      {"overlap", !own.overlap.value_or(true)},

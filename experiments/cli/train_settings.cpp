@@ -182,8 +182,21 @@ TrainData read_data(const TrainSettings& own, const Settings& settings) {
                                : gpt::WindowOrder::replay(own.replay)};
 }
 
+namespace {
+
+/// What would change nothing, where it was asked for.
+void refuse_unread(const TrainSettings& own, const Settings& settings) {
+    if (own.data.empty()) settings.refuse_unread({"data-format"}, "without --data");
+    if (own.schedule == "constant") settings.refuse_unread({"final-lr"}, "with --schedule constant");
+    if (own.optimizer == "adamw") settings.refuse_unread({"momentum"}, "with --optimizer adamw");
+    if (own.optimizer == "sgd") settings.refuse_unread({"beta1", "beta2", "epsilon"}, "with --optimizer sgd");
+}
+
+}  // namespace
+
 gpt::TrainConfig train_config(const TrainSettings& own, const Settings& settings, const TrainData& data, int threads) {
     using gpt::OptimizerKind;
+    refuse_unread(own, settings);
     gpt::TrainConfig c;
     c.model = model_config(own, settings, data);
     c.optimizer.kind = chosen<OptimizerKind, 3>(
