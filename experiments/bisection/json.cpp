@@ -62,11 +62,12 @@ ordered_json target_json(const Target& t) {
 
 ordered_json answer_json(const BisectionAnswer& a) {
     ordered_json targets = ordered_json::array(), sizes = ordered_json::array(), sets = ordered_json::array(),
-                 singles = ordered_json::object();
+                 singles = ordered_json::object(), untried = ordered_json::array();
     for (const Target& target : a.targets) targets.push_back(target_json(target));
     for (const SizeTried& s : a.search.sizes)
         sizes.push_back(
             {{"size", s.size}, {"possible", s.possible}, {"tried", s.tried}, {"among", s.among}, {"met", s.met}});
+    for (const SizeUntried& s : a.search.untried) untried.push_back({{"size", s.size}, {"sets", s.sets}});
     for (const FoundSet& found : a.search.found) {
         ordered_json without = ordered_json::object();
         const std::vector<Site> sites = a.sites_of(found.set);
@@ -84,6 +85,8 @@ ordered_json answer_json(const BisectionAnswer& a) {
             {"targets", std::move(targets)},
             {"met", !a.search.found.empty()},
             {"smallest", a.search.smallest},
+            {"all_found", a.search.all_found},
+            {"untried", std::move(untried)},
             {"method", a.search.method},
             {"sets", std::move(sets)},
             {"empty_set", values(a, 0)},

@@ -48,12 +48,12 @@ class Searcher {
         result_.none_met = result_.tried.at(0).met;
         result_.all_met = result_.tried.at(all_of(n_)).met;
         if (result_.none_met) {
-            result_.found.push_back({0, true, {}});
-            result_.smallest = true;
             result_.method = "by size";
-            return std::move(result_);
+        } else if (n_ > 0 && !by_size()) {
+            beyond();
+            if (options_.beyond) up_to_found();
         }
-        if (n_ > 0 && !by_size()) beyond();
+        settle();
         return std::move(result_);
     }
 
@@ -73,15 +73,21 @@ class Searcher {
         return result_.tried.at(set);
     }
 
-    /// The things, those whose trial alone changes the distance most (either way) first.
+    /// The things, those whose trial alone changes the distance most (either way) first; or whose removal from all of them
+    /// does, where that was tried.
     std::vector<int> by_effect() const {
-        const double without = result_.tried.at(0).distance;
         std::vector<int> order;
         std::vector<double> effect;
+        const auto change = [&](SiteMask set, SiteMask from) {
+            const auto trial = result_.tried.find(set);
+            if (trial == result_.tried.end()) return 0.0;
+            const double x = std::abs(trial->second.distance - result_.tried.at(from).distance);
+            return std::isnan(x) ? std::numeric_limits<double>::infinity() : x;
+        };
         for (int i = 0; i < n_; ++i) {
             order.push_back(i);
-            const double change = std::abs(result_.tried.at(SiteMask{1} << i).distance - without);
-            effect.push_back(std::isnan(change) ? std::numeric_limits<double>::infinity() : change);
+            const SiteMask one = SiteMask{1} << i, all = all_of(n_);
+            effect.push_back(std::max(change(one, 0), change(all & ~one, all)));
         }
         std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
             return effect[static_cast<std::size_t>(a)] > effect[static_cast<std::size_t>(b)];
@@ -92,48 +98,110 @@ class Searcher {
     /// Whether a set was found.
     bool by_size() {
         std::size_t spent = 0;
-        bool smaller_complete = true;
         for (int k = 1; k <= std::min(options_.largest_size, n_); ++k) {
             const std::size_t left = options_.budget > spent ? options_.budget - spent : 0;
             std::vector<int> things;
             for (int i = 0; i < n_; ++i) things.push_back(i);
             // Single things are always tried: whatever follows needs their order.
-            if (k > 1 && combinations(n_, k) > left) {
-                things = by_effect();
-                int m = n_;
-                while (m >= k && combinations(m, k) > left) --m;
-                if (m < k) break;
-                things.resize(static_cast<std::size_t>(m));
-                std::sort(things.begin(), things.end());
-            }
-            const std::vector<SiteMask> sets = subsets(things, k);
-            ask(sets);
-            spent += sets.size();
-            SizeTried size{k, combinations(n_, k), sets.size(), static_cast<int>(things.size()), 0};
-            std::vector<SiteMask> met;
-            for (const SiteMask set : sets)
-                if (result_.tried.at(set).met) met.push_back(set);
-            size.met = met.size();
-            result_.sizes.push_back(size);
-            if (!met.empty()) {
-                result_.smallest = smaller_complete;
-                result_.method = "by size";
-                keep(met);
-                return true;
-            }
-            smaller_complete = smaller_complete && size.complete();
+            if (k > 1 && combinations(n_, k) > left) things = first_of(by_effect(), k, left);
+            if (static_cast<int>(things.size()) < k) break;
+            spent += try_size(k, things, false);
+            if (result_.sizes.back().met == 0) continue;
+            result_.method = "by size";
+            return true;
         }
         return false;
     }
 
-    /// Best first; the removals of the best few are tried, and sets that are not minimal then lead to smaller ones.
-    void keep(std::vector<SiteMask> sets) {
+    /// As many of these things, the first ones, as have at most so many sets of k.
+    static std::vector<int> first_of(std::vector<int> things, int k, std::size_t sets) {
+        auto m = static_cast<int>(things.size());
+        while (m >= k && combinations(m, k) > sets) --m;
+        things.resize(static_cast<std::size_t>(m));
+        std::sort(things.begin(), things.end());
+        return things;
+    }
+
+    /// All sets of k of these things; their number.
+    std::size_t try_size(int k, const std::vector<int>& things, bool behind) {
+        const std::vector<SiteMask> sets = subsets(things, k);
+        ask(sets);
+        SizeTried size{k, combinations(n_, k), sets.size(), static_cast<int>(things.size()), 0, behind};
+        for (const SiteMask set : sets) size.met += result_.tried.at(set).met ? 1 : 0;
+        result_.sizes.push_back(size);
+        return sets.size();
+    }
+
+    /// The smallest size of a set that was tried and met; -1 where there is none.
+    [[nodiscard]] int smallest_met() const {
+        int size = -1;
+        for (const auto& [set, trial] : result_.tried)
+            if (trial.met && (size < 0 || size_of(set) < size)) size = size_of(set);
+        return size;
+    }
+
+    /// Where ddmin and the climb found a set beyond the sizes searched: whether it is the only one, and whether a size between has
+    /// one. Its things stand first, then those that change most, alone or taken out of all of them.
+    void up_to_found() {
+        const int found = smallest_met();
+        const int from = result_.sizes.empty() ? 1 : result_.sizes.back().size + 1;
+        if (found < from) return;
+        std::vector<SiteMask> without;
+        for (int i = 0; i < n_; ++i) without.push_back(all_of(n_) & ~(SiteMask{1} << i));
+        ask(without);
+        const std::vector<int> order = found_first(by_effect(), found);
+        std::size_t spent = 0;
+        for (int k = from; k <= found; ++k) {
+            const std::size_t left = options_.budget > spent ? options_.budget - spent : 0;
+            const std::vector<int> things = first_of(order, k, left);
+            if (static_cast<int>(things.size()) < k) return;
+            spent += try_size(k, things, true);
+            if (result_.sizes.back().met == 0 || k == found) continue;
+            result_.method = "by size";
+            return;
+        }
+    }
+    [[nodiscard]] std::vector<int> found_first(std::vector<int> order, int size) const {
+        SiteMask found = 0;
+        for (const auto& [set, trial] : result_.tried)
+            if (trial.met && size_of(set) == size) found |= set;
+        std::stable_partition(order.begin(), order.end(), [&](int i) { return (found >> i & 1) != 0; });
+        return order;
+    }
+
+    /// The answer, from all that was tried.
+    void settle() {
+        int size = smallest_met();
+        while (true) {
+            if (size < 0) return;
+            keep(size);
+            const int smaller = smallest_met();  // a removal may meet it
+            if (smaller == size) break;
+            size = smaller;
+        }
+        std::map<int, std::size_t> tried;
+        for (const auto& [set, trial] : result_.tried) ++tried[size_of(set)];
+        result_.smallest = result_.all_found = true;
+        for (int k = 0; k <= size; ++k) {
+            const std::size_t left = combinations(n_, k) - tried[k];
+            if (left == 0) continue;
+            result_.untried.push_back({k, left});
+            (k == size ? result_.all_found : result_.smallest) = false;
+        }
+    }
+
+    /// The sets of this size that meet the target, best first; the removals of the best few are tried.
+    void keep(int size) {
+        std::vector<SiteMask> sets;
+        for (const auto& [set, trial] : result_.tried)
+            if (trial.met && size_of(set) == size) sets.push_back(set);
         std::stable_sort(sets.begin(), sets.end(), [&](SiteMask a, SiteMask b) {
             return result_.tried.at(a).distance < result_.tried.at(b).distance;
         });
+        result_.found.clear();
         for (std::size_t i = 0; i < sets.size(); ++i) {
-            FoundSet found{sets[i], false, {}};
-            if (i < sets_examined) examine(found);
+            FoundSet found{sets[i], size == 0, {}};
+            if (i < sets_examined && size > 0) examine(found);
             result_.found.push_back(std::move(found));
         }
     }
@@ -154,12 +222,6 @@ class Searcher {
         const auto best = std::min_element(
             sets.begin(), sets.end(), [](const auto& a, const auto& b) { return size_of(a.first) < size_of(b.first); });
         result_.method = best->second;
-        // No set is smaller where all sets below its size were tried.
-        result_.smallest = true;
-        for (int k = 1; k < size_of(best->first); ++k)
-            result_.smallest = result_.smallest && k <= static_cast<int>(result_.sizes.size()) &&
-                               result_.sizes[static_cast<std::size_t>(k - 1)].complete();
-        keep({best->first});
     }
 
     /// Adds the thing that brings the target nearest until it is met; 0 where all things are in and it is not.

@@ -68,18 +68,39 @@ std::string names_text(const BisectionAnswer& a, SiteMask set) {
     return parts.empty() ? "no site" : joined(parts, ", ");
 }
 
+std::string sets_text(int size) { return size == 1 ? "single sites" : fmt::format("sets of {}", size); }
+
 std::string tried_text(const BisectionAnswer& a) {
-    std::vector<std::string> parts;
-    for (const SizeTried& size : a.search.sizes) {
-        const std::string sets = size.size == 1 ? "single sites" : fmt::format("sets of {}", size.size);
-        parts.push_back(size.complete() ? fmt::format("all {} {}", size.tried, sets)
-                                        : fmt::format("{} of {} {} (those among the {} sites that change it most)",
-                                                      size.tried, size.possible, sets, size.among));
-    }
-    std::string text = "tried: " + joined(parts, ", ");
-    if (a.search.method == "ddmin" || a.search.method == "climb") text += ", then delta debugging and a greedy climb";
-    // Beside the sets by size: none and all of the sites, and each set that was found without one of its sites.
+    const auto sizes = [&](bool behind) {
+        std::vector<std::string> parts;
+        for (const SizeTried& size : a.search.sizes) {
+            if (size.behind != behind) continue;
+            parts.push_back(size.complete() ? fmt::format("all {} {}", size.tried, sets_text(size.size))
+                                            : fmt::format("{} of {} {} (those among the {} sites that change it most)",
+                                                          size.tried, size.possible, sets_text(size.size), size.among));
+        }
+        return joined(parts, ", ");
+    };
+    std::string text = "tried: " + sizes(false);
+    const std::string behind = sizes(true);
+    if (a.search.method == "ddmin" || a.search.method == "climb" || !behind.empty())
+        text += ", then delta debugging and a greedy climb";
+    if (!behind.empty()) text += ", then " + behind;
+    // Beside the sets by size: none and all of the sites, each set that was found without one of its sites, and all of the
+    // sites without one.
     return text + fmt::format("; {} sets in all", a.search.tried.size());
+}
+
+/// What is known of other sets of the size that was found, and of smaller ones.
+std::string others_text(const SearchResult& s) {
+    std::vector<std::string> known, left;
+    if (s.all_found) known.emplace_back("no other of that size does");
+    if (s.smallest) known.emplace_back("no smaller set does");
+    for (const SizeUntried& size : s.untried) left.push_back(fmt::format("{} {}", size.sets, sets_text(size.size)));
+    std::string text = joined(known, ", ");
+    if (!left.empty())
+        text += fmt::format("{}not tried, so that others may: {}", text.empty() ? "" : "; ", joined(left, ", "));
+    return text;
 }
 
 std::string heading(const BisectionAnswer& a) {
@@ -104,8 +125,8 @@ std::string found_text(const BisectionAnswer& a) {
     const int size = std::popcount(s.found.front().set);
     const std::string sets = size == 1 ? (s.found.size() == 1 ? "site" : "single sites")
                                        : fmt::format("{} of {} sites", s.found.size() == 1 ? "set" : "sets", size);
-    std::string out = flow(" ", fmt::format("{} {} {}{}; {}", s.found.size(), sets, what,
-                                            s.smallest ? ", no smaller set does" : "", tried_text(a)));
+    std::string out =
+        flow(" ", fmt::format("{} {} {}; {}; {}", s.found.size(), sets, what, others_text(s), tried_text(a)));
     for (std::size_t i = 0; i < std::min(s.found.size(), sets_shown); ++i) {
         const FoundSet& found = s.found[i];
         std::string text = fmt::format("{}: {}", names_text(a, found.set), values_text(a, found.set));

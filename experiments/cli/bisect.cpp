@@ -22,7 +22,7 @@ struct BisectSettings {
     std::string plan{automatic_plan};
     std::vector<std::string> until, reproduce;
     std::optional<double> within;
-    std::int64_t runs = 1000, size = 3, seed = 0;
+    std::int64_t runs = 1000, size = 0, seed = 0;
 };
 
 std::vector<Target> targets(const std::vector<std::string>& texts, const Capture& capture, const Settings& settings,
@@ -49,13 +49,20 @@ Status run(const BisectSettings& own, const Invocation& call) {
     if (own.within && !(*own.within >= 0))
         throw RequestError(fmt::format("{}: {}: expected 0 or more, as 0.1 for within 10% of the plan's value",
                                        call.settings.where("within"), *own.within));
+    if (own.reproduce.empty()) call.settings.refuse_unread({"within"}, "without --reproduce");
     PlanChoice choice(own.plan, call.settings);
     const Capture capture = own.request.read(call);
     BisectionOptions options;
     options.until = targets(own.until, capture, call.settings, "until", std::nullopt);
     options.reproduce = targets(own.reproduce, capture, call.settings, "reproduce", own.within.value_or(0.1));
+    if (std::none_of(options.reproduce.begin(), options.reproduce.end(),
+                     [](const Target& t) { return t.relation == Target::Relation::near_plan; }))
+        call.settings.refuse_unread({"within"}, "where no --reproduce is a measure alone, as dq.rel_error is");
     options.search.budget = static_cast<std::size_t>(own.runs);
-    options.search.largest_size = static_cast<int>(std::min<std::int64_t>(own.size, 42));
+    if (own.size > 0) {
+        options.search.largest_size = static_cast<int>(std::min<std::int64_t>(own.size, 42));
+        options.search.beyond = false;
+    }
     options.heads = own.request.heads;
     options.threads = static_cast<int>(call.common.threads);
     options.backend = &backend_of(call);
@@ -116,7 +123,9 @@ Command bisect_command() {
                 "runs", own->runs, 1, "N",
                 "Sets that the search by size may try; single sites always are, and delta debugging comes on top; default "
                 "1000");
-            settings.integer("size", own->size, 1, "N", "Largest size that is searched set by set; default 3");
+            settings.integer(
+                "size", own->size, 1, "N",
+                "Largest size that is searched set by set; default 3, and the size of what delta debugging finds");
             settings.integer("seed", own->seed, 0, "N", "Of stochastic rounding");
             return [own](const Invocation& call) { return run(*own, call); };
         }};

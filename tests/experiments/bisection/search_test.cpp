@@ -84,9 +84,37 @@ TEST(Search, BeyondTheBudgetASetIsMinimalAndThatIsAllThatIsSaid) {
     ASSERT_GE(result.sizes.size(), 2u);
     EXPECT_TRUE(result.sizes[0].complete());
     EXPECT_TRUE(result.sizes[1].complete());
-    std::size_t by_size = 0;
-    for (const SizeTried& size : result.sizes) by_size += size.tried;
-    EXPECT_LE(by_size, 400u);
+    std::size_t first = 0, behind = 0;
+    for (const SizeTried& size : result.sizes) (size.behind ? behind : first) += size.tried;
+    EXPECT_LE(first, 400u);
+    EXPECT_LE(behind, 400u);
+    ASSERT_EQ(result.untried.size(), 3u) << "sets of 3, 4 and 5";
+    EXPECT_FALSE(result.all_found);
+}
+
+TEST(Search, SetsOfTheSizeThatDeltaDebuggingFindsAreAllTriedWhereTheyAreFew) {
+    // Of 15 sets of four things of six, two: ddmin comes upon one of them.
+    const Meets meets = [](SiteMask set) { return (set & 0b001111u) == 0b001111u || (set & 0b111001u) == 0b111001u; };
+    const SearchResult result = search(6, tries(meets), {});
+    ASSERT_EQ(result.found.size(), 2u);
+    EXPECT_TRUE(result.all_found && result.smallest && result.untried.empty());
+    const SearchResult as_asked = search(6, tries(meets), {.budget = 1000, .largest_size = 3, .beyond = false});
+    EXPECT_FALSE(as_asked.found.empty() || as_asked.all_found);
+    ASSERT_EQ(as_asked.untried.size(), 1u);
+    EXPECT_EQ(as_asked.untried[0].size, 4);
+    EXPECT_TRUE(as_asked.smallest);
+}
+
+TEST(Search, ASmallerSetBetweenIsTheAnswer) {
+    // Ten of twelve things meet, which the climb and ddmin find; so do four that alone do nothing.
+    const Meets meets = [](SiteMask set) {
+        return (set & 0b0011'1111'1111u) == 0b0011'1111'1111u || set == 0b1100'0000'0011u;
+    };
+    const SearchResult result = search(12, tries(meets), {});
+    ASSERT_EQ(result.found.size(), 1u);
+    EXPECT_EQ(result.found[0].set, 0b1100'0000'0011u);
+    EXPECT_EQ(result.method, "by size");
+    EXPECT_TRUE(result.smallest && result.all_found);
 }
 
 TEST(Search, SaysThatNothingMeets) {
