@@ -38,6 +38,7 @@ std::string chosen_text(const PlanOrigin& origin, const std::string& plan) {
     if (chosen.exact_bit_equal > 0)
         text += fmt::format(" (of those that round; exact, which has no rounding to speak of, has {})",
                             share_text(chosen.exact_bit_equal));
+    if (!chosen.is_kernel) text += ", too few to be that kernel: what follows is said of the plan";
     if (!chosen.as_near.empty())
         text += fmt::format("; {} {} as many", fmt::join(chosen.as_near, ", "),
                             chosen.as_near.size() == 1 ? "has" : "have");

@@ -25,6 +25,7 @@ struct ChosenPlan {
     std::vector<std::string> as_near;  ///< presets that have as many, also of the lse, and are listed behind it
     double exact_bit_equal =
         0;  ///< of `exact`, which is never chosen since it has no rounding to speak of, where it has more
+    bool is_kernel = true;  ///< it has as many as a plan of the kernel has (found_share of identification)
 };
 
 struct PlanOrigin {

@@ -68,6 +68,7 @@ std::optional<ChosenPlan> nearest_plan(const Identification& ranked, const std::
                  telling_lse(candidate.match).equal == telling_lse(sums.front().match).equal)
             chosen->as_near.push_back(candidate.plan);
     }
+    if (chosen) chosen->is_kernel = chosen->bit_equal >= found_share;
     if (chosen && chosen->bit_equal < more_than_chance) chosen.reset();
     return chosen;
 }
