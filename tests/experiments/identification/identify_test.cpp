@@ -173,7 +173,7 @@ void expect_named(const std::string& file, const Observed& wanted) {
                                     [&](const RankedPlan& ranked) { return ranked.plan == wanted.plan; });
     ASSERT_NE(named, found.ranking.end());
     // Plans that differ in a few dozen of 260,000 elements are not told apart by a healthy layer: at head size 64 the presets
-    // cutlass and thunderkittens have the forward of cudnn-like, and only a collapsed layer's delta tells them.
+    // cutlass and thunderkittens have cudnn-like's but for last bits, which only a collapsed layer shows.
     constexpr double not_told = 5e-4;
     EXPECT_GE(named->match.all().share(), found.ranking.front().match.all().share() - not_told)
         << found.ranking.front().plan << " is nearer";
