@@ -149,5 +149,9 @@ template <>
 __device__ __forceinline__ float rounded<__nv_bfloat16>(float x) {
     return __bfloat162float(__float2bfloat16_rn(x));
 }
+template <>
+__device__ __forceinline__ float rounded<__half>(float x) {
+    return __half2float(__float2half_rn(x));
+}
 
 }  // namespace faultline::tensor_kernel

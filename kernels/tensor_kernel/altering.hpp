@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Faults in the registers of the tensor-core kernels: variants of them that change elements as an Alteration says
-// (kernels/cpu/alteration.hpp), where the emulation's instruments change them, in the emulation's tiles. By wgmma, in bf16,
-// the forward with a fused argument and the backward of preset fa3; as many query heads as heads of keys. An alteration of
+// (kernels/cpu/alteration.hpp), where the emulation's instruments change them, in the emulation's tiles. By wgmma, in bf16
+// and fp16, the forward with a fused argument and the backward of preset fa3; as many query heads as heads of keys. An alteration of
 // size of_rms would need a pass of its own over each tile and is not there: sizes of_value and of_ulp are.
 #pragma once
 

@@ -48,7 +48,7 @@ struct BackwardScaler {
 
 void launch_scaled_backward(const BackwardCall& call, const BackwardKernel& kernel, const Alterations& alterations,
                             void* stream) {
-    expect_altered(call, kernel);
+    expect_altered(call, kernel, false);
     expect_device(kernel.unit);
     BackwardScaler::Arguments in{};
     for (int f = 0; f < alterations.count; ++f) {

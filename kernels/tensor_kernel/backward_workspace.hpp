@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <stdexcept>
+#include <string>
 
 #include <faultline/tensor_kernel/backward.hpp>
 
@@ -54,13 +55,15 @@ inline void expect_backward(const BackwardCall& call, const BackwardKernel& kern
         throw std::invalid_argument("tensor_kernel: the kernel makes delta of an o that the call does not have");
 }
 
-/// Nor the kernels with faults.
-inline void expect_altered(const BackwardCall& call, const BackwardKernel& kernel) {
+/// Nor the kernels with faults, which are there in bf16, and some in fp16.
+inline void expect_altered(const BackwardCall& call, const BackwardKernel& kernel, bool in_fp16) {
     expect_backward(call, kernel);
-    if (kernel.unit != Unit::wgmma || kernel.element != Element::bf16 || kernel.variant != BackwardVariant{} ||
+    const bool has_element = kernel.element == Element::bf16 || (in_fp16 && kernel.element == Element::fp16);
+    if (kernel.unit != Unit::wgmma || !has_element || kernel.variant != BackwardVariant{} ||
         call.heads != call.kv_heads)
-        throw std::invalid_argument(
-            "tensor_kernel: the backward is altered by wgmma in bf16, variant fused, as many heads of keys as of queries");
+        throw std::invalid_argument(std::string("tensor_kernel: the backward is altered by wgmma in bf16") +
+                                    (in_fp16 ? " or fp16" : "") +
+                                    ", variant fused, as many heads of keys as of queries");
 }
 
 }  // namespace faultline::tensor_kernel

@@ -1,31 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <faultline/tensor_kernel/forward_altering.cuh>
-#include <faultline/tensor_kernel/forward_launch.cuh>
+#include <faultline/tensor_kernel/forward_altered_launch.cuh>
 #include <faultline/tensor_kernel/request.cuh>
 
 namespace faultline::tensor_kernel {
 
-/// forward_altered_state.cu.
-void launch_altered_state(const ForwardCall& call, const ForwardKernel& kernel, const ForwardAlterer::Arguments& in,
-                          cudaStream_t stream);
+/// forward_altered_state.cu, forward_altered_fp16.cu.
+extern template void launch_altered_state<__nv_bfloat16>(const ForwardCall&, const ForwardKernel&,
+                                                         const ForwardAlterations&, cudaStream_t);
+extern template void launch_altered_p<__half>(const ForwardCall&, const ForwardKernel&, const ForwardAlterations&,
+                                              cudaStream_t);
+extern template void launch_altered_state<__half>(const ForwardCall&, const ForwardKernel&, const ForwardAlterations&,
+                                                  cudaStream_t);
 
 void launch_altered_forward(const ForwardCall& call, const ForwardKernel& kernel, const Alterations& alterations,
                             void* stream) {
-    using T = __nv_bfloat16;
-    if (kernel.unit != Unit::wgmma || kernel.element != Element::bf16 || kernel.variant != Compiled<>::value ||
-        call.heads != call.kv_heads)
+    const bool half = kernel.element == Element::fp16;
+    if (kernel.unit != Unit::wgmma || (kernel.element != Element::bf16 && !half) ||
+        kernel.variant != Compiled<>::value || call.heads != call.kv_heads)
         throw std::invalid_argument(
-            "tensor_kernel: the forward is altered by wgmma in bf16, with a fused argument, as many heads of keys as of "
-            "queries");
+            "tensor_kernel: the forward is altered by wgmma in bf16 or fp16, with a fused argument, as many heads of "
+            "keys as of queries");
     expect_device(kernel.unit);
-    const ForwardAlterer::Arguments in{alterations, call.batch};
+    const ForwardAlterations in{alterations, call.batch};
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
-    for (int f = 0; f < alterations.count; ++f)
-        if (alterations.at[f].site != AlteredSite::p_cast) return launch_altered_state(call, kernel, in, cuda_stream);
-    if (call.head_dim == 64)
-        launch<T, ForwardTiles<T, 64>, Compiled<>, ForwardAlterer>(call, kernel, in, cuda_stream);
+    bool of_state = false;
+    for (int f = 0; f < alterations.count; ++f) of_state |= alterations.at[f].site != AlteredSite::p_cast;
+    if (of_state)
+        half ? launch_altered_state<__half>(call, kernel, in, cuda_stream)
+             : launch_altered_state<__nv_bfloat16>(call, kernel, in, cuda_stream);
     else
-        launch<T, ForwardTiles<T, 128>, Compiled<>, ForwardAlterer>(call, kernel, in, cuda_stream);
+        half ? launch_altered_p<__half>(call, kernel, in, cuda_stream)
+             : launch_altered_p<__nv_bfloat16>(call, kernel, in, cuda_stream);
 }
 
 }  // namespace faultline::tensor_kernel

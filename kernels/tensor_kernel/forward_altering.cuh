@@ -7,13 +7,16 @@
 
 namespace faultline::tensor_kernel {
 
-/// The elements of P after their cast.
+struct ForwardAlterations {
+    Alterations all;
+    int batches;
+};
+
+/// The elements of P after their cast to T.
+template <class T>
 struct ForwardAlterer {
     static constexpr bool records = false, alters = true, alters_state = false;
-    struct Arguments {
-        Alterations all;
-        int batches;
-    };
+    using Arguments = ForwardAlterations;
     struct Memory {};
     struct Place {
         AlteredOfThread sums;  ///< of a query tile
@@ -32,7 +35,7 @@ struct ForwardAlterer {
         constexpr int keys = 2 * count;
         const int t = threadIdx.x % 4, key0 = key_tile * keys;
 #pragma unroll
-        for (float& x : p) x = rounded<__nv_bfloat16>(x);
+        for (float& x : p) x = rounded<T>(x);
         alter(
             in.all, AlteredSite::p_cast, at.head, at.batch,
             static_cast<std::uint64_t>(first_row) << 32 | static_cast<std::uint64_t>(key0), min(keys, call.n_k - key0),
@@ -52,9 +55,11 @@ struct ForwardAlterer {
 };
 
 /// And row maxima, row sums and the output: the state that goes from key tile to key tile.
-struct ForwardStateAlterer : ForwardAlterer {
+template <class T>
+struct ForwardStateAlterer : ForwardAlterer<T> {
     static constexpr bool alters_state = true;
-    using ForwardAlterer::ForwardAlterer;
+    using ForwardAlterer<T>::ForwardAlterer, ForwardAlterer<T>::in;
+    using typename ForwardAlterer<T>::Place;
 
     /// The state of rows `row` and `row` + 8, which four threads have alike. All of them change it, so that no path is one
     /// thread's alone (nvcc makes wgmma wait for those); the first counts.
