@@ -12,11 +12,12 @@
 
 namespace faultline {
 
-void end_at_once(Ranks& ranks, const std::string& line, int status) noexcept {
+void end_at_once(Ranks& ranks, const std::string& line, int status, bool last) noexcept {
     if (ranks.take_word()) {
         const std::string text = line + "\n";
         (void)!::write(STDERR_FILENO, text.data(), text.size());
     }
+    if (last) ranks.see_off(std::chrono::seconds(5));
     ranks.abandon();
     std::_Exit(status);
 }

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <faultline/ranks/local.hpp>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <charconv>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -18,6 +21,7 @@
 #include <sched.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -77,6 +81,21 @@ class LocalRanks final : public Ranks {
     [[nodiscard]] bool take_word() noexcept override {
         std::uint64_t left = 0;  // who takes it leaves none (eventfd(2))
         return ::read(word_, &left, sizeof left) == static_cast<ssize_t>(sizeof left);
+    }
+    void see_off(std::chrono::milliseconds most) noexcept override {
+        const auto until = std::chrono::steady_clock::now() + most;
+        std::vector<pollfd> others;
+        for (const int s : sockets_)
+            if (s >= 0 && ::shutdown(s, SHUT_WR) == 0) others.push_back({.fd = s, .events = POLLIN, .revents = 0});
+        // What they still send is taken and dropped: one that waits for room would not look whether we are here.
+        std::array<std::byte, 4096> dropped{};
+        while (!others.empty()) {
+            const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - std::chrono::steady_clock::now());
+            if (left.count() <= 0 || ::poll(others.data(), others.size(), static_cast<int>(left.count())) <= 0) return;
+            std::erase_if(others, [&](const pollfd& other) {
+                return other.revents != 0 && ::recv(other.fd, dropped.data(), dropped.size(), MSG_DONTWAIT) <= 0;
+            });
+        }
     }
     void abandon() noexcept override { close_sockets(); }
 
@@ -145,6 +164,11 @@ std::vector<std::string> own_arguments() {
     ::_exit(127);
 }
 
+bool is_socket(int descriptor) {
+    struct stat what {};
+    return ::fstat(descriptor, &what) == 0 && S_ISSOCK(what.st_mode);
+}
+
 std::vector<char*> pointers(std::vector<std::string>& texts) {
     std::vector<char*> all;
     for (std::string& text : texts) all.push_back(text.data());
@@ -198,7 +222,9 @@ std::unique_ptr<Ranks> local_rank_of_environment() {
         at = next;
     }
     const bool whole = numbers.size() > 3 && numbers.size() == static_cast<std::size_t>(numbers[1]) + 3 &&
-                       numbers[0] > 0 && numbers[0] < numbers[1];
+                       numbers[0] > 0 && numbers[0] < numbers[1] && ::fcntl(numbers[2], F_GETFD) >= 0 &&
+                       std::all_of(numbers.begin() + 3, numbers.end(), [](int s) { return s < 0 || is_socket(s); }) &&
+                       numbers[3] >= 0;
     if (!whole) throw RequestError(fmt::format("{}: is for the program's own use: expected it to be unset", variable));
     // Whatever this process starts is no rank.
     (void)::unsetenv(variable);

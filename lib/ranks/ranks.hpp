@@ -6,6 +6,7 @@
 // (mpi_module.cpp, in a module of its own that is loaded where a launcher has started several ranks).
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <span>
 #include <string>
@@ -33,6 +34,10 @@ class Ranks {
     /// A failure of which the ranks cannot tell each other is said once: true on the first of them that asks. A transport whose
     /// launcher ends all ranks says yes to each.
     [[nodiscard]] virtual bool take_word() noexcept { return true; }
+    /// The others find this rank gone from now on; and it waits until they are gone too, as long as `most`: what it has that they
+    /// use is not to go before them. Nothing but abandon() is called afterwards. A transport whose launcher ends all ranks does
+    /// not wait.
+    virtual void see_off(std::chrono::milliseconds most) noexcept { (void)most; }
     /// This rank ends without the others: they are not to wait for it. Nothing else is called afterwards.
     virtual void abandon() noexcept = 0;
 

@@ -228,6 +228,16 @@ TEST_F(RanksOfTrain, ALauncherWithoutMpiIsRefusedOnce) {
     EXPECT_EQ(sentences, 1);
 }
 
+// What the first rank gives to those that it starts, left behind in somebody's environment.
+TEST_F(RanksOfTrain, AnEnvironmentOfNoRankIsRefused) {
+    for (const char* text : {"", "1", "1/2:3", "2/2:3:4,5", "1/2:987:988,-1"}) {
+        const Outcome outcome = run_program({"train"}, {{"FAULTLINE_LOCAL_RANK", text}});
+        EXPECT_EQ(outcome.status, 2) << text;
+        EXPECT_EQ(outcome.err,
+                  "faultline train: FAULTLINE_LOCAL_RANK: is for the program's own use: expected it to be unset\n");
+    }
+}
+
 TEST_F(WithMpi, WriteWhatOneWrites) {
 #ifdef __SANITIZE_ADDRESS__
     GTEST_SKIP() << "AddressSanitizer's dlopen does not see the program's run path, where the part for MPI is";

@@ -155,6 +155,33 @@ TEST(Endings, WatchedWorkIsDoneAndItsFailureItsOwn) {
     });
 }
 
+// Who leaves outlasts one that has first to find that out, in the middle of a message that nobody takes.
+TEST(Endings, WhoSeesTheOthersOffIsTheLastToGo) {
+    std::atomic<bool> gone = false;
+    (void)on_ranks(2, [&](Ranks& self) {
+        if (self.rank() == 0) {
+            self.see_off(std::chrono::minutes(10));
+            EXPECT_TRUE(gone);
+            return;
+        }
+        const std::vector<std::byte> much(std::size_t{8} << 20);
+        self.send(0, much);
+        EXPECT_TRUE(self.lost());
+        std::byte answer{};
+        EXPECT_THROW(self.receive(0, std::span(&answer, 1)), PeerLost);
+        gone = true;
+        self.abandon();
+    });
+}
+
+TEST(Endings, WhoSeesTheOthersOffDoesNotWaitForEver) {
+    on_good_ranks(3, [&](Ranks& self) {
+        together(&self, [] {});
+        if (self.rank() == 0) self.see_off(std::chrono::milliseconds(50));
+        while (self.rank() == 2 && !self.lost()) std::this_thread::yield();
+    });
+}
+
 TEST(Failures, ARankThatIsGoneIsNotWaitedFor) {
     const std::vector<std::exception_ptr> failures = on_ranks(2, [](Ranks& self) {
         if (self.rank() == 1) throw WorkError("away");
