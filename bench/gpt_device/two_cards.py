@@ -6,7 +6,8 @@ communication, whether the run is the run of one card, PyTorch's DistributedData
     bench/gpt_device/two_cards.py build/cuda/experiments/cli/faultline --config experiments/configs/gpt2-124m.toml -o two-cards.md
 
 Needs h5py, and for the rows with NCCL one (FAULTLINE_NCCL, the loader's libnccl.so.2, or that of an installed PyTorch). --cards N
-(default: all that nvidia-smi lists), with 1 what one card can show. Every part has a time limit and is left out, with the reason,
+(default: all that nvidia-smi lists), with 1 what one card can show; --share-card: two ranks on one card in place of that, which shows
+whether their run is the run of one, and no speed. Every part has a time limit and is left out, with the reason,
 where it fails. Exit status: 0; 1 where a part failed or did not hold its bound; 2, with a sentence and before -o is touched, for a
 request that cannot be run.
 
@@ -99,6 +100,8 @@ def checked(a):
         if not isinstance(train, dict) or not isinstance(train.get(key), int) or train[key] < 1:
             raise Refused(f"--config: {a.config}: [train] {key}: expected a whole number, 1 or more")
     names = cards_here()
+    if a.share_card and a.cards > 1:
+        raise Refused(f"--share-card: is beside --cards {a.cards}: expected one card with it")
     if a.cards > len(names):
         raise Refused(f"--cards: {a.cards}: expected {len(names)} at most, as many as nvidia-smi lists")
     return names
@@ -154,7 +157,13 @@ class Bench:
             with open(self.a.output, "a", encoding="utf-8") as file:
                 file.write(line + "\n")
 
+    def ranks(self, cards):
+        """Of the runs with several."""
+        return 2 if self.a.share_card else cards
+
     def command(self, steps, accumulate, ranks, more):
+        if self.a.share_card and ranks > 1:
+            more = [*more, "--share-card"]
         return [self.a.program, "train", "--config", self.a.config, "--device", "cuda", "--data", self.folder, "--data-format",
                 "nanogpt", "--json", "--steps", str(steps), "--accumulate", str(accumulate), "--ranks", str(ranks),
                 "--monitor-every", "0", "--warmup", "20", "--schedule", "constant", *more]
@@ -179,8 +188,11 @@ class Bench:
 
     def speed(self, cards):
         self.say("## Speed")
-        self.say(f"{self.a.steps} steps each, in this order in one call; a step of one card is {self.config['batch']} x "
-                 f"{self.config['context']} tokens, of {cards} cards {cards} times as many.")
+        ranks = self.ranks(cards)
+        self.say(f"{self.a.steps} steps each, in this order in one call; a step of one rank is {self.config['batch']} x "
+                 f"{self.config['context']} tokens, of {ranks} ranks {ranks} times as many.")
+        if self.a.share_card:
+            self.say("Ranks, and runs of their own, share one card in turns: these are no figures of two cards.")
         self.say()
         quiet = ["--validate-every", "0", "--no-monitors"]
         wanted = self.a.rows.split(",")
@@ -195,20 +207,23 @@ class Bench:
 
             def by_ranks(key, what, *more):
                 if key in wanted:
-                    got = self.run(None, steps, cards, cards, [*quiet, *options, *more])[0]["tokens_per_second"]
-                    row(key, f"{cards} ranks, {what}", got, cards)
+                    got = self.run(None, steps, ranks, ranks, [*quiet, *options, *more])[0]["tokens_per_second"]
+                    row(key, f"{ranks} ranks, {what}", got, ranks)
             for again in range(self.a.rounds):
                 steps = self.a.steps
                 base = self.run(0, steps, 1, 1, [*quiet, *options])[0]["tokens_per_second"]
                 row("one", "one card", base, 1)
-                if cards == 1:
+                if ranks == 1:
                     continue
                 if "alone" in wanted:
-                    together = [self.start(card, steps, 1, 1, [*quiet, *options]) for card in range(cards)]
+                    together = [self.start(rank % cards, steps, 1, 1, [*quiet, *options]) for rank in range(ranks)]
                     rates = all_ended(together, lambda p: self.finish(p)[0]["tokens_per_second"])
-                    row("alone", f"{cards} cards, each a run of its own", sum(rates), cards)
+                    row("alone", f"{ranks} runs of their own" if self.a.share_card else f"{cards} cards, each a run of its own",
+                        sum(rates), ranks)
                 by_ranks("during", "added up during the backward")
                 by_ranks("end", "added up at its end", "--no-overlap")
+                if self.a.share_card:  # NCCL takes no two ranks on one card
+                    continue
                 by_ranks("nccl", "added up by NCCL", "--reduce", "fp32")
                 if name == "fastest":
                     by_ranks("bf16", "added up by NCCL in bf16", "--reduce", "bf16")
@@ -225,13 +240,14 @@ class Bench:
         import h5py
         import numpy as np
 
-        if cards == 1:
+        many_ranks = self.ranks(cards)
+        if many_ranks == 1:
             return
-        self.say(f"## The run of {cards} ranks and of one, {self.a.compared_steps} steps of the same {cards} micro-batches")
+        self.say(f"## The run of {many_ranks} ranks and of one, {self.a.compared_steps} steps of the same {many_ranks} micro-batches")
         runs = {}
-        for ranks, what in ((1, "one card"), (cards, f"{cards} ranks")):
+        for ranks, what in ((1, "one rank"), (many_ranks, f"{many_ranks} ranks")):
             path = os.path.join(self.results, f"ranks{ranks}.h5")
-            got, _ = self.run(None if ranks > 1 else 0, self.a.compared_steps, cards, ranks,
+            got, _ = self.run(None if ranks > 1 else 0, self.a.compared_steps, many_ranks, ranks,
                               ["--validate-every", "100", "--deterministic", "-o", path])
             with h5py.File(path) as file:
                 runs[ranks] = {k: file["steps"][k][()] for k in
@@ -241,7 +257,7 @@ class Bench:
                 runs[ranks]["checkpoint"] = file.read()
             self.say(f"- {what}: loss {runs[ranks]['loss'][0]:.6f} at the first step, {got['loss']:.6f} at the last; sums: "
                      f"{reductions}")
-        one, many = runs[1], runs[cards]
+        one, many = runs[1], runs[many_ranks]
         self.say()
         self.say("| | largest difference, relative | steps with the same bits |")
         self.say("|---|---:|---:|")
@@ -263,8 +279,8 @@ class Bench:
             return b[8 + int.from_bytes(b[:8], "little"):]
         same = tensors(one["checkpoint"]) == tensors(many["checkpoint"])
         self.say()
-        held = "no bound derived for more than two" if cards > 2 else f"bound 0: {'held' if good and same else 'NOT HELD'}"
-        self.failed |= cards == 2 and not (good and same)
+        held = "no bound derived for more than two" if many_ranks > 2 else f"bound 0: {'held' if good and same else 'NOT HELD'}"
+        self.failed |= many_ranks == 2 and not (good and same)
         self.say(f"Weights and moments at the end: {'the same bits' if same else 'other bits'}; {held}.")
         self.say()
 
@@ -350,6 +366,7 @@ def main():
     p.add_argument("--config", required=True)
     p.add_argument("-o", "--output", help="the results as Markdown")
     p.add_argument("--cards", type=int, default=0)
+    p.add_argument("--share-card", action="store_true", help="two ranks on one card, in turns")
     p.add_argument("--steps", type=int, default=100)
     p.add_argument("--rounds", type=int, default=1)
     p.add_argument("--rows", default=",".join(ROWS), help="of the tables of speed, beside one card")
@@ -372,12 +389,12 @@ def main():
     except Refused as wrong:
         print(f"two_cards.py: {wrong}", file=sys.stderr)
         return 2
-    cards = a.cards or len(names)
+    cards = a.cards or (1 if a.share_card else len(names))
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(a, folder)
-        bench.say(f"# {cards} card{'s' if cards > 1 else ''} against one: {', '.join(names[:cards])}, "
-                  f"{datetime.date.today().isoformat()}")
+        against = "Two ranks on one card against one" if a.share_card else f"{cards} card{'s' if cards > 1 else ''} against one"
+        bench.say(f"# {against}: {', '.join(names[:cards])}, {datetime.date.today().isoformat()}")
         bench.say(f"`bench/gpt_device/two_cards.py PROGRAM {' '.join(sys.argv[2:])}`")
         bench.say()
         for part in a.only.split(","):

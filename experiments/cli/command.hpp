@@ -22,6 +22,7 @@ struct Common {
     bool quiet = false;        ///< no progress, no remarks
     std::int64_t threads = 0;  ///< 0: one per hardware thread
     std::string device = "cpu";
+    bool share_card = false;  ///< of commands with ranks: these may have one card
 };
 
 /// One call of the program, its settings read.

@@ -47,6 +47,9 @@ struct Prepared {
         settings.integer("threads", common.threads, 0, "N",
                          "Worker threads; 0: one per hardware thread. Results do not depend on it", most_threads);
         settings.text("device", common.device, "cpu|cuda", "Where kernels run");
+        if (command.with_ranks)
+            settings.flag("share-card", common.share_card,
+                          "All ranks on the first card that they see, in turns: to try what is meant for more cards");
         app = program.add_subcommand(std::string(command.name), std::string(command.summary));
         settings.add_to(*app);
         app->footer(fmt::format("Example:\n{}", command.example));
@@ -64,7 +67,7 @@ void check_device(const Prepared& prepared, const RankGroup& group) {
             fmt::format("{}: a sweep's runs say it themselves: expected device = \"cuda\" in its [train]", where));
     if (device == "cuda" && !prepared.command.on_device)
         throw RequestError(fmt::format("{}: {} runs on the CPU alone: expected cpu", where, prepared.command.name));
-    if (device == "cuda" && group.ranks() != nullptr) choose_card(*group.ranks());
+    if (device == "cuda" && group.ranks() != nullptr && !prepared.common.share_card) choose_card(*group.ranks());
     // Before anything is read, so that nobody waits to hear of it.
     if (device == "cuda") (void)faultline::device::info();
 }

@@ -25,6 +25,7 @@
 #include <faultline/gpt_device/device_trainer.hpp>
 #include <faultline/ranks/ending.hpp>
 #include <faultline/ranks/errors.hpp>
+#include <faultline/ranks/sums.hpp>
 #include <faultline/tensor/text.hpp>
 
 namespace faultline::cli {
@@ -147,15 +148,25 @@ void check_options(const TrainCommand& own, const Invocation& call) {
         throw RequestError(fmt::format("{}: {}: expected auto, gather, fp32 or bf16", settings.where("reduce"),
                                        in_quotes(own.reduce)));
     if (own.capture.empty()) settings.refuse_unread({"capture-sequences"}, "without --capture");
+    if (call.common.share_card && (own.reduce == "fp32" || own.reduce == "bf16"))
+        throw RequestError(fmt::format("{}: {}: NCCL takes no two ranks on one card: expected auto or gather with {}",
+                                       settings.where("reduce"), own.reduce, settings.where("share-card")));
+    if (call.common.share_card && own.ranks == 1 && call.group.ranks() == nullptr)
+        throw RequestError(
+            fmt::format("{}: a single rank has its card to itself: expected several with it, as --ranks 2",
+                        settings.where("share-card")));
     if (call.common.device == "cuda") return;
     for (const auto& [key, asked] : {std::pair("deterministic", !own.deterministic.value_or(true)),
                                      {"overlap", !own.overlap.value_or(true)},
                                      {"monitors", !own.monitors.value_or(true)},
+                                     {"share-card", call.common.share_card},
                                      {"reduce", own.reduce == "gather" || own.reduce == "bf16"}})
         if (asked)
             throw RequestError(fmt::format("{}: {}: the CPU has no choice of it: expected --device cuda with it",
                                            settings.where(key),
-                                           key == std::string_view("reduce") ? own.reduce : "false"));
+                                           key == std::string_view("reduce")       ? own.reduce
+                                           : key == std::string_view("share-card") ? "true"
+                                                                                   : "false"));
 }
 
 /// Everything that is wrong with the run and can be seen by one process: before there are others, so that it is said once and
@@ -189,11 +200,12 @@ std::unique_ptr<gpt::Training> on_device(const gpt::TrainConfig& config, const T
     hooks.step = step;
     auto trainer = std::make_unique<gpt::DeviceTrainer>(
         config, data.tokens, data.windows,
-        gpt::DeviceOptions{.deterministic = own.deterministic.value_or(true),
-                           .ranks = call.group.ranks(),
-                           .exchange = {own.overlap.value_or(true), reduce_of(own.reduce).value()},
-                           .monitors = own.monitors.value_or(true),
-                           .faults = &faults},
+        gpt::DeviceOptions{
+            .deterministic = own.deterministic.value_or(true),
+            .ranks = call.group.ranks(),
+            .exchange = {own.overlap.value_or(true), reduce_of(own.reduce).value(), call.common.share_card},
+            .monitors = own.monitors.value_or(true),
+            .faults = &faults},
         hooks);
     manifest.gpu = trainer->device_name();
     if (call.talks()) {
@@ -221,16 +233,24 @@ std::unique_ptr<gpt::Training> on_host(const gpt::TrainConfig& config, const Tra
 /// The run. Where this rank fails alone, or another one is lost, a card may wait for sums that do not come: the record is closed by
 /// then, and the process ends without waiting for the card, which tells the others.
 template <class F>
-gpt::RunOutcome whole_or_at_once(RankGroup& group, const gpt::Training& trainer, Progress& line, F&& work) {
+gpt::RunOutcome whole_or_at_once(RankGroup& group, gpt::Training& trainer, Progress& line, F&& work) {
     if (group.ranks() == nullptr || !trainer.runs_elsewhere()) return work();
     const auto end = [&](const std::exception& error, Status status) {
         line.clear();
-        end_at_once(*group.ranks(), fmt::format("faultline train: {}", error.what()), static_cast<int>(status));
+        const bool last = trainer.let_go();
+        end_at_once(*group.ranks(), fmt::format("faultline train: {}", error.what()), static_cast<int>(status), last);
     };
     try {
         return work();
     } catch (const SharedFailure&) {
-        throw;  // all of them end, each with its step done
+        // All of them end, each with its step done: nobody's memory goes while another one has it open.
+        (void)trainer.let_go();
+        try {
+            settle(group.ranks(), nullptr);
+        } catch (const PeerLost&) {
+            line.clear();  // what all know is said, and not this
+        }
+        throw;
     } catch (const RequestError& error) {
         end(error, Status::refused);
     } catch (const std::exception& error) {

@@ -90,6 +90,9 @@ class Training {
     [[nodiscard]] virtual const StepReport& report() const = 0;
     /// Whether a step is done by others, so that the thread that asked for it has better to do than to write its record.
     [[nodiscard]] virtual bool runs_elsewhere() const { return false; }
+    /// The process is about to end without the other ranks: closes what it has open of theirs, and true. False where there is
+    /// nothing of the kind, or its device is at work on it. Nothing may be called afterwards.
+    virtual bool let_go() noexcept { return false; }
 
     /// Operands of attention of the steps for which `wanted` is true are given to `take` after the step; of several ranks'
     /// trainers the first one's `take` gets those of all.

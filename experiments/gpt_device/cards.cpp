@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <faultline/gpt_device/cards.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <string>
 #include <thread>
@@ -39,18 +40,25 @@ bool lost_soon(const Ranks& ranks) {
 
 }  // namespace
 
-void expect_a_card_each(Ranks& ranks) {
+int cards_of(Ranks& ranks, bool may_share) {
     std::string mine;
     together(&ranks, [&] { mine = card(); });
     const std::vector<std::string> cards = all_texts(&ranks, mine);
-    for (std::size_t rank = 0; rank < cards.size(); ++rank)
-        for (std::size_t other = 0; other < rank; ++other)
-            if (cards[rank] == cards[other])
-                throw RequestError(
-                    fmt::format("ranks: ranks {} and {} have the same card: expected one for each, {} on this machine "
-                                "(CUDA_VISIBLE_DEVICES)",
-                                other, rank, ranks.local_size()));
+    int different = 0;
+    for (std::size_t rank = 0; rank < cards.size(); ++rank) {
+        const auto other = static_cast<std::size_t>(std::ranges::find(cards, cards[rank]) - cards.begin());
+        if (other == rank)
+            ++different;
+        else if (!may_share)
+            throw RequestError(
+                fmt::format("ranks: ranks {} and {} have the same card: expected one for each, {} on this machine "
+                            "(CUDA_VISIBLE_DEVICES), or --share-card, to try a command",
+                            other, rank, ranks.local_size()));
+    }
+    return different;
 }
+
+bool idle(Stream stream) noexcept { return cudaStreamQuery(stream) != cudaErrorNotReady; }
 
 void wait(Stream stream, const Ranks& ranks, const std::function<void()>& look) {
     using Clock = std::chrono::steady_clock;

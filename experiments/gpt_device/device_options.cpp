@@ -20,9 +20,8 @@ TrainConfig on_the_device(TrainConfig config, const DeviceOptions& options) {
     config.also.emplace_back("ranks", std::to_string(ranks));
     // Of two ranks there is one addition in fp32, whoever makes it; of more, gathered ones stand in another order than NCCL's.
     const Reduce reduce = options.exchange.reduce;
-    const char* const sums = reduce == Reduce::nccl_bf16             ? "bf16"
-                             : reduce == Reduce::gather && ranks > 2 ? "gather"
-                                                                     : "fp32";
+    const bool gathers = reduce == Reduce::gather || (reduce == Reduce::automatic && options.exchange.share_card);
+    const char* const sums = reduce == Reduce::nccl_bf16 ? "bf16" : gathers && ranks > 2 ? "gather" : "fp32";
     if (ranks > 1) config.also.emplace_back("reduce", sums);
     return config;
 }

@@ -7,6 +7,7 @@
 #include <faultline/base/error.hpp>
 #include <faultline/base/parallel.hpp>
 #include <faultline/gpt_device/optimizers.hpp>
+#include <faultline/ranks/errors.hpp>
 #include <faultline/ranks/sums.hpp>
 
 namespace faultline::gpt {
@@ -72,6 +73,15 @@ DeviceTrainer::State::State(const TrainConfig& wanted, const TokenData& tokens, 
         shown_update.resize(count());
     }
     switches.qk_clip = config.qk_clip;
+    try {
+        set_up(options);
+    } catch (const SharedFailure&) {
+        exchange.part(stream);
+        throw;
+    }
+}
+
+void DeviceTrainer::State::set_up(const DeviceOptions& options) {
     // What goes wrong is one rank's trouble, of which the others hear before they wait for its sums.
     together(options.ranks, [&] { prepare(options.deterministic); });
     try {

@@ -74,6 +74,8 @@ struct DeviceTrainer::State {
     State(const TrainConfig& wanted, const TokenData& tokens, const WindowOrder& order, const DeviceOptions& options,
           const Hooks& hooked);
 
+    /// On all ranks; SharedFailure.
+    void set_up(const DeviceOptions& options);
     /// Memory, pass and inputs for once through everything, so that kernels are loaded and products chosen before graphs are made
     /// of them; what that does to the weights is undone by start().
     void prepare(bool deterministic);

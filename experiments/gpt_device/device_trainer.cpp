@@ -52,6 +52,7 @@ void DeviceTrainer::capture(std::function<bool(std::int64_t)> wanted,
     state_->capture_wanted = std::move(wanted);
     state_->capture_take = std::move(take);
 }
+bool DeviceTrainer::let_go() noexcept { return state_->exchange.let_go(state_->stream); }
 double DeviceTrainer::validation_loss() { return state_->validation_loss(); }
 std::vector<float> DeviceTrainer::weights() const { return state_->host(state_->memory.weights); }
 void DeviceTrainer::set_weights(std::span<const float> weights) { state_->set_weights(weights); }

@@ -16,11 +16,14 @@ namespace faultline::gpt {
 /// How gradients are added up over ranks: copied from card to card and added in the order of ranks, which moves (R - 1) n values
 /// to each of R ranks; or by NCCL, in an order of its own, which moves 2 (R - 1)/R n: in fp32, or rounded to bf16 and in it,
 /// half the bytes and another gradient.
-/// `automatic`: gathered by two ranks whose cards reach each other, else by NCCL in fp32; of two ranks that is the same sum.
+/// `automatic`: gathered by two ranks whose cards reach each other, and by ranks that share one, else by NCCL in fp32; of two ranks
+/// that is the same sum.
 enum class Reduce : unsigned char { automatic, gather, nccl, nccl_bf16 };
 struct ExchangeOptions {
     bool overlapped = true;  ///< layer by layer during the backward; else all at its end
     Reduce reduce = Reduce::automatic;
+    /// Several ranks may have one card, where they take turns: to try what is meant for more cards. NCCL refuses it, so they gather.
+    bool share_card = false;
 };
 
 struct DeviceOptions {
@@ -68,6 +71,7 @@ class DeviceTrainer final : public Training {
     [[nodiscard]] const std::optional<NonFinite>& failure() const override;
     [[nodiscard]] const StepReport& report() const override;
     [[nodiscard]] bool runs_elsewhere() const override { return true; }
+    bool let_go() noexcept override;
     /// A step that is captured takes longer: the operands come to the host layer by layer.
     void capture(std::function<bool(std::int64_t)> wanted,
                  std::function<void(std::int64_t, int micro_step, const Captured&)> take) override;

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <faultline/gpt_device/exchange.hpp>
 
+#include <chrono>
 #include <cstdio>
+#include <thread>
 #include <utility>
 
 #include <fmt/format.h>
@@ -39,19 +41,26 @@ Exchange::Exchange(Ranks* ranks, const TrainConfig& config, const ParameterLayou
       options_(options),
       heads_(static_cast<std::size_t>(config.model.layers * config.model.heads)) {
     if (!active()) return;
-    on_device::expect_a_card_each(*ranks);
+    cards_ = on_device::cards_of(*ranks, options_.share_card);
+    const bool shared = cards_ < ranks->size();
+    if (shared && (options_.reduce == Reduce::nccl || options_.reduce == Reduce::nccl_bf16))
+        throw RequestError(fmt::format(
+            "reduce: {}: NCCL takes no two ranks on one card: expected auto or gather where ranks share one",
+            options_.reduce == Reduce::nccl ? "fp32" : "bf16"));
     together(ranks, [&] {
         if (options_.overlapped) side_.emplace();
     });
-    const bool asked = options_.reduce == Reduce::gather;
+    const bool asked = options_.reduce == Reduce::gather || shared;
     if (asked || (options_.reduce == Reduce::automatic && ranks->size() == 2)) {
         gather_ = on_device::Gather::among(*ranks, bytes_of_part(), why_nccl_);
         if (gathers()) return;
         if (asked)
             throw RequestError(
-                fmt::format("reduce: gather: {}: expected cards of one machine that reach each other's "
-                            "memory, or auto, fp32 or bf16",
-                            why_nccl_));
+                shared ? fmt::format("ranks: they share a card and cannot gather there: {}: expected a card each",
+                                     why_nccl_)
+                       : fmt::format("reduce: gather: {}: expected cards of one machine that reach each other's "
+                                     "memory, or auto, fp32 or bf16",
+                                     why_nccl_));
     }
     // All that one rank may fail in comes before the cards are joined, where the ranks wait for each other in NCCL.
     together(ranks, [&] {
@@ -71,8 +80,11 @@ std::string Exchange::text() const {
     if (gathers())
         return fmt::format(
             "{}the ranks' gradients (fp32) and losses (fp64) are copied from card to card, {}, and added in "
-            "the order of ranks",
-            own, when);
+            "the order of ranks{}",
+            own, when,
+            cards_ < ranks_->size() ? fmt::format("; {} ranks share {}", ranks_->size(),
+                                                  cards_ == 1 ? "a card" : fmt::format("{} cards", cards_))
+                                    : "");
     const std::string instead = why_nccl_.empty() ? "" : fmt::format("; not copied from card to card: {}", why_nccl_);
     return fmt::format("{}{} adds the ranks' gradients ({}) {} and losses (fp64), an element's terms in its order{}",
                        own, nccl_->text(), rounded_ ? "rounded to bf16, in bf16" : "fp32", when, instead);
@@ -173,6 +185,21 @@ void Exchange::first_of_ranks(int micro_batch, NonFinite& found) const {
 void Exchange::call_off() noexcept {
     if (nccl_) nccl_->call_off();
     if (gathers()) gather_->call_off();
+}
+
+void Exchange::part(on_device::Stream main) {
+    if (!gathers()) return;
+    wait(main);
+    gather_->part();
+}
+
+bool Exchange::let_go(on_device::Stream main) noexcept {
+    if (!gathers()) return false;
+    const auto idle = [&] { return on_device::idle(main) && (!side_ || on_device::idle(side_->stream())); };
+    for (int i = 0; i < 20 && !idle(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(25));
+    if (!idle()) return false;
+    gather_->let_go();
+    return true;
 }
 
 void Exchange::wait(on_device::Stream main) {

@@ -38,8 +38,8 @@ struct GradientRange {
 class Exchange {
   public:
     /// `ranks` null: one rank, and every function below does nothing. RequestError where they do not divide config.accumulate, two
-    /// have one card, they cannot gather and are told to, or there is no NCCL where it is needed; WorkError where there is no room for a
-    /// gradient in bf16.
+    /// have one card and may not, or are to add up through NCCL, they cannot gather and are told to, or there is no NCCL where it is
+    /// needed; WorkError where there is no room for a gradient in bf16.
     Exchange(Ranks* ranks, const TrainConfig& config, const ParameterLayout& layout, const ExchangeOptions& options);
 
     [[nodiscard]] bool active() const { return ranks_ != nullptr; }
@@ -72,6 +72,11 @@ class Exchange {
     void wait(on_device::Stream main);
     /// As Communicator::call_off.
     void call_off() noexcept;
+    /// All ranks end together, each with no more to come on `main`: as Gather::part.
+    void part(on_device::Stream main);
+    /// As Gather::let_go, and true; false, and nothing, where the card is still at work after half a second (it waits for a rank that
+    /// is gone) or there is nothing of the kind.
+    [[nodiscard]] bool let_go(on_device::Stream main) noexcept;
 
   private:
     [[nodiscard]] std::size_t count() const { return static_cast<std::size_t>(layout_.size()); }
@@ -89,6 +94,7 @@ class Exchange {
     const ParameterLayout& layout_;
     int rounds_;
     ExchangeOptions options_;
+    int cards_ = 1;  // of all ranks
     std::unique_ptr<on_device::Gather> gather_;
     bool begun_ = false;    // this step's copies, in what is being recorded
     std::string why_nccl_;  // and not copies from card to card, where those were to be

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// faultline train on two cards as a user starts it, against one card. Skipped where there are not two.
+// faultline train as two ranks, as a user starts it, against one: on two cards, and on one that both share. Skipped where there are none.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,6 +10,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iostream>
 #include <thread>
 
 #include <faultline/record/record_reader.hpp>
@@ -38,10 +39,10 @@ std::size_t cards() {
     return found;
 }
 
-class TwoCards : public testing::Test {
+class TwoRanks : public testing::TestWithParam<std::size_t> {
   protected:
     void SetUp() override {
-        if (cards() < 2) GTEST_SKIP() << "there are not two cards of compute capability 9.0";
+        if (cards() < GetParam()) GTEST_SKIP() << "cards of compute capability 9.0: " << cards();
         folder.write("text", text_of_squares(3000));
         if (const Outcome trial = run_program(arguments({"--steps", "1"})); trial.status != 0)
             GTEST_SKIP() << "the program does not train on a card: " << trial.err;
@@ -74,6 +75,13 @@ class TwoCards : public testing::Test {
         all.insert(all.end(), more.begin(), more.end());
         return all;
     }
+    [[nodiscard]] bool on_one_card() const { return GetParam() == 1; }
+    /// Two ranks with a micro-batch each, and what else is said.
+    [[nodiscard]] std::vector<std::string> as_two(std::vector<std::string> more = {}) const {
+        more.insert(more.begin(), {"--ranks", "2"});
+        if (on_one_card()) more.emplace_back("--share-card");
+        return more;
+    }
     /// 12 steps into NAME.h5, unless `more` says other.
     void train(const std::string& name, const std::vector<std::string>& more) const {
         std::vector<std::string> all{"--steps", "12", "-o", folder / (name + ".h5")};
@@ -92,38 +100,59 @@ class TwoCards : public testing::Test {
             EXPECT_TRUE(one.read(path).bytes == two.read(path).bytes) << path;
         EXPECT_TRUE(tensors(a + ".checkpoint.safetensors") == tensors(b + ".checkpoint.safetensors"));
     }
+    [[nodiscard]] std::string bytes(const std::string& name) const {
+        std::ifstream in(folder / name, std::ios::binary);
+        return {std::istreambuf_iterator<char>(in), {}};
+    }
     Folder folder;
 
   private:
     /// Without the header, in which the number of ranks is.
     [[nodiscard]] std::string tensors(const std::string& name) const {
-        std::ifstream in(folder / name, std::ios::binary);
-        const std::string all{std::istreambuf_iterator<char>(in), {}};
+        const std::string all = bytes(name);
         std::uint64_t header = 0;
         std::memcpy(&header, all.data(), sizeof header);
         return all.substr(sizeof header + header);
     }
 };
 
-TEST_F(TwoCards, MakeTheRunOfOne) {
+std::vector<std::string> joined(std::vector<std::string> a, const std::vector<std::string>& b) {
+    a.insert(a.end(), b.begin(), b.end());
+    return a;
+}
+
+TEST_P(TwoRanks, MakeTheRunOfOne) {
     for (const char* optimizer : {"adamw", "muon"})
         for (const char* precision : {"bf16", "fp32"}) {
             const std::string name = std::string(optimizer) + precision;
-            const std::vector<std::string> how{"--optimizer", optimizer, "--precision", precision};
-            const auto with = [&](std::vector<std::string> more) {
-                more.insert(more.end(), how.begin(), how.end());
-                return more;
-            };
-            train(name + "-one", with({"--accumulate", "2"}));
-            train(name + "-two", with({"--accumulate", "2", "--ranks", "2"}));
-            train(name + "-end", with({"--accumulate", "2", "--ranks", "2", "--no-overlap"}));
+            const std::vector<std::string> how{"--optimizer", optimizer, "--precision", precision, "--accumulate", "2"};
+            train(name + "-one", how);
+            train(name + "-two", joined(how, as_two()));
+            train(name + "-end", joined(how, as_two({"--no-overlap"})));
             EXPECT_THAT(attribute(name + "-two", "reductions"), HasSubstr("copied from card to card, layer by layer"));
+            EXPECT_EQ(attribute(name + "-two", "reductions").ends_with("; 2 ranks share a card"), on_one_card());
             expect_same(name + "-one", name + "-two");
             expect_same(name + "-one", name + "-end");
         }
 }
 
-TEST_F(TwoCards, GatherWhatNcclAddsUp) {
+// In memory, inside the kernels, of the model and of the update: with what they did, which the record has.
+TEST_P(TwoRanks, HaveTheFaultsAndCapturesOfOne) {
+    std::vector<std::string> how{"--accumulate", "2", "--capture", "4"};
+    for (const char* fault : {"lse:random:1%", "ds:fixed:1%", "ffn_output:random:2%", "optimizer_update:fixed:1%"})
+        how.insert(how.end(), {"--inject", fault});
+    train("one", how);
+    train("two", joined(how, as_two()));
+    expect_same("one", "two");
+    for (const char* micro_batch : {"", "-1"}) {
+        const std::string name = std::string(".step000004") + micro_batch + ".safetensors";
+        EXPECT_TRUE(bytes("one" + name) == bytes("two" + name)) << name;
+        EXPECT_FALSE(bytes("one" + name).empty());
+    }
+}
+
+TEST_P(TwoRanks, GatherWhatNcclAddsUp) {
+    if (on_one_card()) GTEST_SKIP() << "NCCL takes no two ranks on one card";
     if (std::getenv("FAULTLINE_NCCL") == nullptr) GTEST_SKIP() << "FAULTLINE_NCCL names no NCCL";
     for (const char* accumulate : {"2", "6"}) {
         const std::string a = std::string("gather") + accumulate, b = std::string("nccl") + accumulate;
@@ -134,31 +163,48 @@ TEST_F(TwoCards, GatherWhatNcclAddsUp) {
     }
 }
 
-TEST_F(TwoCards, GoOnAfterAnInterruptBitForBit) {
-    const std::vector<std::string> two{"--accumulate", "2", "--ranks", "2", "--steps", "3000", "--validate-every", "0"};
+TEST_P(TwoRanks, ShareACardOnlyWhereTheyAreToldTo) {
+    if (!on_one_card()) GTEST_SKIP() << "on one card";
+    const std::vector<std::string> two{"--ranks", "2", "--accumulate", "2", "--steps", "1"};
+    const Outcome untold = run_program(arguments(two), {{"CUDA_VISIBLE_DEVICES", "0"}});
+    EXPECT_EQ(untold.status, 2);
+    EXPECT_EQ(lines(untold.err).size(), 1U) << untold.err;
+    EXPECT_THAT(untold.err, AllOf(HasSubstr("ranks 0 and 1 have the same card"), HasSubstr("or --share-card")));
+    const Outcome nccl = run_program(arguments(joined(two, {"--share-card", "--reduce", "fp32"})));
+    EXPECT_EQ(nccl.status, 2);
+    EXPECT_EQ(lines(nccl.err).size(), 1U) << nccl.err;
+    EXPECT_THAT(nccl.err, HasSubstr("NCCL takes no two ranks on one card: expected auto or gather"));
+}
+
+// More ranks than two gather on a card, and make the additions of one rank.
+TEST_P(TwoRanks, OfACardMayBeThree) {
+    if (!on_one_card()) GTEST_SKIP() << "on one card";
+    train("one", {"--accumulate", "3"});
+    train("three", {"--accumulate", "3", "--ranks", "3", "--share-card"});
+    expect_same("one", "three");
+}
+
+TEST_P(TwoRanks, GoOnAfterAnInterruptBitForBit) {
+    const std::vector<std::string> two = as_two({"--accumulate", "2", "--steps", "3000", "--validate-every", "0"});
     train("whole", two);
-    std::vector<std::string> cut = two;
-    cut.insert(cut.end(), {"--checkpoint-every", "100", "-o", folder / "cut.h5"});
-    Child run(arguments(cut), folder / "err");
+    Child run(arguments(joined(two, {"--checkpoint-every", "100", "-o", folder / "cut.h5"})), folder / "err");
     for (int i = 0; i < 4000 && !std::filesystem::exists(folder / "cut.checkpoint.safetensors"); ++i)
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
     run.signal(SIGINT);
     EXPECT_EQ(run.wait(), 1);
     EXPECT_THAT(run.error(), AllOf(HasSubstr("interrupted after step"), HasSubstr("--resume")));
-    std::vector<std::string> rest = two;
-    rest.insert(rest.end(), {"--resume", folder / "cut.h5"});
-    const Outcome outcome = run_program(arguments(rest));
+    const Outcome outcome = run_program(arguments(joined(two, {"--resume", folder / "cut.h5"})));
     ASSERT_EQ(outcome.status, 0) << outcome.err;
     expect_same("whole", "cut");
 }
 
 // A card that waits for the copies of a rank that is gone would wait for ever.
-TEST_F(TwoCards, ALostRankIsNamedOnce) {
+TEST_P(TwoRanks, ALostRankIsNamedOnce) {
     for (const bool first : {true, false}) {
         SCOPED_TRACE(first ? "the first is killed" : "the second is killed");
         const std::string stem = first ? "a" : "b";
-        Child run(arguments({"--steps", "1000000", "--accumulate", "2", "--ranks", "2", "--checkpoint-every", "50",
-                             "--validate-every", "0", "-o", folder / (stem + ".h5")}),
+        Child run(arguments(as_two({"--steps", "1000000", "--accumulate", "2", "--checkpoint-every", "50",
+                                    "--validate-every", "0", "-o", folder / (stem + ".h5")})),
                   folder / (stem + ".err"));
         for (int i = 0; i < 4000 && !std::filesystem::exists(folder / (stem + ".checkpoint.safetensors")); ++i)
             std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -170,8 +216,25 @@ TEST_F(TwoCards, ALostRankIsNamedOnce) {
         std::this_thread::sleep_for(std::chrono::milliseconds(200));  // a second sentence would come at once
         EXPECT_EQ(lines(run.error()).size(), 1U) << run.error();
         EXPECT_THAT(run.error(), HasSubstr("is gone: expected"));
+        std::cout << (first ? "first" : "second") << " killed: " << run.error();
     }
 }
+
+// A capture that cannot be written is one rank's trouble, and ends both.
+TEST_P(TwoRanks, AFailureOfOneEndsBothInASentence) {
+    const std::string taken = folder / "run.step000003.safetensors";
+    std::filesystem::create_directory(taken);
+    std::ofstream(taken + "/in the way") << "x";
+    const Outcome outcome = run_program(
+        arguments(as_two({"--steps", "12", "--accumulate", "2", "--capture", "3", "-o", folder / "run.h5"})));
+    EXPECT_THAT(outcome.status, testing::AnyOf(1, 2));
+    EXPECT_EQ(lines(outcome.err).size(), 1U) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr("run.step000003.safetensors"));
+    std::cout << "a capture that cannot be written: " << outcome.err;
+}
+
+INSTANTIATE_TEST_SUITE_P(On, TwoRanks, testing::Values(1, 2),
+                         [](const auto& cards) { return cards.param == 1 ? "OneCard" : "TwoCards"; });
 
 }  // namespace
 }  // namespace faultline::test

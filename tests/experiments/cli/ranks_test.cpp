@@ -169,6 +169,10 @@ TEST_F(RanksOfTrain, TheCpuIsNotAskedForWhatCardsHave) {
     refused({"--reduce", "bf16"}, "--reduce: bf16: the CPU has no choice of it: expected --device cuda");
     for (const char* key : {"overlap", "deterministic", "monitors"})
         refused({std::string("--no-") + key}, "--" + std::string(key) + ": false: the CPU has no choice of it");
+    refused({"--share-card", "--ranks", "2"}, "--share-card: true: the CPU has no choice of it");
+    refused({"--share-card"}, "--share-card: a single rank has its card to itself: expected several");
+    refused({"--share-card", "--ranks", "2", "--reduce", "fp32"},
+            "--reduce: fp32: NCCL takes no two ranks on one card");
     EXPECT_EQ(train({"--steps", "1", "--deterministic", "--overlap", "--monitors", "--reduce", "fp32"}).status, 0);
 }
 
