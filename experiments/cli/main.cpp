@@ -67,9 +67,17 @@ void check_device(const Prepared& prepared, const RankGroup& group) {
             fmt::format("{}: a sweep's runs say it themselves: expected device = \"cuda\" in its [train]", where));
     if (device == "cuda" && !prepared.command.on_device)
         throw RequestError(fmt::format("{}: {} runs on the CPU alone: expected cpu", where, prepared.command.name));
-    if (device == "cuda" && group.ranks() != nullptr && !prepared.common.share_card) choose_card(*group.ranks());
+    if (device != "cuda") return;
+    const Ranks* const ranks = group.ranks();
+    const bool chosen = ranks != nullptr && !prepared.common.share_card && choose_card(*ranks);
     // Before anything is read, so that nobody waits to hear of it.
-    if (device == "cuda") (void)faultline::device::info();
+    try {
+        (void)faultline::device::info();
+    } catch (const WorkError& error) {
+        if (!chosen) throw;
+        throw WorkError(fmt::format("{}, a card for each of the {} ranks on this machine, or --share-card",
+                                    error.what(), ranks->local_size()));
+    }
 }
 
 /// HDF5 under the name of another type would be met by whoever opens it.

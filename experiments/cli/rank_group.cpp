@@ -64,13 +64,13 @@ void RankGroup::leave() noexcept {
     if (ranks_ != nullptr) ranks_->abandon();
 }
 
-void choose_card(const Ranks& ranks) {
+bool choose_card(const Ranks& ranks) {
     constexpr const char* variable = "CUDA_VISIBLE_DEVICES";
     const char* const set = std::getenv(variable);
     const auto at = static_cast<std::size_t>(ranks.local_rank());
     if (set == nullptr) {
         (void)::setenv(variable, std::to_string(at).c_str(), 1);
-        return;
+        return true;
     }
     std::vector<std::string> cards;
     for (std::string_view left = set; !left.empty();) {
@@ -78,7 +78,9 @@ void choose_card(const Ranks& ranks) {
         cards.emplace_back(left.substr(0, comma));
         left = comma == std::string_view::npos ? std::string_view() : left.substr(comma + 1);
     }
-    if (cards.size() >= static_cast<std::size_t>(ranks.local_size())) (void)::setenv(variable, cards[at].c_str(), 1);
+    if (cards.size() < static_cast<std::size_t>(ranks.local_size())) return false;
+    (void)::setenv(variable, cards[at].c_str(), 1);
+    return true;
 }
 
 }  // namespace faultline::cli

@@ -38,7 +38,7 @@ class RankGroup {
 };
 
 /// Cards that CUDA finds from here on: of those that CUDA_VISIBLE_DEVICES leaves, or of all, the one of this rank's place among
-/// the ranks of its machine. Where fewer than that are named the launcher has chosen, and nothing is changed.
-void choose_card(const Ranks& ranks);
+/// the ranks of its machine. Where fewer than that are named the launcher has chosen, and nothing is changed: false.
+bool choose_card(const Ranks& ranks);
 
 }  // namespace faultline::cli

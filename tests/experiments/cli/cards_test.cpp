@@ -170,6 +170,12 @@ TEST_P(TwoRanks, ShareACardOnlyWhereTheyAreToldTo) {
     EXPECT_EQ(untold.status, 2);
     EXPECT_EQ(lines(untold.err).size(), 1U) << untold.err;
     EXPECT_THAT(untold.err, AllOf(HasSubstr("ranks 0 and 1 have the same card"), HasSubstr("or --share-card")));
+    if (cards() == 1 && std::getenv("CUDA_VISIBLE_DEVICES") == nullptr) {
+        const Outcome none = run_program(arguments(two));
+        EXPECT_NE(none.status, 0);
+        EXPECT_EQ(lines(none.err).size(), 1U) << none.err;
+        EXPECT_THAT(none.err, HasSubstr("a card for each of the 2 ranks on this machine, or --share-card"));
+    }
     const Outcome nccl = run_program(arguments(joined(two, {"--share-card", "--reduce", "fp32"})));
     EXPECT_EQ(nccl.status, 2);
     EXPECT_EQ(lines(nccl.err).size(), 1U) << nccl.err;
