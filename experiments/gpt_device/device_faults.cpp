@@ -162,7 +162,8 @@ void DeviceFaults::join_records() const {
 void DeviceFaults::join_update_records() const {
     if (update_ranges_.empty()) return;
     on_device::join_records(device_records_, device_ranges_ + ranges_.size(), static_cast<int>(update_ranges_.size()),
-                            config_.model.layers, config_.model.heads, nullptr, totals_, stream_);
+                            config_.model.layers, config_.model.heads, nullptr,
+                            totals_ + config_.model.layers * config_.model.heads, stream_);
 }
 
 template void DeviceFaults::at(ModelSite, int, int, float*, int, int, int) const;

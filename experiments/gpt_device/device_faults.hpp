@@ -57,12 +57,13 @@ class DeviceFaults {
     /// Whether those of altered_backward() are scalings (scaling.hpp) of which the first sequence alone is recorded.
     [[nodiscard]] bool samples_backward(int layer) const { return sampled_backward_[static_cast<std::size_t>(layer)]; }
 
-    /// Adds a micro-step's records up; and to them, after the last, those of the update. Launch.
+    /// Adds a micro-step's records up; and apart from them those of the update, which all ranks make alike. Launch.
     void join_records() const;
     void join_update_records() const;
-    /// [layer, head] row-major, of the step, in device memory; null where there is no fault.
+    /// [layer, head] row-major, of the micro-steps so far, then as many of the update, in device memory; null where there is no
+    /// fault.
     [[nodiscard]] Realised* totals() const { return totals_; }
-    [[nodiscard]] std::size_t totals_bytes() const;
+    [[nodiscard]] std::size_t totals_bytes() const;  ///< of both
 
   private:
     static constexpr int sequences_at_most = 1 << 12;  ///< of a micro-step, as FaultHooks numbers them

@@ -146,6 +146,8 @@ struct DeviceTrainer::State {
     void plant(int round) {
         faults.prepare(next, exchange.micro_batch(round), planted != nullptr && planted->stopped());
     }
+    /// What the faults of the step did, of all ranks, to who planted them.
+    void report_faults() const;
     /// Waits for it.
     [[nodiscard]] bool step_is_finite() const;
     /// A micro-batch launched one by one, with its operands kept: the same kernels, and bits, as the recorded one.

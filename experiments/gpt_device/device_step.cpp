@@ -93,15 +93,7 @@ const StepReport& DeviceTrainer::State::run_step() {
         return report;
     }
     fill_report(of);
-    if (faults.any()) {
-        static_assert(sizeof(Realised) % sizeof(double) == 0 && std::is_trivially_copyable_v<Realised>);  // sums alone
-        std::vector<double> own(faults.totals_bytes() / sizeof(double)), sums(own.size());
-        std::memcpy(own.data(), injected.data(), faults.totals_bytes());
-        add_in_rank_order(exchange.ranks(), std::span(sums), std::span<const double>(own));
-        std::vector<Realised> did(faults.totals_bytes() / sizeof(Realised));
-        std::memcpy(static_cast<void*>(did.data()), sums.data(), faults.totals_bytes());
-        planted->did(did);
-    }
+    if (faults.any()) report_faults();
     if (projected) report_energies();
     const bool last = next + 1 == config.steps;
     const bool validate = config.validate_every > 0 && ((next + 1) % config.validate_every == 0 || last);
@@ -110,6 +102,19 @@ const StepReport& DeviceTrainer::State::run_step() {
     ++switches.optimizer_steps;
     ++next;
     return report;
+}
+
+void DeviceTrainer::State::report_faults() const {
+    static_assert(sizeof(Realised) % sizeof(double) == 0 && std::is_trivially_copyable_v<Realised>);  // sums alone
+    std::vector<double> own(faults.totals_bytes() / sizeof(double));
+    std::memcpy(own.data(), injected.data(), faults.totals_bytes());
+    const std::size_t half = own.size() / 2;
+    std::vector<double> sums(half);
+    add_in_rank_order(exchange.ranks(), std::span(sums), std::span<const double>(own).first(half));
+    for (std::size_t i = 0; i < half; ++i) sums[i] += own[half + i];  // of the update, which all ranks make alike
+    std::vector<Realised> did(half * sizeof(double) / sizeof(Realised));
+    std::memcpy(static_cast<void*>(did.data()), sums.data(), half * sizeof(double));
+    planted->did(did);
 }
 
 bool DeviceTrainer::State::step_is_finite() const {

@@ -81,8 +81,7 @@ void DeviceTrainer::State::run_update() {
     }
     if (update_apart) {
         faults.at_update(arrays.proposed);
-        // All ranks make the same update: one of them counts what was done to it.
-        if (!exchange.active() || exchange.ranks()->first()) faults.join_update_records();
+        faults.join_update_records();
     }
     if (projected) project();
     if (hooks.update == nullptr) finish_update();

@@ -211,9 +211,13 @@ __global__ void __launch_bounds__(threads) join_ranges(const Realised* records, 
         for (std::size_t i = threadIdx.x; i < range.per_head; i += threads) on_device::add(mine, from[i]);
     }
     Realised* to = totals + blockIdx.x;
-    if (threadIdx.x == 0 && (scalars == nullptr || scalars->micro_step > 0)) on_device::add(mine, *to);
-    __syncthreads();
+    const bool goes_on = scalars != nullptr && scalars->micro_step > 0;
+    Realised sum = goes_on && threadIdx.x == 0 ? *to : Realised{};
     keep_record(mine, sums, to);
+    // Whole micro-step to whole micro-step, as ranks add theirs.
+    if (!goes_on || threadIdx.x != 0) return;
+    on_device::add(sum, *to);
+    *to = sum;
 }
 
 template <class E>

@@ -52,7 +52,7 @@ struct RecordRange {
     std::size_t first, per_head;
     int layer, heads;
 };
-/// totals[layer, head] (+)= the records of its ranges in their order; assigned in micro-step 0, added to where scalars is null.
+/// totals[layer, head] (+)= the sum of the records of its ranges; assigned in micro-step 0, and where scalars is null.
 void join_records(const Realised* records, const RecordRange* ranges, int count, int layers, int heads,
                   const StepScalars* scalars, Realised* totals, Stream stream);
 

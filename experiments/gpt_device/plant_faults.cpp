@@ -56,7 +56,7 @@ DeviceFaults::DeviceFaults(const TrainConfig& config, const ParameterLayout& lay
 }
 
 std::size_t DeviceFaults::totals_bytes() const {
-    return static_cast<std::size_t>(config_.model.layers * config_.model.heads) * sizeof(Realised);
+    return 2 * static_cast<std::size_t>(config_.model.layers * config_.model.heads) * sizeof(Realised);
 }
 
 /// Squares and count of a row, and amplitudes of tiles.
