@@ -84,8 +84,9 @@ class RecordFile {
     void attribute(const std::string& object, const std::string& name, std::int64_t value);
     void attribute(const std::string& object, const std::string& name, std::span<const std::string> values);
 
-    /// What has been written stands on the disk: a process that is killed leaves it in PATH.partial, which `faultline inspect`
-    /// reads (other readers after `h5clear -s`, as HDF5 has the file marked as being written). WorkError when the disk refuses.
+    /// What has been written stands on the disk: a process that is killed later, and not in the midst of a write, leaves it in
+    /// PATH.partial, which can be read after `h5clear -s PATH.partial` (HDF5 has the file marked as being written). WorkError when
+    /// the disk refuses.
     void flush();
     /// Writes what is left, closes, and gives the file its name. WorkError when the disk refuses; then nothing is left.
     void commit();
