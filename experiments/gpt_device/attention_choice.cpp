@@ -3,14 +3,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <type_traits>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <faultline/base/error.hpp>
 #include <faultline/cpu/row_sums.hpp>
-#include <faultline/gpt_device/cuda_resources.hpp>
 #include <faultline/gpt_device/qk_rows.hpp>
 #include <faultline/tensor_kernel/backward.hpp>
 #include <faultline/tensor_kernel/row_statistics.hpp>
@@ -132,10 +130,6 @@ tensor_kernel::BackwardCall backward_call(const on_device::AttentionShape& s) {
     return call;
 }
 
-std::size_t aligned_workspace(const tensor_kernel::BackwardCall& call) {
-    return (tensor_kernel::backward_workspace(call) + 255) / 256 * 256;
-}
-
 /// The faults of a call whose first head is `first` of the layer.
 template <class Call>
 tensor_kernel::Alterations from_head(tensor_kernel::Alterations faults, Call call, int first) {
@@ -145,31 +139,6 @@ tensor_kernel::Alterations from_head(tensor_kernel::Alterations faults, Call cal
         faults.at[f].sums += static_cast<std::size_t>(first) * tensor_kernel::altered_sums(call);
     }
     return faults;
-}
-
-/// `count` sequences of a call, from `first` on. Of the workspace they have what is behind that of those before.
-tensor_kernel::BackwardCall sequences_of(tensor_kernel::BackwardCall call, int first, int count) {
-    const auto move = [first]<class T>(T*& at, const tensor_kernel::Strides& strides) {
-        using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;
-        at = reinterpret_cast<Byte*>(at) + first * strides.batch * static_cast<std::ptrdiff_t>(sizeof(Bf16));
-    };
-    move(call.q, call.q_strides);
-    move(call.k, call.k_strides);
-    move(call.v, call.v_strides);
-    move(call.o, call.o_strides);
-    move(call.dout, call.dout_strides);
-    move(call.dq, call.dq_strides);
-    move(call.dk, call.dk_strides);
-    move(call.dv, call.dv_strides);
-    const std::ptrdiff_t heads = std::ptrdiff_t{1} * first * call.heads;
-    call.lse += heads * call.n_q;
-    if (call.zero_sums != nullptr) call.zero_sums += 2 * heads * tensor_kernel::zero_sum_parts(call.n_k);
-    if (first > 0) {
-        call.batch = first;
-        call.workspace = static_cast<char*>(call.workspace) + aligned_workspace(call);
-    }
-    call.batch = count;
-    return call;
 }
 
 /// Heads in one launch, or one after the other: `launch(heads, first head, where its rows of the whole batch begin, scale)`.
@@ -184,11 +153,7 @@ void for_launches(const on_device::AttentionShape& s, const std::vector<double>&
 }  // namespace
 
 std::size_t AttentionOnDevice::scratch_bytes() const {
-    if (!on_tensor_cores()) return 0;
-    tensor_kernel::BackwardCall all = backward_call(shape_), one = all, others = all;
-    one.batch = 1;
-    others.batch = std::max(1, all.batch - 1);
-    return std::max(aligned_workspace(all), aligned_workspace(one) + aligned_workspace(others));
+    return !on_tensor_cores() ? 0 : tensor_kernel::backward_workspace(backward_call(shape_));
 }
 
 void AttentionOnDevice::forward(int layer, const Inputs& in, const std::vector<double>& scales, Bf16* o, float* lse,
@@ -239,7 +204,7 @@ void AttentionOnDevice::forward(int layer, const Inputs& in, const std::vector<d
 void AttentionOnDevice::backward(int layer, const Inputs& in, const std::vector<double>& scales, const Bf16* o,
                                  const float* lse, const Bf16* dout, Bf16* dqkv, void* scratch, bool deterministic,
                                  const on_device::HeadParts& seen, const tensor_kernel::Alterations* faults,
-                                 bool sampled, const on_device::SideStream& beside, on_device::Stream stream) const {
+                                 bool sampled, on_device::Stream stream) const {
     const std::ptrdiff_t width = std::ptrdiff_t{1} * shape_.heads * shape_.head_dim;
     const HeadStrides strides =
         strides_of(shape_, static_cast<std::int64_t>(in.qk_stride), static_cast<std::int64_t>(in.v_stride));
@@ -268,15 +233,11 @@ void AttentionOnDevice::backward(int layer, const Inputs& in, const std::vector<
         call.dq_strides = call.dk_strides = call.dv_strides = strides.gradient;
         const tensor_kernel::BackwardKernel& kernel = kernel_of(layer).backward;
         if (faults == nullptr) return tensor_kernel::launch_backward(call, kernel, stream);
-        if (!sampled || call.batch == 1)
+        if (!sampled)
             return tensor_kernel::launch_altered_backward(call, kernel, from_head(*faults, call, first), stream);
-        // The first sequence by the kernel that records, beside the others: by itself it leaves much of the card idle.
-        const tensor_kernel::BackwardCall one = sequences_of(call, 0, 1),
-                                          others = sequences_of(call, 1, call.batch - 1);
-        beside.follow(stream);
-        tensor_kernel::launch_altered_backward(one, kernel, from_head(*faults, one, first), beside.stream());
-        tensor_kernel::launch_scaled_backward(others, kernel, from_head(*faults, one, first), stream);
-        beside.join(stream);
+        tensor_kernel::BackwardCall one = call;  // is recorded
+        one.batch = 1;
+        tensor_kernel::launch_scaled_backward(call, kernel, from_head(*faults, one, first), stream);
     });
 }
 

@@ -10,7 +10,6 @@
 
 #include <faultline/gpt/trainer.hpp>
 #include <faultline/gpt_device/attention.hpp>
-#include <faultline/gpt_device/cuda_resources.hpp>
 #include <faultline/tensor_kernel/altering.hpp>
 
 namespace faultline::gpt {
@@ -40,8 +39,8 @@ class AttentionOnDevice {
 
     /// o and dout [tokens, width], dqkv [tokens, gradient_row()]; lse [batch, heads, length], or [heads, batch, length] with
     /// `scales`, as are the parts then. scales: empty, or the scale of each head, for which the tensor cores' kernel is launched
-    /// head by head (fast takes inputs.scales). faults: null, or those inside the kernel. Launches on the stream, and on one beside it that is joined again where
-    /// `sampled`: then they are scalings, recorded of the first sequence alone. Only where on_tensor_cores(), in a build with the device.
+    /// head by head (fast takes inputs.scales). faults: null, or those inside the kernel. sampled: they are scalings, recorded of the
+    /// first sequence alone. Launches on the stream. Only where on_tensor_cores(), in a build with the device.
     using Inputs = on_device::AttentionInputs<on_device::Bf16>;
     void forward(int layer, const Inputs& inputs, const std::vector<double>& scales, on_device::Bf16* o, float* lse,
                  const on_device::HeadParts& seen, const tensor_kernel::Alterations* faults,
@@ -49,7 +48,7 @@ class AttentionOnDevice {
     void backward(int layer, const Inputs& inputs, const std::vector<double>& scales, const on_device::Bf16* o,
                   const float* lse, const on_device::Bf16* dout, on_device::Bf16* dqkv, void* scratch,
                   bool deterministic, const on_device::HeadParts& seen, const tensor_kernel::Alterations* faults,
-                  bool sampled, const on_device::SideStream& beside, on_device::Stream stream) const;
+                  bool sampled, on_device::Stream stream) const;
 
   private:
     struct Tensor;

@@ -311,7 +311,7 @@ class PassOf final : public Pass {
                 return how_.backward(l, inputs, switched_scales(l), at<E>(layer.o), at<float>(layer.lse), dout, din,
                                      at<char>(memory_.attention), deterministic_, parts_of(l),
                                      faulty_ ? faults_.altered_backward(l) : nullptr,
-                                     faults_.any() && faults_.samples_backward(l), beside_, stream_);
+                                     faults_.any() && faults_.samples_backward(l), stream_);
         float* delta = at<float>(memory_.delta);
         on_device::fast_delta(at<E>(layer.o), dout, how_.shape(), delta, stream_);
         faults_at(Site::delta, l, delta);

@@ -358,6 +358,11 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
                 BackwardConsumer<T, Tiles, Variant, NoBackwardRecorder>(in, none, m, warpgroup - 1).run(number);
                 return;
             }
+        if constexpr (requires { typename Rec::Elsewhere; }) {  // tiles of which nothing is recorded
+            if (!Rec::looks_at(in, KeyTile<Tiles>(in, number)))
+                return BackwardConsumer<T, Tiles, Variant, typename Rec::Elsewhere>(in, recording, m, warpgroup - 1)
+                    .run(number);
+        }
         BackwardConsumer<T, Tiles, Variant, Rec>(in, recording, m, warpgroup - 1).run(number);
     }
 }

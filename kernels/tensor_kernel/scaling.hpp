@@ -13,7 +13,7 @@ namespace faultline::tensor_kernel {
 [[nodiscard]] bool is_scaling(const Alteration& change);
 
 /// launch_altered_backward with such alterations, at most one at dp_accumulate and one at ds, else std::invalid_argument. What was
-/// done is not added up.
+/// done is added up of the first sequence alone: sums are altered_sums() of a call with that one.
 void launch_scaled_backward(const BackwardCall& call, const BackwardKernel& kernel, const Alterations& alterations,
                             void* stream);
 

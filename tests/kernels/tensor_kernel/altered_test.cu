@@ -242,11 +242,14 @@ void expect_backwards_of_the_emulation() {
             if (!scaling || std::is_same_v<T, __half>) continue;  // that kernel is there in bf16
             for (const DeviceMemory<T>* out : {&dq, &dk, &dv})
                 check(cudaMemset(out->data(), 0xFF, host_o.size() * sizeof(T)), "clearing");
+            for (const auto& sums : faults.sums)
+                check(cudaMemset(sums->data(), 0xFF, altered_sums(call) * sizeof(AlteredSums)), "clearing");
             launch_scaled_backward(call, support.kernel, faults.on_device, nullptr);
             check(cudaDeviceSynchronize(), "running the scaled backward");
             const std::vector<T> by_factor[] = {dq.host(), dk.host(), dv.host()};
             for (int g = 0; g < 3; ++g)
                 EXPECT_EQ(std::memcmp(by_factor[g].data(), found[g].data(), found[g].size() * sizeof(T)), 0) << g;
+            faults.expect_what_was_done();
         }
 }
 
