@@ -150,7 +150,7 @@ cudaError_t Staging::write(double* to, const double* from, std::size_t count, cu
         if (status == cudaSuccess) status = cudaEventRecord(lane_->done[slot], lane_->stream);
         at += n;
     }
-    return status == cudaSuccess ? before(stream, lane_->stream) : status;
+    return finished(status == cudaSuccess ? before(stream, lane_->stream) : status);
 }
 cudaError_t Staging::read(double* to, const double* from, std::size_t count, cudaStream_t stream) {
     // What computes it may take long: wait for that without keeping a processor busy.
@@ -161,6 +161,13 @@ cudaError_t Staging::read(double* to, const double* from, std::size_t count, cud
         std::size_t wide = 0;
         status = read_as<double>(to + done, from + done, count - done, wide);
     }
+    return finished(status);
+}
+
+/// Where a copy failed partway its stream knows nothing of the pieces that are under way: they end before the caller, who may free
+/// the memory, hears of it.
+cudaError_t Staging::finished(cudaError_t status) const {
+    if (status != cudaSuccess) (void)cudaStreamSynchronize(lane_->stream);
     return status;
 }
 

@@ -27,13 +27,14 @@ class Staging {
     bool is_there();
 
     /// On return `from` may change; what the stream does next finds the values there. Both in memory of the card begin at a
-    /// multiple of 16 bytes.
+    /// multiple of 16 bytes. After an error nothing reads or writes either any more.
     cudaError_t write(double* to, const double* from, std::size_t count, cudaStream_t stream);
     cudaError_t read(double* to, const double* from, std::size_t count, cudaStream_t stream);
 
   private:
     enum class Kind : unsigned char { bf16, fp32, fp64 };
 
+    [[nodiscard]] cudaError_t finished(cudaError_t status) const;
     [[nodiscard]] cudaError_t before(cudaStream_t first, cudaStream_t second) const;
     static std::size_t stored(Kind& kind, const double* from, std::size_t left, unsigned char* slot);
     [[nodiscard]] cudaError_t sent(Kind kind, const unsigned char* slot, double* to, std::size_t n) const;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The emulated kernel on the device where its operands are large, so that they travel in pieces by way of page-locked memory and
-// as the smallest type that holds them: bf16, floats, doubles, and one after the other. Small ones are `faultline selftest`'s.
+// The emulated kernel on the device where its operands are large, so that they travel by way of page-locked memory and as the
+// smallest type that holds them: bf16, floats, doubles. Small ones are `faultline selftest`'s.
 #include <cmath>
 #include <cstring>
 #include <string>
@@ -21,7 +21,9 @@ namespace {
 using testing::Head;
 using testing::random_matrix;
 
-constexpr std::ptrdiff_t n = 1100, d = 128;  // 1.1 MB an operand, more than the 4 MiB that travel in one copy
+// An operand is 140,800 doubles, 1.1 MB: more than is copied without page-locked memory, in one piece as bf16 or floats and in two
+// as doubles.
+constexpr std::ptrdiff_t n = 1100, d = 128;
 
 class DeviceAttention : public ::testing::Test {
   protected:
@@ -79,7 +81,7 @@ TEST_F(DeviceAttention, LargeOperandsOfOtherTypes) {
     }
 }
 
-/// bf16 up to an element in the last piece of an operand, and in its last eight.
+/// bf16 up to one of the last elements of an operand.
 TEST_F(DeviceAttention, LargeOperandsWithOneElementOfAnotherType) {
     std::vector<Head> heads = two_heads();
     heads[0].k.values[heads[0].k.values.size() - 3] = 1 + 0x1p-20;

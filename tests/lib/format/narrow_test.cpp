@@ -41,6 +41,35 @@ TEST(Narrow, EveryNumberOfBf16) {
     EXPECT_TRUE(same(back, values));
 }
 
+/// Infinities and quiet NaNs of either sign with each payload of bf16. Signalling NaNs, which a conversion makes quiet, are no
+/// numbers of bf16 or of floats here, nor are payloads beyond theirs.
+TEST(Narrow, InfinitiesAndNaNsOfBf16) {
+    for (const std::uint64_t sign : {0u, 1u})
+        for (std::uint64_t significand = 0; significand < 128; ++significand) {
+            const std::uint64_t wide = sign << 63 | 0x7FF0000000000000u | significand << 45;
+            const bool held = significand == 0 || significand >= 64;
+            const std::vector<double> value{std::bit_cast<double>(wide)};
+            std::uint16_t bits = 0;
+            ASSERT_EQ(narrow_to_bf16(value.data(), 1, &bits), held) << significand;
+            float as_float = 0;
+            ASSERT_EQ(narrow_to_fp32(value.data(), 1, &as_float), held) << significand;
+            if (!held) continue;
+            EXPECT_EQ(bits, sign << 15 | 0x7F80u | significand);
+            std::vector<double> back(1);
+            widen(&as_float, 1, back.data());
+            EXPECT_TRUE(same(back, value)) << significand;
+            // One bit more than bf16 has, and one more than a float has.
+            const double of_float = std::bit_cast<double>(wide | std::uint64_t{1} << 44);
+            const double of_double = std::bit_cast<double>(wide | std::uint64_t{1} << 28);
+            if (significand == 0) continue;
+            EXPECT_FALSE(narrow_to_bf16(&of_float, 1, &bits));
+            EXPECT_TRUE(narrow_to_fp32(&of_float, 1, &as_float));
+            EXPECT_EQ(std::bit_cast<std::uint32_t>(as_float), sign << 31 | 0x7F800000u | significand << 16 | 0x8000u);
+            EXPECT_FALSE(narrow_to_bf16(&of_double, 1, &bits));
+            EXPECT_FALSE(narrow_to_fp32(&of_double, 1, &as_float));
+        }
+}
+
 TEST(Narrow, EveryExponentOfAFloat) {
     std::vector<double> values;
     for (int exponent = -149; exponent < 128; ++exponent)
