@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A verdict on what a kernel returned: are its errors those that its plan's rounding explains? Four answers:
 //   within_rounding  as large as the plan's rounding makes them, and without a sign beyond what rounding of random sign has
-//   unresolved       the truth is not known well enough to say: a test's outcome depends on where in its bound it lies
+//   unresolved       the truth is not known well enough to say: a test's outcome depends on where in its bound it lies; or
+//                    the plan's own run is not finite where the kernel is
 //   biased           a signed error that independent rounding does not explain, or one that agreeing signs make larger, as
 //                    they do in the plan's own run; in training it adds up
 //   wrong            larger than the plan's rounding explains and than the plan's own run has it, or not finite
@@ -28,9 +29,11 @@ struct Finding {
     Verdict kind = Verdict::biased;
     int head = 0;  ///< of o and dq the query head, of dk and dv the key head; batch-major: batch * heads + head
     verdict::Cell cell;
-    bool nonfinite = false;  ///< elements that are not finite where the truth is; the cell then says nothing
-    bool finite = false;     ///< lse: rows without a key whose lse is finite, or NaN; the same
-    verdict::Worst worst;    ///< of sizes and elements: the row (and feature) that most of it comes from
+    bool nonfinite = false;         ///< elements that are not finite where the truth is; the cell then says nothing
+    bool finite = false;            ///< lse: rows without a key whose lse is finite, or NaN; the same
+    verdict::NotFinite not_finite;  ///< of nonfinite elements: how many, and the first of them
+    std::size_t not_finite_of_plan = 0;  ///< of those: the plan's own run has them too
+    verdict::Worst worst;                ///< of sizes and elements: the row (and feature) that most of it comes from
     double t = 0;        ///< Student's statistic, with as many degrees of freedom as there are runs of the null model
                          ///< (one fewer for sizes)
     double log10_p = 0;  ///< two-sided, before the correction for the number of tests
@@ -47,7 +50,8 @@ struct OutputCheck {
     bool lse = false;  ///< it is the log-sum-exp, and `output` says nothing
     Verdict verdict = Verdict::within_rounding;
     ErrorMeasure observed, plan;  ///< against truth
-    /// Median over the null model's runs of the error norm, over the truth's norm; infinite where the truth is 0 and it is not.
+    /// Median over the null model's runs of the error norm, over the truth's norm; infinite where the truth is 0 and it is
+    /// not, and where half of the runs or more are not finite.
     WideReal expected;
     /// Error of the kernel, of the plan's own run and of the null model's runs (least and largest) over the null model's
     /// (geometric mean over the runs), in units of its rows, rms.
@@ -60,6 +64,12 @@ struct OutputCheck {
     std::size_t undecided = 0;         ///< of them those that may fail or not, by where in its bound the truth is
     WideReal truth_norm, truth_bound;  ///< Frobenius, over all heads, as in OutputAttribution
     bool in_log2 = false;              ///< an lse that is the truth's times log2(e)
+    /// Elements that are finite in the kernel and not in the plan's own run, which says no size of error there: no test has
+    /// them, and where nothing else is found the output is not resolved.
+    std::size_t unpredicted = 0;
+    int plan_nonfinite_head = 0;               ///< as Finding::head, of
+    verdict::NotFinite plan_nonfinite;         ///< the plan's own run, in the first head that has some
+    std::size_t runs = 0, nonfinite_runs = 0;  ///< of the null model; of those with an element that is not finite
     /// First the most significant finding of every kind of test and verdict, what is wrong before what is biased, by
     /// significance; then the others likewise: a thousand cells may tell of one fault, and the first lines are what is read.
     std::vector<Finding> findings;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace faultline::verdict {
 namespace {
@@ -46,6 +47,24 @@ Worst worst_of(const Cell& cell, const HeadValues& values, const std::vector<dou
     return worst;
 }
 
+NotFinite not_finite(const Matrix& values, const Matrix& beside, const Matrix& truth) {
+    NotFinite found;
+    for (std::ptrdiff_t i = 0; i < truth.rows; ++i) {
+        bool some = false;
+        for (std::ptrdiff_t j = 0; j < truth.cols; ++j) {
+            if (std::isfinite(values(i, j)) || !std::isfinite(truth(i, j))) continue;
+            some = true;
+            if (found.elements++ > 0) continue;
+            found.row = i;
+            found.feature = truth.cols == 1 ? -1 : j;
+            found.value = values(i, j);
+            found.beside = beside(i, j);
+        }
+        found.rows += some;
+    }
+    return found;
+}
+
 }  // namespace
 
 void Norm::add(double x) {
@@ -67,19 +86,39 @@ HeadTest::HeadTest(HeadValues values, HeadLayout layout)
       layout_(std::move(layout)),
       row_errors_(static_cast<std::size_t>(values_.truth.rows)),
       cells_(cells_of(values_.truth.rows, values_.truth.cols, layout_.block, !layout_.direction.empty())) {
+    count_nonfinite();
     for (const Cell& cell : cells_) of_runs_.emplace_back(cell.direction);
+}
+
+void HeadTest::count_nonfinite() {
+    const Matrix &truth = values_.truth, &plan = values_.plan;
+    Matrix& observed = values_.observed;
+    head_.nonfinite = not_finite(observed, plan, truth);
+    head_.plan_nonfinite = not_finite(plan, observed, truth);
+    for (std::size_t a = 0; a < truth.values.size(); ++a) {
+        const double value = observed.values[a], own = plan.values[a];
+        if (!std::isfinite(truth.values[a]) || std::isfinite(own)) continue;
+        if (std::isfinite(value)) {
+            ++head_.unpredicted;
+            observed.values[a] = truth.values[a];
+        } else {
+            head_.nonfinite_of_plan += own == value || (std::isnan(own) && std::isnan(value));
+        }
+    }
 }
 
 void HeadTest::add_size(const Matrix& run) {
     const Matrix& truth = values_.truth;
     Norm of_run;
+    bool finite = true;
     for (std::ptrdiff_t r = 0; r < truth.rows; ++r)
         for (std::ptrdiff_t c = 0; c < truth.cols; ++c) {
             const double error = run(r, c) - truth(r, c);
             row_errors_[static_cast<std::size_t>(r)].add(error);
             of_run.add(error);
+            finite = finite && (std::isfinite(error) || !std::isfinite(truth(r, c)));
         }
-    head_.run_squared.push_back(of_run.squared());
+    head_.run_squared.push_back(finite ? of_run.squared() : WideReal(std::numeric_limits<double>::infinity()));
     ++runs_;
 }
 
@@ -140,12 +179,6 @@ HeadCells HeadTest::result() && {
         head_.doubt.push_back(doubt[c]);
         head_.worst.push_back(worst_of(cell, values_, sigma_, rms));
     }
-    for (std::size_t a = 0; a < observed.values.size(); ++a)
-        if (!std::isfinite(observed.values[a]) && std::isfinite(truth.values[a])) {
-            const double own = values_.plan.values[a];
-            ++head_.nonfinite;
-            head_.nonfinite_of_plan += own == observed.values[a] || (std::isnan(own) && std::isnan(observed.values[a]));
-        }
     return std::move(head_);
 }
 

@@ -30,6 +30,14 @@ struct Worst {
     double truth = 0;                       ///< rms of the row's truth over that of the head's
 };
 
+/// Elements of a head that are NaN or infinite where the truth is finite, in rows, and the first of them in the order of memory.
+struct NotFinite {
+    std::size_t elements = 0, rows = 0;
+    std::ptrdiff_t row = -1, feature = -1;  ///< of the first; -1: there is none; an lse has no feature
+    double value = 0;                       ///< of the first
+    double beside = 0;  ///< at the same place: of the kernel the plan's own run, of the plan the kernel
+};
+
 /// What is compared, all [rows, cols].
 struct HeadValues {
     Matrix truth;     ///< the double nearest to it
@@ -56,10 +64,13 @@ struct HeadCells {
     std::vector<double> doubt;
     std::vector<Worst> worst;           ///< of the observed values, by cell
     std::vector<double> run_sizes;      ///< by run: the size over the whole head
-    std::vector<WideReal> run_squared;  ///< by run: the squared error norm
-    std::size_t nonfinite = 0;          ///< elements of the kernel, where the truth is finite
+    std::vector<WideReal> run_squared;  ///< by run: the squared error norm; infinite where an element is not finite
+    NotFinite nonfinite;                ///< of the kernel
     std::size_t nonfinite_of_plan = 0;  ///< of those the ones that are the plan's too: both NaN, or the same infinity
-    std::size_t finite = 0;             ///< lse: rows without a key that have a finite one
+    NotFinite plan_nonfinite;           ///< of the plan's own run
+    /// Finite in the kernel and not in the plan's own run, which says no size of error there: they count as 0 in every sum.
+    std::size_t unpredicted = 0;
+    std::size_t finite = 0;  ///< lse: rows without a key that have a finite one
 };
 
 /// The runs of the null model go by twice, in their order, and none is kept: first for the size of the rows' errors, then
@@ -73,6 +84,7 @@ class HeadTest {
     [[nodiscard]] HeadCells result() &&;
 
   private:
+    void count_nonfinite();
     [[nodiscard]] std::vector<double> sums_of(const Matrix& values) const;
     [[nodiscard]] double floor_variance(const Cell& cell) const;
 

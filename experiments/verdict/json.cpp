@@ -40,11 +40,24 @@ const char* key_of(Verdict verdict) {
     return "";
 }
 
+/// `head`: as in Finding. `beside`: "plan" or "kernel", whose value stands beside it.
+ordered_json first_json(const verdict::NotFinite& n, int head, const char* beside) {
+    ordered_json out{{"head", head}, {"row", n.row}};
+    if (n.feature >= 0) out["feature"] = n.feature;
+    out["value"] = number(n.value);
+    out[beside] = number(n.beside);
+    return out;
+}
+
 ordered_json finding_json(const Finding& f) {
     ordered_json out{{"verdict", key_of(f.kind)}, {"head", f.head}, {"text", text(f)}};
     if (f.nonfinite) {
         out["test"] = "nonfinite";
         out["elements"] = f.effect;
+        out["elements_of_plan"] = f.not_finite_of_plan;
+        out["element_rows"] = f.not_finite.rows;
+        out["first"] = first_json(f.not_finite, f.head, "plan");
+        out["of_plan"] = f.of_plan;
         return out;
     }
     if (f.finite) {
@@ -116,8 +129,14 @@ std::string to_json(const Check& c) {
                                              {"truth_resolved", truth_is_resolved(o)},
                                              {"tests", o.tests},
                                              {"undecided", o.undecided},
+                                             {"unpredicted", o.unpredicted},
+                                             {"nonfinite_runs", o.nonfinite_runs},
                                              {"findings", std::move(findings)}};
-            if (o.lse) outputs["lse"]["in_log2"] = o.in_log2;
+            ordered_json& output = outputs[std::string(name(o))];
+            if (o.lse) output["in_log2"] = o.in_log2;
+            if (o.plan.nonfinite > 0)
+                output["plan_first_nonfinite"] = first_json(o.plan_nonfinite, o.plan_nonfinite_head, "kernel");
+            if (const std::string plan = plan_text(o); !plan.empty()) output["plan_text"] = plan;
         }
         ordered_json unjudged = ordered_json::array();
         for (const Output output : layer.unjudged) unjudged.push_back(name(output));
@@ -158,17 +177,18 @@ std::string junit_counts(std::span<const LayerCheck> layers) {
 }
 
 std::string junit_case(const OutputCheck& o) {
-    const std::string truth = truth_text(o);
-    if (o.verdict == Verdict::within_rounding && truth.empty()) return "/>\n";
+    std::string note = truth_text(o);
+    if (const std::string plan = plan_text(o); !plan.empty()) note += (note.empty() ? "" : "; ") + plan;
+    if (o.verdict == Verdict::within_rounding && note.empty()) return "/>\n";
     if (o.verdict == Verdict::within_rounding)
-        return fmt::format(">\n      <system-out>{}</system-out>\n    </testcase>\n", xml(truth));
+        return fmt::format(">\n      <system-out>{}</system-out>\n    </testcase>\n", xml(note));
     if (o.verdict == Verdict::unresolved)
         return fmt::format(">\n      <error type=\"unresolved\" message=\"{}\"/>\n    </testcase>\n",
-                           xml(fmt::format("{}: {}", name(o.verdict), truth)));
+                           xml(fmt::format("{}: {}", name(o.verdict), note)));
     std::string out = fmt::format(">\n      <failure type=\"{}\" message=\"{}\">", key_of(o.verdict),
                                   xml(fmt::format("{}: {}", name(o.verdict), text(o.findings.front()))));
     for (const Finding& f : o.findings) out += xml(text(f)) + "\n";
-    if (!truth.empty()) out += xml(truth) + "\n";
+    if (!note.empty()) out += xml(note) + "\n";
     return out + "</failure>\n    </testcase>\n";
 }
 

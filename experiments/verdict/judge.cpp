@@ -57,7 +57,7 @@ bool beyond_plan(const HeadCells& head, std::size_t c, double slack) {
 
 void add_counts(const HeadCells& head, int number, OutputCheck& out) {
     for (const bool nonfinite : {true, false}) {
-        const std::size_t count = nonfinite ? head.nonfinite : head.finite;
+        const std::size_t count = nonfinite ? head.nonfinite.elements : head.finite;
         if (count == 0) continue;
         Finding finding;
         finding.kind = Verdict::wrong;
@@ -66,7 +66,11 @@ void add_counts(const HeadCells& head, int number, OutputCheck& out) {
         finding.finite = !nonfinite;
         finding.effect = static_cast<double>(count);
         finding.log10_p = -infinity;
-        finding.of_plan = nonfinite && head.nonfinite_of_plan == head.nonfinite;
+        finding.of_plan = nonfinite && head.nonfinite_of_plan == count;
+        if (nonfinite) {
+            finding.not_finite = head.nonfinite;
+            finding.not_finite_of_plan = head.nonfinite_of_plan;
+        }
         out.findings.push_back(finding);
     }
 }
@@ -125,6 +129,9 @@ OutputCheck judged(const OutputWork& work, std::optional<Output> output, double 
     std::vector<WideReal> runs = work.run_squared;
     std::nth_element(runs.begin(), runs.begin() + static_cast<std::ptrdiff_t>(runs.size() / 2), runs.end());
     const WideReal median = runs[runs.size() / 2];
+    out.runs = runs.size();
+    out.nonfinite_runs = static_cast<std::size_t>(
+        std::count_if(runs.begin(), runs.end(), [](const WideReal& run) { return std::isinf(run.mantissa); }));
     if (work.truth_squared > WideReal(0.0))
         out.expected = sqrt(median / work.truth_squared);
     else if (median > WideReal(0.0))
@@ -135,11 +142,16 @@ OutputCheck judged(const OutputWork& work, std::optional<Output> output, double 
         out.cells = head.cells;
         out.t.push_back(head.observed);
         out.tests += head.cells.size();
+        out.unpredicted += head.unpredicted;
+        if (head.plan_nonfinite.elements > 0 && out.plan_nonfinite.elements == 0) {
+            out.plan_nonfinite = head.plan_nonfinite;
+            out.plan_nonfinite_head = work.numbers[h];
+        }
         add_findings(head, work.numbers[h], log10_threshold, slack, out);
     }
     set_ratios(work, out);
     put_in_order(out.findings);
-    if (out.undecided > 0) out.verdict = Verdict::unresolved;
+    if (out.undecided > 0 || out.unpredicted > 0) out.verdict = Verdict::unresolved;
     for (const Finding& finding : out.findings) out.verdict = std::max(out.verdict, finding.kind);
     return out;
 }

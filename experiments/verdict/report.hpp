@@ -22,6 +22,9 @@ void write(const Check& check, RecordFile& file);
 [[nodiscard]] std::string text(const Finding& finding);
 /// Where the truth is not known well enough for the errors, or for a test: what that is, in a clause; else "".
 [[nodiscard]] std::string truth_text(const OutputCheck& output);
+/// Where the plan's own run is not finite and the kernel is, or runs with random signs are not: where, and what that leaves of the verdict, in a
+/// clause; else "".
+[[nodiscard]] std::string plan_text(const OutputCheck& output);
 /// Which outputs of a layer that has some are not judged, and why: "dq, dk not judged: there is no layer0.do, …".
 [[nodiscard]] std::string unjudged_text(const LayerCheck& layer);
 

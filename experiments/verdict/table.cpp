@@ -37,8 +37,9 @@ constexpr double largest_shown = 1e7;  // 1e9%
 
 bool truth_is_zero(const OutputCheck& o) { return o.observed.nonfinite == 0 && o.truth_norm.mantissa == 0; }
 
-/// A relative error in a column of nine: ">1e9%" where it is larger still.
+/// A relative error in a column of nine: ">1e9%" where it is larger still, "inf" where elements are not finite.
 std::string column_text(const WideReal& relative) {
+    if (std::isinf(relative.mantissa)) return "inf";
     return relative > WideReal(largest_shown) ? ">1e9%" : error_text(relative);
 }
 
@@ -51,8 +52,8 @@ std::string column_text(const OutputCheck& o, const ErrorMeasure& error) {
 std::string scale_text(const OutputCheck& o) {
     if (truth_is_zero(o))
         return "      its truth is 0, which no error is relative to: error and plan are |value|, and expected is left out\n";
-    const WideReal most(largest_shown);
-    return o.observed.rel_error > most || o.plan.rel_error > most || o.expected > most
+    const auto beyond = [](const WideReal& x) { return x > WideReal(largest_shown) && std::isfinite(x.mantissa); };
+    return beyond(o.observed.rel_error) || beyond(o.plan.rel_error) || beyond(o.expected)
                ? "      beyond 1e9% a size says little: the truth is next to nothing beside it (exact figures: --json)\n"
                : "";
 }
@@ -78,6 +79,17 @@ std::string worst_text(const Finding& f) {
     return w.truth < small ? out + fmt::format(", whose truth is {:.1e} of the head's rms", w.truth) : out;
 }
 
+/// "row 5, feature 3", of an lse "row 5".
+std::string first_text(const verdict::NotFinite& n) {
+    return n.feature < 0 ? fmt::format("row {}", n.row) : fmt::format("row {}, feature {}", n.row, n.feature);
+}
+
+/// "33 elements in 2 rows are".
+std::string count_text(const verdict::NotFinite& n, std::string_view one, std::string_view many) {
+    return fmt::format("{} element{} in {} row{} {}", n.elements, n.elements == 1 ? "" : "s", n.rows,
+                       n.rows == 1 ? "" : "s", n.elements == 1 ? one : many);
+}
+
 /// Where the ratio alone would look like a finding and is none.
 std::string spread_text(const OutputCheck& o, double slack, double log10_threshold) {
     if (o.verdict != Verdict::within_rounding || !(o.size_ratio > slack)) return "";
@@ -88,13 +100,38 @@ std::string spread_text(const OutputCheck& o, double slack, double log10_thresho
         size_text(o.least_ratio, 3), size_text(o.largest_ratio, 3));
 }
 
+/// Under the row of an output: lines of at most 110 columns, those that go on set in further. Nothing for nothing.
+std::string in_lines(const std::string& text) {
+    constexpr std::size_t most = 110;
+    std::string out, line;
+    const auto end_line = [&] {
+        out += line + "\n";
+        line.clear();
+    };
+    for (std::size_t begin = 0; begin < text.size();) {
+        const std::size_t end = std::min(text.find(' ', begin), text.size());
+        const std::string word = text.substr(begin, end - begin);
+        if (!line.empty() && line.size() + 1 + word.size() > most) end_line();
+        line += line.empty() ? std::string(out.empty() ? 6 : 8, ' ') + word : " " + word;
+        begin = end + 1;
+    }
+    if (!line.empty()) end_line();
+    return out;
+}
+
 }  // namespace
 
 std::string text(const Finding& f) {
     const bool one = f.effect == 1;
-    if (f.nonfinite)
-        return fmt::format("head {}: {:.0f} element{} not finite where the truth is{}", f.head, f.effect,
-                           one ? " is" : "s are", f.of_plan ? ", as the plan's own run is" : "");
+    if (f.nonfinite) {
+        const verdict::NotFinite& n = f.not_finite;
+        std::string out = fmt::format("head {}: {} not finite where the truth is{}; the first, {}, is {}", f.head,
+                                      count_text(n, "is", "are"), f.of_plan ? ", as the plan's own run is" : "",
+                                      first_text(n), n.value);
+        if (f.of_plan) return out;
+        out += fmt::format(", {:.3g} in the plan's own run", n.beside);
+        return f.not_finite_of_plan == 0 ? out : out + fmt::format(", which has {} of them", f.not_finite_of_plan);
+    }
     if (f.finite)
         return fmt::format("head {}: {:.0f} row{} no key and {} no infinite lse", f.head, f.effect,
                            one ? " sees" : "s see", one ? "has" : "have");
@@ -127,6 +164,22 @@ std::string text(const Finding& f) {
     }
     return fmt::format("{}: {}, t {}{} (p {}){}", place, what, f.t < 0 ? "" : "+", size_text(f.t, 1), p_text(f.log10_p),
                        f.of_plan ? ", as the plan's own run is" : "");
+}
+
+std::string plan_text(const OutputCheck& o) {
+    std::string runs;
+    if (o.nonfinite_runs > 0)
+        runs =
+            fmt::format("{} of {} runs with random signs have elements that are not finite", o.nonfinite_runs, o.runs);
+    if (o.unpredicted == 0) return runs;  // what the kernel has of it, the findings say
+    const verdict::NotFinite& n = o.plan_nonfinite;
+    std::string out = fmt::format("{} elements of the plan's own run are not finite; the first, head {}, {}, is {}, ",
+                                  o.plan.nonfinite, o.plan_nonfinite_head, first_text(n), n.value);
+    out += fmt::format("{:.3g} in the kernel", n.beside);
+    out += fmt::format(
+        ": the plan does not say how large an error may be in {} that the kernel has finite, which {} not judged",
+        o.unpredicted, o.unpredicted == 1 ? "is" : "are");
+    return runs.empty() ? out : out + "; " + runs;
 }
 
 std::string truth_text(const OutputCheck& o) {
@@ -166,7 +219,7 @@ std::string table(const Check& c, bool full) {
                                size_text(o.size_ratio, 3), share_text(o.bit_equal_to_plan), name(o.verdict));
             if (o.in_log2 && o.verdict != Verdict::within_rounding)
                 out += "      it is the truth's in log2 units: expected natural ones, the logarithm to base e\n";
-            if (const std::string truth = truth_text(o); !truth.empty()) out += fmt::format("      {}\n", truth);
+            for (const std::string& line : {truth_text(o), plan_text(o)}) out += in_lines(line);
             if (is_blind(o))
                 out += fmt::format(
                     "      of little weight: with random signs its roundings make an error of {}, where the plan's make\n"
@@ -175,15 +228,15 @@ std::string table(const Check& c, bool full) {
             out += scale_text(o);
             out += spread_text(o, c.slack, c.log10_threshold);
             const std::size_t shown = full ? o.findings.size() : std::min(o.findings.size(), findings_shown);
-            for (std::size_t i = 0; i < shown; ++i) out += fmt::format("      {}\n", text(o.findings[i]));
+            for (std::size_t i = 0; i < shown; ++i) out += in_lines(text(o.findings[i]));
             if (shown < o.findings.size())
                 out += fmt::format("      and {} more (--full)\n", o.findings.size() - shown);
         }
     }
     out +=
         "\nerror, plan: |value - truth| / |truth| of the kernel and of the plan's own run; expected: of the plan with its\n"
-        "roundings given random signs, the median run; ratio: size of the kernel's error to that, row by row; =plan: equal\n"
-        "elements\n";
+        "roundings given random signs, the median run; ratio: size of the kernel's error to that, row by row, of\n"
+        "what is finite; =plan: equal elements\n";
     return out;
 }
 

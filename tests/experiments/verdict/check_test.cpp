@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include <faultline/base/error.hpp>
 #include <faultline/generation/family.hpp>
@@ -67,6 +68,36 @@ TEST(Check, WhatIsNotFiniteInThePlanTooIsSaidToBeThePlans) {
     ASSERT_FALSE(o.findings.empty());
     EXPECT_TRUE(o.findings.front().nonfinite && o.findings.front().of_plan);
     EXPECT_THAT(table(found, true), HasSubstr("not finite where the truth is, as the plan's own run is"));
+    EXPECT_THAT(table(found, true), HasSubstr("256 elements in 4 rows"));
+    EXPECT_EQ(o.unpredicted, 0u);
+}
+
+// A kernel that is right where the plan overflows is neither passed nor called wrong: the plan has no size of error there.
+TEST(Check, WhatIsFiniteWhereThePlanIsNotIsNotResolved) {
+    const auto overflowing = [](LayerCapture& layer) {
+        for (HeadArray* a : {&layer.q, &layer.k, &layer.v}) std::fill(a->values.begin(), a->values.end(), 133120.0);
+    };
+    Capture capture =
+        made_capture({{"mine", plan("fa2")}}, {.n = 4, .d = 64, .gradient = false, .extras = overflowing});
+    HeadArray& right = output_of(capture, Output::o);
+    std::fill(right.values.begin(), right.values.end(),
+              133120.0 * (1 + 0x1p-8));  // as far off as bf16 may be, and farther
+    Check found = check(capture, plan("fa2"), quick());
+    EXPECT_EQ(found.verdict(), Verdict::unresolved) << table(found, true);
+    EXPECT_EQ(output_of(found, Output::o).unpredicted, right.values.size());
+    EXPECT_EQ(output_of(found, Output::o).nonfinite_runs, 16u);
+    EXPECT_THAT(to_junit(found), HasSubstr("errors=\"1\""));
+    const auto of_o = [&] { return nlohmann::json::parse(to_json(found))["layers"][0]["outputs"]["o"]; };
+    EXPECT_EQ(of_o()["plan_first_nonfinite"]["row"], 0);
+    EXPECT_EQ(of_o()["expected_rel_error"], "inf");
+    EXPECT_THAT(table(found), HasSubstr("the plan does not say how large an error may be in 256"));
+
+    right.values[65] = INFINITY;  // the plan's is a NaN: not the plan's error
+    found = check(capture, plan("fa2"), quick());
+    EXPECT_EQ(found.verdict(), Verdict::wrong);
+    EXPECT_EQ(of_o()["findings"][0]["first"],
+              nlohmann::json({{"head", 0}, {"row", 1}, {"feature", 1}, {"value", "inf"}, {"plan", "nan"}}));
+    EXPECT_EQ(of_o()["findings"][0]["elements_of_plan"], 0);
 }
 
 TEST(Check, TruncatingTheOutputIsABiasTowardsZeroAndNoMistake) {
@@ -118,7 +149,9 @@ TEST(Check, AMistakeAndANaNAreWrong) {
     found = check(capture, plan("fa2"), quick());
     ASSERT_FALSE(output_of(found, Output::dk).findings.empty());
     EXPECT_TRUE(output_of(found, Output::dk).findings[0].nonfinite);
-    EXPECT_THAT(to_junit(found), HasSubstr("1 element is not finite"));
+    EXPECT_THAT(to_junit(found),
+                HasSubstr("1 element in 1 row is not finite where the truth is; the first, row 0, feature 7, is nan"));
+    EXPECT_THAT(table(found), ::testing::Not(HasSubstr("next to nothing")));
 }
 
 TEST(Check, AnErrorWhereThereIsNoneByRightIsWrongHoweverSmallOrLarge) {
