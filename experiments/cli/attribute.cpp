@@ -364,6 +364,7 @@ Command attribute_command() {
                            "Correction to compare, NAME or NAME:ARGUMENTS, again for more; all (the default) or none");
             settings.items("inject", own->injections, "SITE:LAW:MAGNITUDE",
                            "Plant a fault in the plan's kernel (docs/injectors.md), again for more");
+            settings.may_repeat("inject");
             settings.integer("verify-truth", own->verify_truth, 0, "N",
                              "Recompute N elements of every output (at most all of them) in MPFR and compare");
             settings.integer("seed", own->seed, 0, "N", "Of stochastic rounding, and of what --verify-truth samples");

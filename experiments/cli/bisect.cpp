@@ -49,7 +49,6 @@ Status run(const BisectSettings& own, const Invocation& call) {
     if (own.within && !(*own.within >= 0))
         throw RequestError(fmt::format("{}: {}: expected 0 or more, as 0.1 for within 10% of the plan's value",
                                        call.settings.where("within"), *own.within));
-    if (own.reproduce.empty()) call.settings.refuse_unread({"within"}, "without --reproduce");
     PlanChoice choice(own.plan, call.settings);
     const Capture capture = own.request.read(call);
     BisectionOptions options;
@@ -119,6 +118,7 @@ Command bisect_command() {
                            "The same, to be met by sites that round alone; a measure alone: near the plan's value");
             settings.number("within", own->within, "X",
                             "How near a measure alone is to be, of the plan's value; default 0.1");
+            settings.means_nothing_without("within", "reproduce");
             settings.integer(
                 "runs", own->runs, 1, "N",
                 "Sets that the search by size may try; single sites always are, and delta debugging comes on top; default "

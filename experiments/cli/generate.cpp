@@ -94,7 +94,9 @@ std::vector<const InputFamily*> chosen_families(const GenerateSettings& own) {
                 fmt::format("FAMILY: {}: all stands for every family: expected it alone", in_quotes(given)));
         if (family == nullptr)
             throw RequestError(fmt::format("FAMILY: {}: {}, or all", in_quotes(name), expected_one_of(name, names)));
-        if (std::find(chosen.begin(), chosen.end(), family) == chosen.end()) chosen.push_back(family);
+        if (std::find(chosen.begin(), chosen.end(), family) != chosen.end())
+            throw RequestError(fmt::format("FAMILY: {}: is there twice: expected it once", in_quotes(name)));
+        chosen.push_back(family);
         begin = end + 1;
     }
     return chosen;
@@ -284,7 +286,6 @@ Status run(const GenerateSettings& own, const Invocation& call) {
                                     "with --list");
         return list_families(call);
     }
-    if (own.maximize.empty()) call.settings.refuse_unread({"evaluations", "largest"}, "without --maximize");
     expect_safetensors(call);
     return own.maximize.empty() ? families(own, call) : search(own, call);
 }
@@ -311,6 +312,8 @@ Command generate_command() {
                           "Search for the inputs with the largest mean error, with its sign, at this site");
             settings.integer("evaluations", own->evaluations, 100, "N", "Inputs that the search tries; default 2000");
             settings.number("largest", own->largest, "X", "Largest magnitude that the search may use; default 8");
+            settings.means_nothing_without("evaluations", "maximize");
+            settings.means_nothing_without("largest", "maximize");
             settings.integer("batch", own->batch, 1, "N", "Batch elements; default 1");
             settings.integer("heads", own->heads, 1, "N", "Query heads; default 2, of the search 1");
             settings.integer("kv-heads", own->kv_heads, 1, "N", "Key heads; default as many");

@@ -11,6 +11,9 @@ struct Settings::Setting {
     std::string key, value, help, expected;
     char letter = 0;
     bool is_flag = false, is_choice = false, is_list = false, is_positional = false, is_needed = false;
+    bool may_repeat = false;                              ///< a list whose items may be the same
+    std::string needs;                                    ///< the setting without which this one means nothing
+    std::function<std::string()> repeated;                ///< of a list: the first item that is there twice; else ""
     bool holds_options = false;                           ///< of another program: they begin with "--"
     std::function<bool(const toml::node&)> from_toml;     ///< false: of another type, or out of range
     std::function<bool(const std::string&)> from_text;    ///< the same, one value or items between separators

@@ -195,6 +195,18 @@ void Settings::choice(const std::string& key, std::optional<bool>& target, const
     };
 }
 
+namespace {
+
+/// The first item of a list that is there twice, as it is printed; "" where there is none.
+template <class T, class Print>
+std::string repeated_item(const std::vector<T>& items, Print print) {
+    for (auto item = items.begin(); item != items.end(); ++item)
+        if (std::find(items.begin(), item, *item) != item) return print(*item);
+    return "";
+}
+
+}  // namespace
+
 /// A list of numbers, of the int from 0 up or of the double that are finite.
 template <class T>
 void Settings::list_of(Setting& setting, std::vector<T>& target, std::string (*print)(T)) {
@@ -226,6 +238,7 @@ void Settings::list_of(Setting& setting, std::vector<T>& target, std::string (*p
         }
         return true;
     };
+    setting.repeated = [&target, print] { return repeated_item(target, print); };
     setting.to_toml = [&target, print]() -> std::optional<std::string> {
         std::string out = "[";
         for (const T item : target) out += (out.size() > 1 ? ", " : "") + print(item);
@@ -250,6 +263,7 @@ void Settings::list(const std::string& key, std::vector<std::string>& target, co
         }
         return true;
     };
+    setting.repeated = [&target] { return repeated_item(target, toml_string); };
     setting.to_toml = [&target]() -> std::optional<std::string> { return toml_strings(target); };
     setting.texts = [&target] { return target; };
 }
@@ -277,6 +291,10 @@ void Settings::config_too(const std::string& key, std::vector<std::string_view> 
     config_too_tables_ = std::move(others);
 }
 
+void Settings::may_repeat(const std::string& key) { find(key)->may_repeat = true; }
+
+void Settings::means_nothing_without(const std::string& key, const std::string& other) { find(key)->needs = other; }
+
 void Settings::holds_options(const std::string& key) { find(key)->holds_options = true; }
 
 void Settings::short_name(const std::string& key, char letter) { find(key)->letter = letter; }
@@ -288,8 +306,7 @@ void Settings::add_to(CLI::App& command) {
         std::vector<std::string>& given = setting->given;
         if (setting->is_flag) {
             if (setting->is_choice) names += fmt::format(",!--no-{}", setting->key);
-            command.add_flag_function(
-                names, [&given](std::int64_t count) { given = {count > 0 ? "true" : "false"}; }, setting->help);
+            command.add_flag(names, given, setting->help);  // each time by itself: --causal --no-causal is no sum
             continue;
         }
         // Every option is kept as text here, so that all values, wherever they come from, are read and refused alike.
@@ -297,8 +314,7 @@ void Settings::add_to(CLI::App& command) {
         CLI::Option* option = command.add_option(names, keep, setting->help);
         option->type_name(setting->is_positional ? "" : setting->value);
         if (setting->is_positional && setting->is_list) option->expected(-1);
-        option->multi_option_policy(setting->is_list ? CLI::MultiOptionPolicy::TakeAll
-                                                     : CLI::MultiOptionPolicy::TakeLast);
+        option->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);  // read() says so where there are more than one
     }
     command
         .add_option(

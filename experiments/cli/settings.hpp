@@ -80,6 +80,11 @@ class Settings {
     /// The values of this key are options of another program, "--account=x"; of any other key such a value is refused, as the
     /// next option in place of a value that was forgotten.
     void holds_options(const std::string& key);
+    /// The items of this list may be the same: two faults alike are two faults. Of any other list an item that is there twice
+    /// is refused.
+    void may_repeat(const std::string& key);
+    /// This setting is read where the setting `other` has a value that somebody gave, and refused without it, whatever its own.
+    void means_nothing_without(const std::string& key, const std::string& other);
     /// The file that this positional argument names last is read as --config is, where it is one: its table of the command
     /// need not be there, and `others` may be.
     void config_too(const std::string& key, std::vector<std::string_view> others);
@@ -107,6 +112,9 @@ class Settings {
     void read_config_too(const std::vector<std::string_view>& commands);
     void read_assignment(const std::string& assignment);
     static void expect_no_option(const Setting& setting);
+    static void expect_one(const Setting& setting);
+    static void expect_no_repeats(const Setting& setting, const std::string& where);
+    void expect_what_it_needs(const Setting& setting, const std::vector<std::string_view>& assigned) const;
 
     std::string command_;
     std::vector<std::unique_ptr<Setting>> settings_;

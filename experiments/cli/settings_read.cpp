@@ -79,6 +79,7 @@ void Settings::read(const Value& value, const std::string& where) {
                                        setting->expected));
     }
     setting->origin = place;
+    expect_no_repeats(*setting, place);
 }
 
 void Settings::read(const Table& table, const std::string& where) {
@@ -136,15 +137,45 @@ void Settings::read_assignment(const std::string& assignment) {
         const toml::table parsed = toml::parse("value = " + value);
         if (parsed.size() == 1) {
             const toml::node& node = *parsed.get("value");
-            if (setting->from_toml(node)) return;
+            if (setting->from_toml(node)) return expect_no_repeats(*setting, setting->origin);
             // One string for a list: correction="none".
-            if (setting->is_list && node.is_string() && setting->from_text(**node.as_string())) return;
+            if (setting->is_list && node.is_string() && setting->from_text(**node.as_string()))
+                return expect_no_repeats(*setting, setting->origin);
         }
     } catch (const toml::parse_error&) {
     }
     if (!setting->from_text(value)) {
         throw RequestError(fmt::format("--set {}: {}: expected {}", key, in_quotes(value), setting->expected));
     }
+    expect_no_repeats(*setting, setting->origin);
+}
+
+/// Which of two values is meant, the order of the command line does not say.
+void Settings::expect_one(const Setting& setting) {
+    if (setting.is_list || setting.given.size() < 2) return;
+    if (!setting.is_flag)
+        throw RequestError(fmt::format("--{}: is given {} times, as {} and {}: expected one value", setting.key,
+                                       setting.given.size(), in_quotes(setting.given[0]), in_quotes(setting.given[1])));
+    for (const std::string& value : setting.given)
+        if (value != setting.given.front())
+            throw RequestError(fmt::format("--{0} and --no-{0}: are both given: expected one of them", setting.key));
+}
+
+/// `where`: of the value.
+void Settings::expect_no_repeats(const Setting& setting, const std::string& where) {
+    if (!setting.repeated || setting.may_repeat) return;
+    if (const std::string item = setting.repeated(); !item.empty())
+        throw RequestError(fmt::format("{}: {}: is there twice: expected it once", where, item));
+}
+
+/// Said before a value is found out of range that nothing would read. `assigned`: the keys that --set gives.
+void Settings::expect_what_it_needs(const Setting& setting, const std::vector<std::string_view>& assigned) const {
+    if (setting.needs.empty()) return;
+    if (std::find(assigned.begin(), assigned.end(), setting.needs) != assigned.end()) return;
+    for (const auto& other : settings_)
+        if (other->key == setting.needs && other->given.empty() && other->origin.empty())
+            throw RequestError(fmt::format("{}{}: means nothing without --{}: expected none",
+                                           setting.given.empty() ? "--set " : "--", setting.key, setting.needs));
 }
 
 /// A forgotten value takes the next option: --report --quiet would write a file of that name.
@@ -162,13 +193,25 @@ void Settings::read(const std::vector<std::string_view>& commands) {
         throw RequestError("--config: \"\": expected the name of a TOML file");
     read_config_too(commands);
     if (!config_.empty()) read_file(config_.front(), commands, true);
+    std::vector<std::string_view> assigned;
+    for (const std::string& assignment : assignments_) {
+        const std::string_view key = std::string_view(assignment).substr(0, assignment.find('='));
+        if (std::find(assigned.begin(), assigned.end(), key) != assigned.end())
+            throw RequestError(fmt::format("--set: {}: is given twice: expected it once", in_quotes(key)));
+        assigned.push_back(key);
+    }
+    for (const std::string_view key : assigned)
+        if (const Setting* setting = find(key)) expect_what_it_needs(*setting, assigned);
     for (const std::string& assignment : assignments_) read_assignment(assignment);
     for (const auto& setting : settings_) {
         if (setting->given.empty()) continue;
         expect_no_option(*setting);
+        expect_one(*setting);
+        expect_what_it_needs(*setting, assigned);
         std::string text;
         for (const std::string& item : setting->given)
             text += (&item == &setting->given.front() ? "" : std::string(1, setting->separator)) + item;
+        if (setting->is_flag) text = setting->given.front();  // all are alike
         setting->origin = setting->is_positional ? setting->key : "--" + setting->key;
         if (!setting->from_text(text)) {
             // Of texts that are given one at a time none is a list.
@@ -177,6 +220,7 @@ void Settings::read(const std::vector<std::string_view>& commands) {
                 fmt::format("{}: {}: expected {}", setting->origin, in_quotes(text),
                             one_at_a_time ? fmt::format("{}, not empty", setting->value) : setting->expected));
         }
+        expect_no_repeats(*setting, setting->origin);
     }
 }
 

@@ -38,6 +38,7 @@ void SweepSettings::declare(Settings& settings) {
     settings.integer("jobs", jobs, 0, "N",
                      "Runs at a time; 0: one per hardware thread, or per card; under Slurm no limit", 1 << 16);
     settings.list("devices", devices, "0,1", "Cards, as CUDA_VISIBLE_DEVICES has them: each run sees one");
+    settings.may_repeat("devices");  // has a sentence of its own
     settings.flag("every", every, "status: a line for each run");
     settings.flag("slurm", slurm, "Submit the runs as a Slurm job array");
     settings.choice("submit", submit, "Slurm: submit, or (--no-submit) write the scripts alone");

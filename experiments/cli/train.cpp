@@ -374,6 +374,7 @@ Command train_command() {
                 own->train.declare(settings);
                 settings.items("inject", own->injections, "SITE:LAW:MAGNITUDE",
                                "A fault in the attention kernel or the model (docs/injectors.md), again for more");
+                settings.may_repeat("inject");
                 settings.list("capture", own->capture, "STEP,...",
                               "Write q, k, v, dO of these steps beside the file: captures for faultline attribute");
                 settings.integer("capture-sequences", own->capture_sequences, 1, "N", "Sequences of a capture",

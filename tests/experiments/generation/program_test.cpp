@@ -97,8 +97,10 @@ TEST(GenerateProgram, RefusesInASentence) {
     EXPECT_THAT(refusal(folder, {"benign", "--maximize", "o_cast"}), HasSubstr("expected none with --maximize"));
     EXPECT_THAT(refusal(folder, {"--maximize", "o_cast", "--largest", "1e9"}), HasSubstr("--largest"));
     EXPECT_THAT(refusal(folder, {"--maximize", "merge"}), HasSubstr("exact in plan"));
+    EXPECT_THAT(refusal(folder, {"saturated,ring,saturated"}), HasSubstr("FAMILY: \"saturated\": is there twice"));
+    // The reason, and not that 1 were out of range.
     for (const char* option : {"--largest", "--evaluations"})
-        EXPECT_THAT(refusal(folder, {"benign", "-o", out, option, "200"}),
+        EXPECT_THAT(refusal(folder, {"benign", "-o", out, option, "1"}),
                     HasSubstr(fmt::format("{}: means nothing without --maximize", option)));
     EXPECT_THAT(refusal(folder, {"--list", "--seq", "64"}), HasSubstr("--seq: means nothing with --list"));
     EXPECT_THAT(refusal(folder, {"--list", "benign"}), HasSubstr("means nothing with --list"));
