@@ -9,7 +9,7 @@
 
 #include <faultline/base/error.hpp>
 #include <faultline/cli/terminal.hpp>
-#include <faultline/identification/identify.hpp>
+#include <faultline/identification/observed_kernels.hpp>
 #include <faultline/plan/nearest_name.hpp>
 #include <faultline/plan/presets.hpp>
 #include <faultline/tensor/text.hpp>
@@ -70,6 +70,9 @@ void expect_kernels(const Capture& capture, const std::vector<std::string>& kern
     const std::vector<std::string_view> names(known.begin(), known.end());
     for (const std::string& kernel : kernels) {
         if (std::find(known.begin(), known.end(), kernel) != known.end()) continue;
+        if (const std::string why = nothing_to_compare(capture, kernel); !why.empty())
+            throw RequestError(fmt::format("{}: {}: {}: {}", settings.where("kernel"), in_quotes(kernel),
+                                           escaped(capture.path, capture.path.size()), why));
         const std::string expected =
             known.empty() ? "expected tensors LAYER.KERNEL.{o,dq,dk,dv} of it, of which there are none of any kernel"
                           : expected_one_of(kernel, names);

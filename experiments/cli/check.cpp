@@ -12,6 +12,7 @@
 #include <faultline/cli/plan_choice.hpp>
 #include <faultline/cli/terminal.hpp>
 #include <faultline/cli/written_file.hpp>
+#include <faultline/identification/observed_kernels.hpp>
 #include <faultline/plan/nearest_name.hpp>
 #include <faultline/tensor/text.hpp>
 #include <faultline/verdict/check.hpp>

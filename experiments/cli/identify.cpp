@@ -14,6 +14,7 @@
 #include <faultline/cli/terminal.hpp>
 #include <faultline/identification/identify.hpp>
 #include <faultline/identification/json.hpp>
+#include <faultline/identification/observed_kernels.hpp>
 #include <faultline/identification/table.hpp>
 #include <faultline/identification/write_h5.hpp>
 #include <faultline/plan/nearest_name.hpp>

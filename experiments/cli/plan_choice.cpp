@@ -8,6 +8,7 @@
 #include <faultline/cli/capture_request.hpp>
 #include <faultline/cli/terminal.hpp>
 #include <faultline/identification/capture_storage.hpp>
+#include <faultline/identification/observed_kernels.hpp>
 #include <faultline/plan/presets.hpp>
 
 namespace faultline::cli {

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <map>
 #include <optional>
-#include <set>
 #include <span>
 
 #include <fmt/format.h>
@@ -16,6 +15,7 @@
 #include <faultline/base/parallel.hpp>
 #include <faultline/identification/capture_storage.hpp>
 #include <faultline/identification/evaluate.hpp>
+#include <faultline/identification/observed_kernels.hpp>
 #include <faultline/identification/search.hpp>
 #include <faultline/plan/nearest_name.hpp>
 #include <faultline/plan/presets.hpp>
@@ -25,12 +25,6 @@ namespace faultline {
 namespace {
 
 using namespace identification;
-
-bool has_output(const ObservedKernel& kernel, const LayerCapture& layer) {
-    for (const Output output : all_outputs)
-        if (kernel[output] && (output == Output::o || !layer.dout.empty())) return true;
-    return false;
-}
 
 /// One kernel and the layers on which one settled plan can be it.
 struct Case {
@@ -96,10 +90,14 @@ void check_heads(const Capture& capture, const std::vector<int>& heads) {
 
 std::vector<std::string> chosen_kernels(const Capture& capture, const IdentifyOptions& options) {
     const std::vector<std::string> known = observed_kernels(capture);
-    if (known.empty())
+    if (known.empty()) {
+        const std::string why = nothing_to_compare(capture, "");
         throw RequestError(fmt::format(
-            "{}: no layer has an output of a kernel: expected tensors LAYER.KERNEL.{{o,dq,dk,dv}} to identify it by",
-            escaped(capture.path, capture.path.size())));
+            "{}: {}", escaped(capture.path, capture.path.size()),
+            why.empty()
+                ? "no layer has an output of a kernel: expected tensors LAYER.KERNEL.{o,dq,dk,dv} to identify it by"
+                : why));
+    }
     if (options.kernels.empty()) return known;
     const std::vector<std::string_view> names(known.begin(), known.end());
     for (const std::string& kernel : options.kernels)
@@ -116,23 +114,6 @@ std::vector<std::string> chosen_kernels(const Capture& capture, const IdentifyOp
 RoundingPlan settled(const Candidate& candidate, const Case& c) {
     return for_head_dim(candidate.follows ? stored_as(candidate.plan, c.storage) : candidate.plan,
                         static_cast<int>(c.head_dim), c.causal, c.window);
-}
-
-/// What the kernel left that is not compared, a sentence for each layer.
-std::vector<std::string> not_compared(const Capture& capture, const std::string& kernel) {
-    std::vector<std::string> sentences;
-    for (const LayerCapture& layer : capture.layers)
-        for (const ObservedKernel& observed : layer.observed) {
-            if (observed.name != kernel || !layer.dout.empty()) continue;
-            std::vector<std::string_view> gradients;
-            for (const Output output : {Output::dq, Output::dk, Output::dv})
-                if (observed[output]) gradients.push_back(name(output));
-            if (gradients.empty()) continue;
-            const std::string of = escaped(layer.name);
-            sentences.push_back(fmt::format("{} of {} not compared: there is no {}.do, the gradient at the output",
-                                            fmt::join(gradients, ", "), of, of));
-        }
-    return sentences;
 }
 
 /// The candidates as this kernel is to be compared with them.
@@ -300,14 +281,6 @@ void name_plan(KernelIdentification& result) {
 }
 
 }  // namespace
-
-std::vector<std::string> observed_kernels(const Capture& capture) {
-    std::set<std::string> names;
-    for (const LayerCapture& layer : capture.layers)
-        for (const ObservedKernel& kernel : layer.observed)
-            if (has_output(kernel, layer)) names.insert(kernel.name);
-    return {names.begin(), names.end()};
-}
 
 std::string rule_type(const std::vector<Difference>& changes) {
     std::vector<std::string> types;

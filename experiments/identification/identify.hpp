@@ -8,6 +8,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -142,6 +143,8 @@ struct KernelIdentification {
     [[nodiscard]] bool is_found() const { return is_near() && match.all().share() >= found_share && lacking().empty(); }
     /// The outputs of which the plan found has less than found_share_of().
     [[nodiscard]] std::vector<Output> lacking() const;
+    /// The output of which the plan found has least beyond found_share_of(); nothing where none was compared.
+    [[nodiscard]] std::optional<Output> nearest_to_bound() const;
     /// The plans of the ranking behind the best that are within unmodelled_share of it, and not told from it by the lse.
     [[nodiscard]] std::vector<std::string> ranked_ties() const;
     /// The plans that are not told so from the one found, each with the changes of that one.
@@ -179,8 +182,5 @@ struct IdentifyOptions {
 /// RequestError, one sentence: no layer has an observed output, a kernel that no layer has, a candidate that fits no layer,
 /// a head that a layer does not have.
 [[nodiscard]] Identification identify(const Capture& capture, const IdentifyOptions& options = {});
-
-/// The kernels that the capture has an output of, by name, each once.
-[[nodiscard]] std::vector<std::string> observed_kernels(const Capture& capture);
 
 }  // namespace faultline

@@ -96,6 +96,10 @@ ordered_json kernel_json(const KernelIdentification& k) {
     for (const Output output : k.unlike()) found["unlike"].push_back(name(output));
     found["lacking"] = ordered_json::array();
     for (const Output output : k.lacking()) found["lacking"].push_back(name(output));
+    found["bounds"] = {{"all", found_share}};
+    for (const Output output : all_outputs)
+        if (k.match[output].total > 0) found["bounds"][std::string(name(output))] = found_share_of(output);
+    if (const auto nearest = k.nearest_to_bound()) found["nearest_to_bound"] = name(*nearest);
     found["not_compared"] = k.not_compared;
     found.update(with_outputs(k.match));
     found["layers"] = layers_json(k.layers, k.layer_matches);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include <faultline/identification/observed_kernels.hpp>
 #include <faultline/plan/presets.hpp>
 
 namespace faultline {

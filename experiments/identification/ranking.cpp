@@ -54,6 +54,14 @@ std::vector<Output> KernelIdentification::lacking() const {
     return outputs;
 }
 
+std::optional<Output> KernelIdentification::nearest_to_bound() const {
+    std::optional<Output> nearest;
+    const auto beyond = [&](Output output) { return match[output].share() - found_share_of(output); };
+    for (const Output output : all_outputs)
+        if (match[output].total > 0 && (!nearest || beyond(output) < beyond(*nearest))) nearest = output;
+    return nearest;
+}
+
 void order_ranking(std::vector<RankedPlan>& ranking) {
     std::stable_sort(ranking.begin(), ranking.end(), better);
     auto lead = ranking.begin();

@@ -270,6 +270,26 @@ std::string lacking_text(const KernelIdentification& k, std::string_view before)
     return fmt::format("{}{} of {}", before, share_percent(k.match[worst]), name(worst));
 }
 
+namespace {
+
+/// Where an answer is near to being none, or is none: the bound.
+std::string bound_text(const KernelIdentification& k) {
+    constexpr double near = 0.1;
+    if (!k.is_near()) return "";
+    if (!k.is_found())
+        return fmt::format(
+            "  a plan is called the kernel from {:.0f}% of all elements, {:.0f}% of dq and {:.0f}% of any other output on\n",
+            100 * found_share, 100 * found_share_of(Output::dq), 100 * found_share_of(Output::o));
+    const std::optional<Output> output = k.nearest_to_bound();
+    if (!output || k.match[*output].share() >= found_share_of(*output) + near) return "";
+    // 90% leaves less than 10% beyond it: there only what is as far from all as from the bound.
+    if (1 - k.match[*output].share() < k.match[*output].share() - found_share_of(*output)) return "";
+    return fmt::format("  {} of {} is near the bound: with less than {:.0f}% it would not be called the kernel\n",
+                       share_percent(k.match[*output]), name(*output), 100 * found_share_of(*output));
+}
+
+}  // namespace
+
 std::string table(const Identification& identification, bool full) {
     std::string out;
     for (const KernelIdentification& k : identification.kernels) {
@@ -283,9 +303,11 @@ std::string table(const Identification& identification, bool full) {
         for (const std::string& sentence : k.not_compared) out += wrapped("  ", sentence);
         if (!k.inputs.empty()) out += wrapped("  ", k.inputs);
         out += ranking_text(k, full);
-        if (k.trials.empty()) continue;
-        out += found_text(k);
-        out += rest_text(k, full);
+        if (!k.trials.empty()) {
+            out += found_text(k);
+            out += rest_text(k, full);
+        }
+        out += bound_text(k);
     }
     return out;
 }

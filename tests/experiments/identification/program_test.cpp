@@ -146,6 +146,45 @@ TEST(IdentifyProgram, RefusesInASentence) {
                 AllOf(HasSubstr("2 kernels"), HasSubstr("--kernel")));
 }
 
+// The reason is what is missing, and not that there were no outputs.
+TEST(IdentifyProgram, SaysWhyWhatIsThereCannotBeCompared) {
+    const Folder folder;
+    ASSERT_EQ(run_program({"generate", "benign", "--plan", "fa2", "--heads", "1", "--seq", "16", "--head-dim", "16",
+                           "-o", folder / "made.safetensors", "--quiet"})
+                  .status,
+              0);
+    TensorSet set = read_safetensors(folder / "made.safetensors");
+    set.tensors.erase("benign.do");
+    set.tensors["benign.other.o"] = set.tensors.at("benign.fa2.o");
+    set.tensors.erase("benign.fa2.o");
+    const std::string file = folder / "two.safetensors";
+    write_safetensors(file, set);
+    EXPECT_THAT(
+        refusal(folder, {file, "--kernel", "fa2"}),
+        HasSubstr("benign.fa2.dq: cannot be compared without benign.do, the gradient at the output: expected that, "
+                  "or benign.fa2.o"));
+    set.tensors.erase("benign.other.o");
+    const std::string gradients = folder / "gradients.safetensors";
+    write_safetensors(gradients, set);
+    EXPECT_THAT(refusal(folder, {gradients}), HasSubstr("gradients.safetensors: benign.fa2.dq: cannot be compared"));
+    for (const char* name : {"dq", "dk", "dv"}) set.tensors.erase(std::string("benign.fa2.") + name);
+    set.tensors["benign.fa2.lse"] =
+        make_tensor<float>("benign.fa2.lse", {1, 1, 16}, std::vector<float>(16), Dtype::f32);
+    const std::string lse = folder / "lse.safetensors";
+    write_safetensors(lse, set);
+    EXPECT_THAT(refusal(folder, {lse}),
+                HasSubstr("benign.fa2.lse: by an lse alone no plan is told: expected benign.fa2.o, or a gradient"));
+}
+
+// How near an answer came to being none stands under it.
+TEST(IdentifyProgram, SaysHowNearTheBoundAnAnswerIs) {
+    const Outcome math = run_program({"identify", ::faultline::testing::shipped_capture(), "--kernel", "math",
+                                      "--plans", "math", "--rank-only", "--quiet"});
+    EXPECT_EQ(math.status, 0) << math.err;
+    EXPECT_THAT(math.out,
+                HasSubstr("61.78% of dq is near the bound: with less than 60% it would not be called the kernel"));
+}
+
 // A heading names no plan as the answer that others tie with, and changes are told apart to their last word.
 TEST(IdentifyProgram, SaysTiesAndWholeChanges) {
     const Folder folder;
@@ -157,10 +196,8 @@ TEST(IdentifyProgram, SaysTiesAndWholeChanges) {
     const Outcome tied = run_program({"identify", file, "--quiet", "--plans", "fa2,fa3", "--rank-only"});
     ASSERT_EQ(tied.status, 0) << tied.err;
     EXPECT_THAT(tied.out, HasSubstr("fa2: fa2 or 1 other, not told apart (head size 16"));
-    // A plan that is named twice is one candidate, and two of one name cannot be told apart in the answer.
-    const Outcome twice = run_program({"identify", file, "--quiet", "--plans", "fa2,fa2", "--rank-only"});
-    ASSERT_EQ(twice.status, 0) << twice.err;
-    EXPECT_THAT(twice.out, HasSubstr("fa2: fa2 (head size 16"));
+    // Two of one name cannot be told apart in the answer.
+    EXPECT_THAT(refusal(folder, {file, "--plans", "fa2,fa2"}), HasSubstr("--plans: \"fa2\": is there twice"));
     folder.write("own.toml", "base = \"fa2\"\nname = \"fa2\"\n[schedule]\nds_scale = \"before\"\n");
     EXPECT_THAT(refusal(folder, {file, "--plans", "fa2," + (folder / "own.toml")}),
                 HasSubstr("its plan is named \"fa2\" as another is that differs: expected a name of its own"));

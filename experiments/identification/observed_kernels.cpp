@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/identification/observed_kernels.hpp>
+
+#include <set>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <faultline/tensor/text.hpp>
+
+namespace faultline {
+namespace {
+
+std::vector<std::string_view> gradients_of(const ObservedKernel& kernel) {
+    std::vector<std::string_view> gradients;
+    for (const Output output : {Output::dq, Output::dk, Output::dv})
+        if (kernel[output]) gradients.push_back(name(output));
+    return gradients;
+}
+
+}  // namespace
+
+bool has_output(const ObservedKernel& kernel, const LayerCapture& layer) {
+    for (const Output output : all_outputs)
+        if (kernel[output] && (output == Output::o || !layer.dout.empty())) return true;
+    return false;
+}
+
+std::vector<std::string> observed_kernels(const Capture& capture) {
+    std::set<std::string> names;
+    for (const LayerCapture& layer : capture.layers)
+        for (const ObservedKernel& kernel : layer.observed)
+            if (has_output(kernel, layer)) names.insert(kernel.name);
+    return {names.begin(), names.end()};
+}
+
+std::vector<std::string> not_compared(const Capture& capture, const std::string& kernel) {
+    std::vector<std::string> sentences;
+    for (const LayerCapture& layer : capture.layers)
+        for (const ObservedKernel& observed : layer.observed) {
+            if (observed.name != kernel || !layer.dout.empty()) continue;
+            const std::vector<std::string_view> gradients = gradients_of(observed);
+            if (gradients.empty()) continue;
+            const std::string of = escaped(layer.name);
+            sentences.push_back(fmt::format("{} of {} not compared: there is no {}.do, the gradient at the output",
+                                            fmt::join(gradients, ", "), of, of));
+        }
+    return sentences;
+}
+
+std::string nothing_to_compare(const Capture& capture, const std::string& kernel) {
+    for (const LayerCapture& layer : capture.layers)
+        for (const ObservedKernel& observed : layer.observed) {
+            if ((!kernel.empty() && observed.name != kernel) || has_output(observed, layer)) continue;
+            const std::string of = escaped(layer.name), by = fmt::format("{}.{}", of, escaped(observed.name));
+            const std::vector<std::string_view> gradients = gradients_of(observed);
+            if (gradients.empty())
+                return fmt::format("{}.lse: by an lse alone no plan is told: expected {}.o, or a gradient", by, by);
+            return fmt::format(
+                "{}.{}: cannot be compared without {}.do, the gradient at the output: expected that, or {}.o", by,
+                gradients.front(), of, by);
+        }
+    return "";
+}
+
+}  // namespace faultline
