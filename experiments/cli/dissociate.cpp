@@ -51,13 +51,7 @@ MatrixConfig matrix_config(const DissociateSettings& own, const Settings& settin
     config.sources = own.sources;
     config.interventions = own.interventions;
     config.controls = own.controls;
-    for (const int seed : own.seeds) {
-        const auto value = static_cast<std::uint64_t>(seed);
-        if (std::ranges::find(config.seeds, value) != config.seeds.end())
-            throw RequestError(
-                fmt::format("{}: {}: is there twice: expected each seed once", settings.where("seeds"), seed));
-        config.seeds.push_back(value);
-    }
+    for (const int seed : own.seeds) config.seeds.push_back(static_cast<std::uint64_t>(seed));
     if (own.seeds.empty()) config.seeds.push_back(config.train.seed);
     if (own.sigma_ratio) config.rule.sigma_ratio = *own.sigma_ratio;
     if (own.loss_ratio) config.rule.loss_ratio = *own.loss_ratio;

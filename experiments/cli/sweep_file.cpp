@@ -288,13 +288,8 @@ SweepFile read_sweep(const std::string& path, const std::string& folder) {
     crossed.declare(settings);
     settings.read(Settings::Table{table_of(root, "matrix", file)}, fmt::format("{}: matrix", file));
     const std::vector<std::string> sources = crossed.all_sources(file);
-    std::set<int> seeds;
-    for (const int seed : crossed.seeds)
-        if (!seeds.insert(seed).second)
-            throw RequestError(
-                fmt::format("{}: matrix.seeds: {}: is there twice: expected each seed once", file, seed));
     for (const auto& [key, empty] :
-         {std::pair("seeds", seeds.empty()), {"intervention", crossed.interventions.empty()}})
+         {std::pair("seeds", crossed.seeds.empty()), {"intervention", crossed.interventions.empty()}})
         if (empty) throw RequestError(fmt::format("{}: matrix.{}: is empty: expected one or more", file, key));
     const auto intervention = [](const std::string& word) { (void)parse_intervention(word); };
     check_words(crossed.interventions, fmt::format("{}: matrix.intervention", file), intervention);

@@ -126,7 +126,7 @@ TEST(Dissociate, ASeedIsGivenOnce) {
     const Folder folder;
     const Outcome twice = run_program(small(folder, {"--seeds", "3,0,3"}));
     EXPECT_EQ(twice.status, 2);
-    EXPECT_THAT(twice.err, HasSubstr("--seeds: 3: is there twice: expected each seed once"));
+    EXPECT_THAT(twice.err, HasSubstr("--seeds: 3: is there twice: expected it once"));
 }
 
 // The run has no step, hence no record and no numbers; the others are done and stand in table and file.

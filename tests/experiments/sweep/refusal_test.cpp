@@ -53,7 +53,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"SeedOfAnotherType", "[matrix]\nsource = [\"ds:fixed:1\"]\nseeds = [0, \"a\"]\n",
             "matrix.seeds: item 2 is a string (\"a\"): expected a list of integers"},
         Bad{"SourceTwice", "[matrix]\nsource = [\"ds:fixed:1\", \"ds:fixed:1\"]\n[train]\ndata = \"DATA\"\n",
-            "matrix.source: \"ds:fixed:1\": is there twice: expected each source once"},
+            "matrix.source: \"ds:fixed:1\": is there twice: expected it once"},
         Bad{"SourceTwiceInOtherWords",
             "[matrix]\nsource = [\"ds:fixed:0.3\", \"ds:fixed:0.30\"]\n[train]\ndata = \"DATA\"\n",
             "matrix.source: \"ds:fixed:0.30\": is there twice, as \"ds:fixed:0.3\" too"},
