@@ -185,8 +185,10 @@ void train(MatrixRun& run, const Making& how, RunResult& result, std::vector<Ste
     const bool from_the_start = trainer.next_step() == 0;
     bool stopped = false;
     while (!trainer.finished() && !stopped) {
-        const gpt::StepReport& report = trainer.step();
+        (void)trainer.step();
         if (trainer.failure()) break;
+        const gpt::StepReport& report =
+            trainer.report();  // whole: a device leaves the spectra to be finished, which are judged
         if (record) {
             const std::lock_guard lock(hdf5());
             record->write(report);

@@ -111,6 +111,63 @@ TEST(Matrix, DoesNotDependOnThreadsOrFiles) {
     EXPECT_EQ(told, 0);
 }
 
+/// The CPU's trainer as a device's reports: the spectra are left to be finished.
+class LateTrainer final : public gpt::Training {
+  public:
+    explicit LateTrainer(std::unique_ptr<gpt::Trainer> made) : made_(std::move(made)) {}
+    [[nodiscard]] const gpt::TrainConfig& config() const override { return made_->config(); }
+    [[nodiscard]] std::ptrdiff_t parameters() const override { return made_->parameters(); }
+    [[nodiscard]] std::string reductions() const override { return made_->reductions(); }
+    [[nodiscard]] std::int64_t next_step() const override { return made_->next_step(); }
+    [[nodiscard]] bool finished() const override { return made_->finished(); }
+    const gpt::StepReport& step() override {
+        report_ = made_->step();
+        gpt::clear_spectra(report_);
+        report_.finish = [of = made_->report()](gpt::StepReport& report) { gpt::copy_spectra(of, report); };
+        return report_;
+    }
+    [[nodiscard]] const std::optional<gpt::NonFinite>& failure() const override { return made_->failure(); }
+    [[nodiscard]] const gpt::StepReport& report() const override {
+        if (report_.finish) std::exchange(report_.finish, nullptr)(report_);
+        return report_;
+    }
+    void capture(std::function<bool(std::int64_t)>, std::function<void(std::int64_t, int, const Captured&)>) override {}
+    void save(const std::string& path) const override { made_->save(path); }
+    void restore(const std::string& path) override { made_->restore(path); }
+
+  private:
+    std::unique_ptr<gpt::Trainer> made_;
+    mutable gpt::StepReport report_;
+};
+
+class LateTrainers final : public TrainerSource {
+  public:
+    void check(const gpt::TrainConfig&, const std::vector<Fault>&, const Intervention&) const override {}
+    [[nodiscard]] std::unique_ptr<gpt::Training> make(const gpt::TrainConfig& config, const gpt::TokenData& data,
+                                                      const gpt::WindowOrder& windows, gpt::PlantedFaults&,
+                                                      gpt::PlantedProjection*, const gpt::Hooks& hooks) const override {
+        return std::make_unique<LateTrainer>(std::make_unique<gpt::Trainer>(config, data, windows, hooks));
+    }
+    [[nodiscard]] bool projects(const gpt::Projection&, int) const override { return false; }
+};
+
+// What a device leaves to be finished is in the outcome and in the record: without it nothing could be called a runaway.
+TEST(Matrix, HasTheSpectraThatAStepLeavesToBeFinished) {
+    MatrixConfig config = small();
+    config.sources = {};
+    config.seeds = {0};
+    const RunMatrix at_once = run(config);
+    const LateTrainers late;
+    config.trainers = &late;
+    const Folder folder;
+    for (const std::string& records : {std::string(), folder / "runs"}) {
+        const RunMatrix later = run(config, records);
+        ASSERT_EQ(later.runs.at(1).intervention, "project");
+        ASSERT_EQ(later.runs[1].sigma_q.size(), 6u);
+        expect_same(later, at_once);
+    }
+}
+
 TEST(Matrix, GoesOnAfterAnInterruption) {
     const Folder folder;
     const RunMatrix whole = run(small());
