@@ -314,7 +314,8 @@ void Settings::add_to(CLI::App& command) {
         CLI::Option* option = command.add_option(names, keep, setting->help);
         option->type_name(setting->is_positional ? "" : setting->value);
         if (setting->is_positional && setting->is_list) option->expected(-1);
-        option->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);  // read() says so where there are more than one
+        option->multi_option_policy(setting->is_list ? CLI::MultiOptionPolicy::TakeAll
+                                                     : CLI::MultiOptionPolicy::TakeLast);
     }
     command
         .add_option(

@@ -112,7 +112,7 @@ class Settings {
     void read_config_too(const std::vector<std::string_view>& commands);
     void read_assignment(const std::string& assignment);
     static void expect_no_option(const Setting& setting);
-    static void expect_one(const Setting& setting);
+    static void expect_one_of_contraries(const Setting& setting);
     static void expect_no_repeats(const Setting& setting, const std::string& where);
     void expect_what_it_needs(const Setting& setting, const std::vector<std::string_view>& assigned) const;
 

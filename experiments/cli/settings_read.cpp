@@ -150,12 +150,10 @@ void Settings::read_assignment(const std::string& assignment) {
     expect_no_repeats(*setting, setting->origin);
 }
 
-/// Which of two values is meant, the order of the command line does not say.
-void Settings::expect_one(const Setting& setting) {
-    if (setting.is_list || setting.given.size() < 2) return;
-    if (!setting.is_flag)
-        throw RequestError(fmt::format("--{}: is given {} times, as {} and {}: expected one value", setting.key,
-                                       setting.given.size(), in_quotes(setting.given[0]), in_quotes(setting.given[1])));
+/// Of a value that is given again the last counts, so that one can be put behind what a script gives. A flag and its contrary
+/// are two options, whose order says nothing.
+void Settings::expect_one_of_contraries(const Setting& setting) {
+    if (!setting.is_choice) return;
     for (const std::string& value : setting.given)
         if (value != setting.given.front())
             throw RequestError(fmt::format("--{0} and --no-{0}: are both given: expected one of them", setting.key));
@@ -194,24 +192,20 @@ void Settings::read(const std::vector<std::string_view>& commands) {
     read_config_too(commands);
     if (!config_.empty()) read_file(config_.front(), commands, true);
     std::vector<std::string_view> assigned;
-    for (const std::string& assignment : assignments_) {
-        const std::string_view key = std::string_view(assignment).substr(0, assignment.find('='));
-        if (std::find(assigned.begin(), assigned.end(), key) != assigned.end())
-            throw RequestError(fmt::format("--set: {}: is given twice: expected it once", in_quotes(key)));
-        assigned.push_back(key);
-    }
+    for (const std::string& assignment : assignments_)
+        assigned.push_back(std::string_view(assignment).substr(0, assignment.find('=')));
     for (const std::string_view key : assigned)
         if (const Setting* setting = find(key)) expect_what_it_needs(*setting, assigned);
     for (const std::string& assignment : assignments_) read_assignment(assignment);
     for (const auto& setting : settings_) {
         if (setting->given.empty()) continue;
         expect_no_option(*setting);
-        expect_one(*setting);
+        expect_one_of_contraries(*setting);
         expect_what_it_needs(*setting, assigned);
         std::string text;
         for (const std::string& item : setting->given)
             text += (&item == &setting->given.front() ? "" : std::string(1, setting->separator)) + item;
-        if (setting->is_flag) text = setting->given.front();  // all are alike
+        if (setting->is_flag) text = setting->given.back();
         setting->origin = setting->is_positional ? setting->key : "--" + setting->key;
         if (!setting->from_text(text)) {
             // Of texts that are given one at a time none is a list.
