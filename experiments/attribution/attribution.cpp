@@ -201,15 +201,19 @@ void add_redundant(const Work& work, const FirstStage& first, const AttributionO
         }
 }
 
-/// Of the plan and of what corrections make of it; what is wrong with a plan itself is said later.
+/// Of the plan with its recorder and of what corrections make of it, with faults; what is wrong with a plan itself is said later.
 void expect_room_for(const LayerCapture& layer, const RoundingPlan& plan, const AttributionOptions& options) {
     const std::vector<Group> groups = groups_of(layer, options.heads, options.seed);
-    const auto check = [&](const RoundingPlan& run) {
+    Faults faults{{}, static_cast<int>(layer.heads())};
+    for (const Fault& fault : options.faults)
+        if (std::holds_alternative<Site>(fault.site)) faults.list.push_back(fault);
+    SeenSites all_sites;
+    const auto check = [&](const RoundingPlan& run, Instrument* instrument) {
         const RoundingPlan own = for_layer(run, layer);
-        if (problem_with(own).empty()) expect_room(groups, own, *options.backend);
+        if (problem_with(own).empty()) expect_room(layer.name, groups, own, *options.backend, instrument, faults);
     };
-    check(plan);
-    for (const Correction& correction : options.corrections) check(apply(correction, plan, layer.name));
+    check(plan, &all_sites);
+    for (const Correction& correction : options.corrections) check(apply(correction, plan, layer.name), nullptr);
 }
 
 }  // namespace
@@ -281,6 +285,8 @@ Attribution attribute(const Capture& capture, const RoundingPlan& plan, const At
             work();
         } catch (const RequestError& error) {
             throw RequestError(fmt::format("{}: {}", capture.path, error.what()));
+        } catch (const NoRoom& error) {
+            throw NoRoom(fmt::format("{}: {}", capture.path, error.what()));
         }
     };
     named([&] {  // before the work on any layer

@@ -17,6 +17,22 @@ std::uint64_t seed_of(std::uint64_t seed, const std::string& layer) {
     return stream.key;
 }
 
+using Injectors = std::vector<std::unique_ptr<AttentionInjector>>;
+
+Injectors injectors_of(const Faults& faults, const RoundingPlan& plan) {
+    Injectors injectors;
+    for (const Fault& fault : faults.list)
+        injectors.push_back(std::make_unique<AttentionInjector>(fault, plan, faults.heads));
+    return injectors;
+}
+/// The faults, then the instrument, where there is one.
+Instruments joined(const Injectors& injectors, Instrument* instrument) {
+    std::vector<Instrument*> parts;
+    for (const auto& injector : injectors) parts.push_back(injector.get());
+    if (instrument != nullptr) parts.push_back(instrument);
+    return Instruments(std::move(parts));
+}
+
 }  // namespace
 
 Format format_of(Dtype dtype) {
@@ -98,10 +114,6 @@ void keep_gradients(GroupBackward&& backward, RunOutputs& out) {
     out.outputs[static_cast<std::size_t>(Output::dv)] = {std::move(backward.dv)};
 }
 
-void expect_room(const std::vector<Group>& groups, const RoundingPlan& plan, const AttentionBackend& backend) {
-    for (const Group& group : groups) backend.expect_room(group.inputs, plan);
-}
-
 RunOutputs run_plan(const Group& group, const RoundingPlan& plan, Instrument* instrument,
                     const AttentionBackend& backend) {
     RunOutputs out;
@@ -132,18 +144,24 @@ Faults Faults::without(Site site) const {
 RunOutputs run_plan(const Group& group, const RoundingPlan& plan, const Faults& faults, Instrument* instrument,
                     std::vector<Realised>* realised, const AttentionBackend& backend) {
     if (faults.list.empty()) return run_plan(group, plan, instrument, backend);
-    std::vector<std::unique_ptr<AttentionInjector>> injectors;
-    std::vector<Instrument*> parts;
-    for (const Fault& fault : faults.list) {
-        injectors.push_back(std::make_unique<AttentionInjector>(fault, plan, faults.heads));
-        parts.push_back(injectors.back().get());
-    }
-    if (instrument != nullptr) parts.push_back(instrument);
-    Instruments all(parts);
+    const auto injectors = injectors_of(faults, plan);
+    Instruments all = joined(injectors, instrument);
     RunOutputs out = run_plan(group, plan, &all, backend);
     if (realised != nullptr)
         for (const auto& injector : injectors) realised->push_back(injector->total());
     return out;
+}
+
+void expect_room(const std::string& layer, const std::vector<Group>& groups, const RoundingPlan& plan,
+                 const AttentionBackend& backend, Instrument* instrument, const Faults& faults) {
+    const auto injectors = injectors_of(faults, plan);
+    const Instruments all = joined(injectors, instrument);
+    const Instrument* const seen = injectors.empty() ? instrument : &all;
+    try {
+        for (const Group& group : groups) backend.expect_room(group.inputs, plan, seen);
+    } catch (const NoRoom& error) {
+        throw NoRoom(layer + ": " + error.what());
+    }
 }
 
 const CertifiedMatrix& truth_of(const GroupTruth& truth, Output output, std::size_t i) {

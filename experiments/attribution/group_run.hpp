@@ -29,9 +29,6 @@ struct Group {
 /// are attributed.
 std::vector<Group> groups_of(const LayerCapture& layer, const std::vector<int>& heads, std::uint64_t seed);
 
-/// AttentionBackend::expect_room of every group.
-void expect_room(const std::vector<Group>& groups, const RoundingPlan& plan, const AttentionBackend& backend);
-
 /// What a run leaves: per output its matrices in head order (o, dq: one per query head; dk, dv: one).
 struct RunOutputs {
     std::array<std::vector<Matrix>, 4> outputs;
@@ -63,6 +60,23 @@ struct Faults {
 RunOutputs run_plan(const Group& group, const RoundingPlan& plan, const Faults& faults,
                     Instrument* instrument = nullptr, std::vector<Realised>* realised = nullptr,
                     const AttentionBackend& backend = cpu_backend());
+
+/// Sees every tile of the sites that it is made for and keeps nothing: what stands for a recorder where memory is asked about.
+class SeenSites final : public Instrument {
+  public:
+    /// sites: bit index(site); by default all.
+    explicit SeenSites(std::uint64_t sites = ~std::uint64_t{0}) : sites_(sites) {}
+    [[nodiscard]] bool watches(Site site) const override { return (sites_ >> index(site) & 1) != 0; }
+    void at(Site, const TileAt&, MatrixView<double>, MatrixView<const double>) override {}
+
+  private:
+    std::uint64_t sites_;
+};
+
+/// AttentionBackend::expect_room of every group of a layer, for runs with these faults and what else sees them (nullptr: nothing).
+/// NoRoom begins with the layer's name.
+void expect_room(const std::string& layer, const std::vector<Group>& groups, const RoundingPlan& plan,
+                 const AttentionBackend& backend, Instrument* instrument = nullptr, const Faults& faults = {});
 
 /// The truth of matrix `i` of an output (i < query heads for o and dq; i = 0 for dk and dv).
 const CertifiedMatrix& truth_of(const GroupTruth& truth, Output output, std::size_t i);

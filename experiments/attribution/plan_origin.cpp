@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <faultline/attribution/plan_origin.hpp>
 
+#include <algorithm>
+#include <iterator>
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
@@ -51,11 +54,19 @@ std::vector<std::string> plan_remarks(const PlanOrigin& origin, const std::strin
     std::vector<std::string> remarks;
     if (origin.automatic) remarks.push_back(chosen_text(origin, plan));
     if (!origin.storage.empty()) remarks.push_back(origin.storage);
+    std::ranges::copy(left_out_remarks(origin.left_out), std::back_inserter(remarks));
     for (const NearerPlan& n : origin.nearer)
         remarks.push_back(
             fmt::format("{} is nearer to --plan {}, which has {} of its elements, than to plan {}, which has {} ({})",
                         escaped(n.kernel), n.plan, share_text(n.bit_equal), plan, share_text(n.bit_equal_to_asked),
                         compared_on(n)));
+    return remarks;
+}
+
+std::vector<std::string> left_out_remarks(const std::vector<LeftOutPlan>& plans) {
+    std::vector<std::string> remarks;
+    for (const LeftOutPlan& p : plans)
+        remarks.push_back(fmt::format("{} is left out, for want of memory: {}", p.plan, escaped(p.reason)));
     return remarks;
 }
 
@@ -74,6 +85,7 @@ std::string to_json(const PlanOrigin& origin) {
                                  {"plan", chosen->plan},
                                  {"bit_equal", chosen->bit_equal},
                                  {"as_near", chosen->as_near}};
+    for (const LeftOutPlan& p : origin.left_out) object["left_out"].push_back({{"plan", p.plan}, {"reason", p.reason}});
     if (!origin.storage.empty()) object["storage"] = origin.storage;
     return object.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
 }

@@ -28,11 +28,17 @@ struct ChosenPlan {
     bool is_kernel = true;  ///< it has as many as a plan of the kernel has (found_share of identification)
 };
 
+/// A preset that was not compared with the kernels, since the back end has not the memory to run it.
+struct LeftOutPlan {
+    std::string plan, reason;  ///< the reason names a layer, and what is needed and free
+};
+
 struct PlanOrigin {
     bool automatic = false;            ///< nobody named the plan
     std::string kernel;                ///< automatic: the kernel that it was to be nearest to; empty: there is none
     std::optional<ChosenPlan> chosen;  ///< automatic; nothing: no kernel, or no preset with a tenth of its elements
     std::vector<NearerPlan> nearer;    ///< empty: none known
+    std::vector<LeftOutPlan> left_out{};
     std::string storage;  ///< where the file's formats are not the plan's, or not those of the preset: a sentence
 };
 
@@ -40,7 +46,10 @@ struct PlanOrigin {
 /// for, or why it was not, and which preset is nearer to a kernel, compared on what. `plan`: the name of the plan.
 [[nodiscard]] std::vector<std::string> plan_remarks(const PlanOrigin& origin, const std::string& plan);
 
-/// One JSON object: "nearer_plans", and "chosen_plan" where one was chosen.
+/// "math is left out: …", a sentence each.
+[[nodiscard]] std::vector<std::string> left_out_remarks(const std::vector<LeftOutPlan>& plans);
+
+/// One JSON object: "nearer_plans", "chosen_plan" where one was chosen, and "left_out" where a preset was.
 [[nodiscard]] std::string to_json(const PlanOrigin& origin);
 
 }  // namespace faultline

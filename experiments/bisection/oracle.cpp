@@ -59,7 +59,11 @@ Oracle::Oracle(const Capture& capture, const RoundingPlan& plan, const Bisection
         layers_.push_back(std::move(named));
     }
     choose_sites();
-    prepare_units();
+    try {
+        prepare_units();
+    } catch (const NoRoom& error) {
+        throw NoRoom(fmt::format("{}: {}", escaped(capture.path, capture.path.size()), error.what()));
+    }
 }
 
 void Oracle::choose_sites() {
@@ -84,7 +88,10 @@ void Oracle::prepare_units() {
             unit.group = std::move(group);
             units_.push_back(std::move(unit));
         }
-    for (const Unit& unit : units_) options_.backend->expect_room(unit.group.inputs, layers_[unit.layer].plan);
+    for (const Unit& unit : units_) {
+        const LayerPlan& layer = layers_[unit.layer];
+        attribution::expect_room(layer.layer->name, {unit.group}, layer.plan, *options_.backend);
+    }
     count_.expect(units_.size());
     parallel_for(units_.size(), options_.threads, [&](std::size_t u) {
         Unit& unit = units_[u];

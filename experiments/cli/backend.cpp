@@ -4,6 +4,7 @@
 #include <faultline/cli/command.hpp>
 #include <faultline/cli/terminal.hpp>
 #include <faultline/device/device.hpp>
+#include <faultline/device/refusals.hpp>
 
 namespace faultline::cli {
 
@@ -12,10 +13,9 @@ const AttentionBackend& backend_of(const Invocation& call) {
     const device::Info info = device::info();
     const AttentionBackend& backend = device::backend();
     if (call.talks())
-        remark(
-            fmt::format("{}, compute capability {}.{}: plans and truth run there, in at most {:.0f} of its {:.0f} GiB",
-                        info.name, info.major, info.minor, static_cast<double>(device::room()) * 0x1p-30,
-                        static_cast<double>(info.memory) * 0x1p-30));
+        remark(fmt::format("{}, compute capability {}.{}: plans and truth run there, in at most {} of its {}",
+                           info.name, info.major, info.minor, device::memory_text(device::room()),
+                           device::memory_text(info.memory)));
     return backend;
 }
 

@@ -35,6 +35,7 @@ void PlanChoice::compare(const Capture& capture, const std::string& kernel, cons
     };
     ranked = rank_presets(capture, plan, ranking, kernel);
     line.clear();
+    origin.left_out = ranked.left_out;
     origin.nearer = nearer_plans(ranked, plan.name, options.heads);
 }
 

@@ -55,11 +55,15 @@ std::vector<Evaluated> Evaluator::evaluate(const std::vector<Neighbour>& neighbo
         const Unit& unit = units_[u];
         work_.step(kernel_ + ": " + neighbour.field);
         GroupForward own;
-        if (!neighbour.backward_only) own = backend_.forward(unit.group.inputs, neighbour.plan, nullptr);
-        const GroupForward& forward = neighbour.backward_only ? base.forward[u] : own;
         EqualFlags equal;
-        parts[task].match =
-            compare(unit, outputs_of(unit, forward, neighbour.plan, backend_), observed(unit, kernel_), &equal);
+        try {
+            if (!neighbour.backward_only) own = backend_.forward(unit.group.inputs, neighbour.plan, nullptr);
+            const GroupForward& forward = neighbour.backward_only ? base.forward[u] : own;
+            parts[task].match =
+                compare(unit, outputs_of(unit, forward, neighbour.plan, backend_), observed(unit, kernel_), &equal);
+        } catch (const NoRoom&) {
+            return;
+        }
         parts[task].flips = flips(base.equal[u], equal);
     });
     std::vector<Evaluated> sums(neighbours.size());

@@ -38,7 +38,8 @@ class Evaluator {
         return one;
     }
     [[nodiscard]] Baseline baseline(const RoundingPlan& plan) const;
-    /// Every neighbour against the baseline that it is a neighbour of.
+    /// Every neighbour against the baseline that it is a neighbour of. On a unit that the back end has not the memory for (tiles as
+    /// long as the sequence, a saved P) it wins and loses nothing.
     [[nodiscard]] std::vector<Evaluated> evaluate(const std::vector<Neighbour>& neighbours, const Baseline& base) const;
 
   private:

@@ -127,6 +127,29 @@ void settle(const std::vector<Candidate>& candidates, Case& c) {
     }
 }
 
+/// Takes the plans off that the back end has no room for on some head, of all cases: kernels of a layer share a plan's run.
+void leave_out(std::vector<Case>& cases, const std::string& file, const AttentionBackend& backend,
+               std::vector<LeftOutPlan>& left_out) {
+    if (cases.empty()) return;
+    bool some = false;
+    for (std::size_t p = 0; p < cases.front().plans.size(); ++p) {
+        std::string name;
+        try {
+            for (const Case& c : cases)
+                for (const Unit& unit : c.units) {
+                    if (!c.plans[p]) continue;
+                    name = c.plans[p]->name;
+                    attribution::expect_room(unit.layer->name, {unit.group}, *c.plans[p], backend);
+                }
+            some = some || !name.empty();
+        } catch (const NoRoom& error) {
+            left_out.push_back({name, error.what()});
+            for (Case& c : cases) c.plans[p].reset();
+        }
+    }
+    if (!some) throw NoRoom(file + ": " + left_out.front().reason);
+}
+
 /// Every candidate on every case. A plan's run serves every kernel of the layer that it is compared with.
 void rank(const std::vector<Case>& cases, std::size_t candidates, const IdentifyOptions& options, WorkCount& work,
           std::vector<KernelIdentification>& results) {
@@ -313,11 +336,8 @@ Identification identify(const Capture& capture, const IdentifyOptions& options) 
     }
     for (Case& c : cases) settle(candidates, c);
     if (candidates.empty() && !cases.empty()) throw RequestError(left_out);
-    for (const Case& c : cases)
-        for (const std::optional<RoundingPlan>& plan : c.plans)
-            for (const Unit& unit : c.units)
-                if (plan) options.backend->expect_room(unit.group.inputs, *plan);
     Identification identification{capture.path, {}, true};
+    leave_out(cases, capture.path, *options.backend, identification.left_out);
     std::vector<KernelIdentification> results;
     for (const Case& c : cases)
         results.push_back({c.kernel, c.head_dim, c.causal,

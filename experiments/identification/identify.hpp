@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <faultline/attribution/capture.hpp>
+#include <faultline/attribution/plan_origin.hpp>
 #include <faultline/cpu/backend.hpp>
 #include <faultline/identification/match.hpp>
 #include <faultline/identification/neighbourhood.hpp>
@@ -162,6 +163,8 @@ struct Identification {
     std::string input;
     std::vector<KernelIdentification> kernels;  ///< in the order of their names, then head sizes
     bool complete = true;                       ///< false: interrupted; the kernels present are whole
+    /// Candidates that were not ranked on the layers of a head size, since the back end has not the memory to run them.
+    std::vector<LeftOutPlan> left_out{};
 };
 
 struct IdentifyOptions {
@@ -179,7 +182,7 @@ struct IdentifyOptions {
     std::function<bool()> cancelled;  ///< polled between units of work
 };
 
-/// RequestError, one sentence: no layer has an observed output, a kernel that no layer has, a candidate that fits no layer,
+/// A candidate without room is left out; NoRoom where none is left. RequestError, one sentence: no layer has an observed output, a kernel that no layer has, a candidate that fits no layer,
 /// a head that a layer does not have.
 [[nodiscard]] Identification identify(const Capture& capture, const IdentifyOptions& options = {});
 

@@ -124,10 +124,12 @@ ordered_json kernel_json(const KernelIdentification& k) {
 std::string to_json(const Identification& identification) {
     ordered_json kernels = ordered_json::array();
     for (const KernelIdentification& kernel : identification.kernels) kernels.push_back(kernel_json(kernel));
-    const ordered_json out{{"schema", "faultline.identification/1"},
-                           {"input", identification.input},
-                           {"complete", identification.complete},
-                           {"kernels", std::move(kernels)}};
+    ordered_json out{{"schema", "faultline.identification/1"},
+                     {"input", identification.input},
+                     {"complete", identification.complete},
+                     {"kernels", std::move(kernels)}};
+    for (const LeftOutPlan& p : identification.left_out)
+        out["left_out"].push_back({{"plan", p.plan}, {"reason", p.reason}});
     return out.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
 }
 

@@ -322,7 +322,11 @@ std::vector<Restated> restatements(const Parts& parts, const std::vector<Roundin
         if (next.needed.empty() || next.needed.size() > now.needed.size() || next.plan.same_numerics(now.plan))
             continue;
         if (!problem_with(next.plan).empty() || !problem_with(next.plan, extras).empty()) continue;
-        next.runs = run_on(parts, next.plan);
+        try {
+            next.runs = run_on(parts, next.plan);
+        } catch (const NoRoom&) {
+            continue;
+        }
         const bool fewer = next.needed.size() < now.needed.size();
         const BothParts& first = fewer ? most : now.runs;
         if (!as_many(against(first.searched, next.runs.searched), all_of(first.searched), !fewer) ||

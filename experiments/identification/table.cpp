@@ -292,6 +292,7 @@ std::string bound_text(const KernelIdentification& k) {
 
 std::string table(const Identification& identification, bool full) {
     std::string out;
+    for (const std::string& remark : left_out_remarks(identification.left_out)) out += wrapped("", remark);
     for (const KernelIdentification& k : identification.kernels) {
         if (!out.empty()) out += "\n";
         out +=

@@ -142,20 +142,36 @@ Matrix LayerProbes::exact_output(const ScoreGradient& g, const HeadInputs& in) {
     return o;
 }
 
+namespace {
+
+/// Of LayerProbes::run_plan: what sees the backward are its recorder and its watch, or the watch alone.
+void expect_room_for(const std::string& file, const LayerCapture& layer, const ProbeOptions& options) {
+    const RoundingPlan plan = for_layer(options.plan, layer);
+    const std::vector<attribution::Group> groups = attribution::groups_of(layer, options.heads, 0);
+    const GroupForward unread;
+    ConservationWatch watch(groups.front().inputs, plan, unread);
+    attribution::SeenSites all_sites;
+    Instrument* const seen = layer.dout.empty()           ? nullptr
+                             : options.wants("coherence") ? static_cast<Instrument*>(&all_sites)
+                                                          : &watch;
+    attribution::expect_room(file + ": " + layer.name, groups, plan, *options.backend, seen);
+}
+
+}  // namespace
+
 Report probe_captures(std::span<const ProbeCapture> captures, const ProbeOptions& options) {
     Report report{"capture", {}, options.plan.name, {}};
+    const auto runs_plan = [&](const LayerCapture& layer) {
+        return softcap_of(layer, options) == 0 && layer.sink.empty();
+    };
     for (const ProbeCapture& capture : captures)  // before the work on any
         for (const LayerCapture& layer : capture.capture.layers)
-            attribution::expect_room(attribution::groups_of(layer, options.heads, 0), for_layer(options.plan, layer),
-                                     *options.backend);
+            if (runs_plan(layer)) expect_room_for(capture.capture.path, layer, options);
     for (const ProbeCapture& capture : captures) {
         report.inputs.push_back(capture.capture.path);
         for (const LayerCapture& layer : capture.capture.layers)
             LayerProbes(capture, layer, place_of(capture, layer, captures.size()), options).run(report);
     }
-    const auto runs_plan = [&](const LayerCapture& layer) {
-        return softcap_of(layer, options) == 0 && layer.sink.empty();
-    };
     if (std::ranges::none_of(captures, [&](const ProbeCapture& capture) {
             return std::ranges::any_of(capture.capture.layers, runs_plan);
         }))

@@ -117,7 +117,13 @@ Check check(const Capture& capture, const RoundingPlan& plan, const CheckOptions
         const ObservedKernel* kernel = kernel_of(layer, result.kernel);
         if (kernel == nullptr) continue;
         if (options.by_name) expect_outputs(capture, layer, *kernel, options);
-        verdict::LayerWork work(layer, *kernel, plan, options);
+        verdict::LayerWork work = [&] {
+            try {
+                return verdict::LayerWork(layer, *kernel, plan, options);
+            } catch (const NoRoom& error) {
+                throw NoRoom(fmt::format("{}: {}", escaped(capture.path, capture.path.size()), error.what()));
+            }
+        }();
         if (work.empty() && work.unjudged().empty()) continue;
         some = some || !work.empty();
         units += work.units();

@@ -117,7 +117,10 @@ LayerWork::LayerWork(const LayerCapture& layer, const ObservedKernel& kernel, co
     if (!problem.empty()) throw RequestError(fmt::format("plan \"{}\": {}", plan.name, problem));
     if (const std::string cannot = problem_with(plan_, layer.extras()); !cannot.empty())
         throw RequestError(fmt::format("{}: {}", layer.name, cannot));
-    attribution::expect_room(groups_, plan_, *options.backend);
+    SignFlip flip(flipped_, options.seed, 0);  // of every run of the null model
+    OtherSumOrder order(plan_, options.seed, 0);
+    Instruments both({&flip, &order});
+    attribution::expect_room(layer.name, groups_, plan_, *options.backend, options.runs > 0 ? &both : nullptr);
 }
 
 std::size_t LayerWork::held(const Group& group) const {

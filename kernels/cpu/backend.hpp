@@ -5,10 +5,17 @@
 
 #include <string_view>
 
+#include <faultline/base/error.hpp>
 #include <faultline/cpu/attention.hpp>
 #include <faultline/truth/truth.hpp>
 
 namespace faultline {
+
+/// The back end has not the memory for a run of a plan on a group: what is needed and what there is.
+class NoRoom : public WorkError {
+  public:
+    using WorkError::WorkError;
+};
 
 /// Every member may be called by any thread; results are the same bits on every back end.
 class AttentionBackend {
@@ -25,10 +32,11 @@ class AttentionBackend {
                                                Instrument* instrument) const = 0;
     [[nodiscard]] virtual GroupBackward backward(const HeadGroup& in, const GroupForward& fwd, const RoundingPlan& plan,
                                                  Instrument* instrument) const = 0;
-    /// Before work that begins with something else: WorkError, with what is needed and what there is, where the back end has not
-    /// the memory for a run of the plan on groups of this shape, its backward too where the group has gradients of its output.
-    /// Only shapes are read.
-    virtual void expect_room(const HeadGroup& /*in*/, const RoundingPlan& /*plan*/) const {}
+    /// Before work that begins with something else: NoRoom, which names the plan, where the back end has not the memory for a run
+    /// of it on groups of this shape, its backward too where the group has gradients of its output. instrument: as the run will
+    /// be given it, since what is seen takes memory too. Only shapes are read.
+    virtual void expect_room(const HeadGroup& /*in*/, const RoundingPlan& /*plan*/,
+                             const Instrument* /*instrument*/) const {}
     /// attention_truth. WorkError where the back end fails, RequestError as attention_truth.
     [[nodiscard]] virtual GroupTruth truth(const TruthProblem& problem, const TruthOptions& options) const = 0;
 };

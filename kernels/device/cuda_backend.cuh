@@ -30,7 +30,7 @@ inline void check(cudaError_t status, const char* what) {
 }
 
 constexpr int threads_per_team = 256;
-constexpr std::size_t piece_bytes = 256;  ///< alignment of what a call takes
+constexpr std::size_t alignment = 256;    ///< of what a call takes, in bytes
 extern __shared__ double2 team_memory[];  // 16 bytes: what threads read at once
 /// Teams that keep a card of some hundred multiprocessors busy, and the least rows of a tile that a team may have: with
 /// fewer, most of its threads would have no row to sum.
@@ -147,9 +147,12 @@ class CudaBackend {
     CudaBackend(const CudaBackend&) = delete;
     CudaBackend& operator=(const CudaBackend&) = delete;
     ~CudaBackend() {
+        staging_.wait();  // its stream knows nothing of the memory's end
         for (void* part : parts_) (void)cudaFreeAsync(part, stream());
         if (memory_ != nullptr) (void)cudaFreeAsync(memory_, stream());
         (void)cudaStreamSynchronize(stream());
+        for (cudaEvent_t event : {mark_, now_})
+            if (event != nullptr) (void)cudaEventDestroy(event);
     }
 
     [[nodiscard]] std::size_t tape_doubles() const { return tape_bytes_ / sizeof(double); }
@@ -160,19 +163,12 @@ class CudaBackend {
         if (n > 0) check(cudaMemsetAsync(to, 0, n * sizeof(double), stream()), "clearing memory");
         return to;
     }
+    double* tape(std::size_t n) { return static_cast<double*>(allocated(n * sizeof(double))); }
     void write(double* to, const double* from, std::size_t n) { copy(to, from, n); }
     const double* upload(const double* from, std::size_t n) { return upload_values(from, n); }
-    void download(const double* from, std::size_t n, double* to) {
-        if (n == 0) return;
-        const Timed timed(stream(), Timed::part(&Parts::fetching));
-        cudaError_t status = cudaSuccess;
-        if (mirror_ && mirror_->read(from, n * sizeof(double), to, stream(), status))
-            return check(status, "reading results");
-        if (n * sizeof(double) >= Staging::least && staging_.is_there())
-            return check(staging_.read(to, from, n, stream()), "running the kernel");
-        check(cudaMemcpyAsync(to, from, n * sizeof(double), cudaMemcpyDeviceToHost, stream()), "reading results");
-        check(cudaStreamSynchronize(stream()), "running the kernel");
-    }
+    void download(const double* from, std::size_t n, double* to) { download_after(now_, true, from, n, to); }
+    void mark() { check(recorded(mark_), "running the kernel"); }
+    void download_marked(const double* from, std::size_t n, double* to) { download_after(mark_, false, from, n, to); }
     template <class T>
     const T* upload_values(const T* values, std::size_t n) {
         void* part = piece(n * sizeof(T));
@@ -227,9 +223,31 @@ class CudaBackend {
     }
 
   private:
+    cudaError_t recorded(cudaEvent_t& event) {
+        if (event == nullptr) {
+            constexpr unsigned flags = cudaEventDisableTiming | cudaEventBlockingSync;
+            const cudaError_t status = cudaEventCreateWithFlags(&event, flags);
+            if (status != cudaSuccess) return status;
+        }
+        return cudaEventRecord(event, stream());
+    }
+    /// What is there when the event is reached, which is now where `record` says so.
+    void download_after(cudaEvent_t& event, bool record, const double* from, std::size_t n, double* to) {
+        if (n == 0) return;
+        const Timed timed(stream(), Timed::part(&Parts::fetching));
+        cudaError_t status = cudaSuccess;
+        if (mirror_ && mirror_->read(from, n * sizeof(double), to, stream(), status))
+            return check(status, "reading results");
+        if (n * sizeof(double) >= Staging::least && staging_.is_there()) {
+            if (record) check(recorded(event), "running the kernel");
+            return check(staging_.read(to, from, n, event), "running the kernel");
+        }
+        check(cudaMemcpyAsync(to, from, n * sizeof(double), cudaMemcpyDeviceToHost, stream()), "reading results");
+        check(cudaStreamSynchronize(stream()), "running the kernel");
+    }
     /// Of what was allocated at once, zeros; nullptr where not so much is left.
     void* piece(std::size_t bytes) {
-        const std::size_t whole = (bytes + piece_bytes - 1) / piece_bytes * piece_bytes;
+        const std::size_t whole = (bytes + alignment - 1) / alignment * alignment;
         if (whole == 0 || whole > left_bytes_) return nullptr;
         void* part = left_;
         left_ += whole;
@@ -270,6 +288,7 @@ class CudaBackend {
     std::vector<void*> parts_;
     void* memory_ = nullptr;
     std::size_t memory_size_ = 0;
+    cudaEvent_t mark_ = nullptr, now_ = nullptr;
 };
 
 }  // namespace faultline::device

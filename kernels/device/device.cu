@@ -3,13 +3,19 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <cstdlib>
 #include <stdexcept>
+
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 #include <faultline/base/cuda_device.cuh>
 #include <faultline/base/parallel.hpp>
 #include <faultline/device/card_product.cuh>
 #include <faultline/device/cuda_backend.cuh>
+#include <faultline/device/refusals.hpp>
 #include <faultline/device/room.hpp>
 #include <faultline/device/truth.hpp>
 #include <faultline/emulated/driver.hpp>
@@ -26,6 +32,16 @@ struct TeamOf<emulated::BackwardJob> {
 };
 
 namespace {
+
+/// Before the driver is first asked for anything.
+void set_up_process() {
+    static const bool done = [] {
+        // Streams share so many queues, and wait for each other within one; what the user has set stands.
+        (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+        return true;
+    }();
+    (void)done;
+}
 
 void expect_same_shapes(std::span<const HeadGroup> groups) {
     if (groups.empty()) throw std::invalid_argument("device: no head group");
@@ -51,8 +67,7 @@ class EmulatedBackend : public CudaBackend {
 
 /// Calls beside each other: a run of one head has few teams (one for each query tile), and a card has room for thousands.
 constexpr int most_calls = 64;
-/// Of a call's operands: descriptions of heads and what pieces are rounded up to.
-constexpr std::size_t spare = 1 << 16;
+static_assert(emulated::piece_bytes == alignment);
 /// Of the free memory; the runtime, the code and the fragments of its pool take some.
 constexpr double usable = 0.85;
 
@@ -78,11 +93,8 @@ class Device final : public AttentionBackend {
         if (beside_each_other(groups))
             return each_by_itself<GroupForward>(
                 groups, [&](std::size_t g) { return forward(groups.subspan(g, 1), plan, instrument); });
-        const emulated::Need need = emulated::forward_need(groups, plan, emulated_limits());
-        const std::size_t tape = tape_bytes(instrument);
-        const Lease lease(room_, bytes_of(need) + tape);
-        EmulatedBackend own(tile_bytes(need), tape, need.whole * sizeof(double) + spare);
-        return emulated::forward(own, groups, plan, instrument);
+        Call call(room_, need_of(groups, plan, instrument, emulated::Passes::forward), plan);
+        return emulated::forward(call.backend, groups, plan, instrument);
     }
     [[nodiscard]] std::vector<GroupBackward> backward(std::span<const HeadGroup> groups,
                                                       std::span<const GroupForward> forwards, const RoundingPlan& plan,
@@ -91,11 +103,8 @@ class Device final : public AttentionBackend {
             return each_by_itself<GroupBackward>(groups, [&](std::size_t g) {
                 return backward(groups.subspan(g, 1), forwards.subspan(g, 1), plan, instrument);
             });
-        const emulated::Need need = emulated::backward_need(groups, plan, emulated_limits());
-        const std::size_t tape = tape_bytes(instrument);
-        const Lease lease(room_, bytes_of(need) + tape);
-        EmulatedBackend own(tile_bytes(need), tape, need.whole * sizeof(double) + spare);
-        return emulated::backward(own, groups, forwards, plan, instrument);
+        Call call(room_, need_of(groups, plan, instrument, emulated::Passes::backward), plan);
+        return emulated::backward(call.backend, groups, forwards, plan, instrument);
     }
     [[nodiscard]] Attention attention(std::span<const HeadGroup> groups, const RoundingPlan& plan) const {
         Attention out;
@@ -107,35 +116,59 @@ class Device final : public AttentionBackend {
         out.forward.resize(groups.size());
         out.backward.resize(groups.size());
         parallel_for(groups.size(), 0, [&](std::size_t g) {
-            out.forward[g] = std::move(forward(groups.subspan(g, 1), plan).front());
-            out.backward[g] = std::move(backward(groups.subspan(g, 1), std::span(&out.forward[g], 1), plan).front());
+            const std::span one = groups.subspan(g, 1);
+            const emulated::Need need = need_of(one, plan, nullptr, emulated::Passes::both);
+            if (bytes_of(need) > room_.all()) {  // one after the other takes less
+                out.forward[g] = std::move(forward(one, plan).front());
+                out.backward[g] = std::move(backward(one, std::span(&out.forward[g], 1), plan).front());
+                return;
+            }
+            Call call(room_, need, plan);
+            emulated::Attention both = emulated::attention(call.backend, one, plan);
+            out.forward[g] = std::move(both.forward.front());
+            out.backward[g] = std::move(both.backward.front());
         });
         return out;
     }
-    void expect_room(const HeadGroup& in, const RoundingPlan& plan) const override {
+    void expect_room(const HeadGroup& in, const RoundingPlan& plan, const Instrument* instrument) const override {
         const std::span one(&in, 1);
-        (void)bytes_of(in.dout.empty() ? emulated::forward_need(one, plan, emulated_limits())
-                                       : emulated::backward_need(one, plan, emulated_limits()));
+        expect(room_, need_of(one, plan, instrument, emulated::Passes::forward), plan);
+        if (!in.dout.empty()) expect(room_, need_of(one, plan, instrument, emulated::Passes::backward), plan);
     }
     [[nodiscard]] std::size_t all() const { return room_.all(); }
     [[nodiscard]] Room& shared() const { return room_; }
-    [[nodiscard]] std::size_t bytes_of(const emulated::Need& need) const {
-        const std::size_t bytes = need.whole * sizeof(double) + spare + tile_bytes(need);
-        if (bytes > room_.all() - room_.all() / most_calls)
-            throw WorkError("device cuda: a run needs " + std::to_string(bytes >> 20) + " MiB and " +
-                            std::to_string(room_.all() >> 20) +
-                            " are free: expected a shorter sequence, or smaller tiles (block_q, block_k) of the plan");
-        return bytes;
-    }
 
   private:
+    /// What tiles, and what tapes, of a call may have together, but of one team: so that many calls fit beside each other.
+    static std::size_t share(const Room& room) { return room.all() / most_calls; }
+    static std::size_t bytes_of(const Room& room, const emulated::Need& need) {
+        return need.operands + need.tile_bytes(share(room)) + need.tape_bytes(share(room));
+    }
+    [[nodiscard]] std::size_t bytes_of(const emulated::Need& need) const { return bytes_of(room_, need); }
+    static void expect(const Room& room, const emulated::Need& need, const RoundingPlan& plan) {
+        if (bytes_of(room, need) > room.all())
+            throw NoRoom(no_room(plan.name, bytes_of(room, need), need.tape_bytes(share(room)), room.all()));
+    }
+    static emulated::Need need_of(std::span<const HeadGroup> groups, const RoundingPlan& plan,
+                                  const Instrument* instrument, emulated::Passes passes) {
+        return emulated::NeedOf(groups, plan, emulated_limits(), instrument).of(passes);
+    }
+    /// Memory for one call, while it runs.
+    struct Call {
+        Lease lease;
+        EmulatedBackend backend;
+
+        Call(Room& room, const emulated::Need& need, const RoundingPlan& plan)
+            : lease(room, (expect(room, need, plan), bytes_of(room, need))),
+              backend(need.tile_bytes(share(room)), share(room), need.operands) {}
+    };
     /// Large groups are calls of several threads, so that the host casts and sends some while the card computes others; small
     /// ones are one launch. With a clock, too: its parts are one after the other.
     static bool beside_each_other(std::span<const HeadGroup> groups) {
         constexpr std::size_t large = std::size_t{1} << 17;  // elements of q: some milliseconds of either
         const HeadGroup& g = groups.front();
         return groups.size() > 1 && timed_parts == nullptr &&
-               g.q.size() * emulated::elements(g.q.front().rows, g.k.cols) >= large;
+               g.q.size() * static_cast<std::size_t>(g.q.front().rows * g.k.cols) >= large;
     }
     template <class Out, class Run>
     static std::vector<Out> each_by_itself(std::span<const HeadGroup> groups, Run&& run) {
@@ -143,22 +176,15 @@ class Device final : public AttentionBackend {
         parallel_for(groups.size(), 0, [&](std::size_t g) { all[g] = std::move(run(g).front()); });
         return all;
     }
-    /// All teams at once, or as many as a share of the room has tiles for, so that many calls fit beside each other.
-    [[nodiscard]] std::size_t tile_bytes(const emulated::Need& need) const {
-        const std::size_t each = need.per_team * sizeof(double);
-        return std::max(each, std::min(each * static_cast<std::size_t>(need.teams), room_.all() / most_calls));
-    }
-    [[nodiscard]] std::size_t tape_bytes(const Instrument* instrument) const {
-        return instrument == nullptr ? 0 : room_.all() / most_calls;
-    }
     /// How much of its memory may be used.
     static std::size_t made_ready() {
-        // Streams share so many queues, and wait for each other within one; what the user has set stands.
-        (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
-        // Threads that wait leave the processor to those that compare with the truth. Before the device is first used.
+        set_up_process();
+        // Threads that wait leave the processor to those that compare with the truth.
         (void)cudaSetDeviceFlags(cudaDeviceScheduleBlockingSync);
         (void)cudaGetLastError();
         const Info found = info();
+        expect_code(found);
+        keep_freed_memory();
         int device = 0;
         check(cudaGetDevice(&device), "choosing a device");
         cudaMemPool_t pool{};
@@ -166,6 +192,24 @@ class Device final : public AttentionBackend {
         std::uint64_t keep = UINT64_MAX;  // what a call gives back the next one takes
         check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep), "setting the pool of its memory");
         return std::min(static_cast<std::size_t>(static_cast<double>(found.free_memory) * usable), allowed());
+    }
+    /// A card that is newer than the build has code for takes no kernel.
+    static void expect_code(const Info& card) {
+        cudaFuncAttributes attributes{};
+        const cudaError_t status = cudaFuncGetAttributes(&attributes, run_job<emulated::ForwardJob>);
+        if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction) {
+            (void)cudaGetLastError();
+            throw WorkError(no_code(card.name, card.major, card.minor, FAULTLINE_DEVICE_ARCHITECTURES));
+        }
+        check(status, "loading the kernels");
+    }
+    /// What a call's vectors of megabytes give back the next call takes. By default each comes from the system and goes back to
+    /// it, page by page, and most of the host's time is the system's (docs/results/emulated-device.md).
+    static void keep_freed_memory() {
+#ifdef __GLIBC__
+        (void)mallopt(M_MMAP_THRESHOLD, 32 << 20);  // glibc's largest for a heap of a thread
+        (void)mallopt(M_TRIM_THRESHOLD, INT_MAX);
+#endif
     }
     /// By FAULTLINE_DEVICE_MIB, for who shares the card.
     static std::size_t allowed() {
@@ -195,6 +239,7 @@ bool is_built() { return true; }
 void time_parts(Parts* parts) { timed_parts = parts; }
 
 Info info() {
+    set_up_process();
     expect_cuda_device();
     int device = 0;
     check(cudaGetDevice(&device), "choosing a device");

@@ -130,8 +130,11 @@ constexpr unsigned blocks = 64, threads = 128;
 
 Staging::~Staging() {
     if (lane_ == nullptr) return;
-    (void)cudaStreamSynchronize(lane_->stream);
+    wait();
     Lanes::give_back(lane_);
+}
+void Staging::wait() const {
+    if (lane_ != nullptr) (void)cudaStreamSynchronize(lane_->stream);
 }
 bool Staging::is_there() {
     if (lane_ == nullptr) lane_ = Lanes::take();
@@ -140,21 +143,21 @@ bool Staging::is_there() {
 
 cudaError_t Staging::write(double* to, const double* from, std::size_t count, cudaStream_t stream) {
     cudaError_t status = before(lane_->stream, stream);
-    Kind kind = Kind::bf16;
+    PieceType kind = PieceType::bf16;
     for (std::size_t at = 0; at < count && status == cudaSuccess;) {
         const std::size_t slot = next_++ % Lane::slots;
         status = cudaEventSynchronize(lane_->done[slot]);
         if (status != cudaSuccess) break;
-        const std::size_t n = stored(kind, from + at, count - at, lane_->slot(slot));
+        const std::size_t n = store_piece(kind, from + at, count - at, lane_->slot(slot), Lane::slot_bytes);
         status = sent(kind, lane_->slot(slot), to + at, n);
         if (status == cudaSuccess) status = cudaEventRecord(lane_->done[slot], lane_->stream);
         at += n;
     }
     return finished(status == cudaSuccess ? before(stream, lane_->stream) : status);
 }
-cudaError_t Staging::read(double* to, const double* from, std::size_t count, cudaStream_t stream) {
+cudaError_t Staging::read(double* to, const double* from, std::size_t count, cudaEvent_t ready) {
     // What computes it may take long: wait for that without keeping a processor busy.
-    cudaError_t status = cudaStreamSynchronize(stream);
+    cudaError_t status = cudaEventSynchronize(ready);
     std::size_t done = 0;
     if (status == cudaSuccess) status = read_as<float>(to, from, count, done);
     if (status == cudaSuccess && done < count) {  // from there on they are no floats
@@ -176,26 +179,10 @@ cudaError_t Staging::before(cudaStream_t first, cudaStream_t second) const {
     const cudaError_t status = cudaEventRecord(lane_->order, second);
     return status == cudaSuccess ? cudaStreamWaitEvent(first, lane_->order, 0) : status;
 }
-/// Stores as many of `left` values as a slot has room for, in `kind` or, where that does not hold them, the next. Returns
-/// how many.
-std::size_t Staging::stored(Kind& kind, const double* from, std::size_t left, unsigned char* slot) {
-    if (kind == Kind::bf16) {
-        const std::size_t n = std::min(left, Lane::slot_bytes / sizeof(std::uint16_t));
-        if (narrow_to_bf16(from, n, reinterpret_cast<std::uint16_t*>(slot))) return n;
-        kind = Kind::fp32;
-    }
-    if (kind == Kind::fp32) {
-        const std::size_t n = std::min(left, Lane::slot_bytes / sizeof(float));
-        if (narrow_to_fp32(from, n, reinterpret_cast<float*>(slot))) return n;
-        kind = Kind::fp64;
-    }
-    const std::size_t n = std::min(left, Lane::slot_bytes / sizeof(double));
-    std::memcpy(slot, from, n * sizeof(double));
-    return n;
-}
-cudaError_t Staging::sent(Kind kind, const unsigned char* slot, double* to, std::size_t n) const {
-    if (kind == Kind::fp64) return cudaMemcpyAsync(to, slot, n * sizeof(double), cudaMemcpyHostToDevice, lane_->stream);
-    if (kind == Kind::bf16)
+cudaError_t Staging::sent(PieceType kind, const unsigned char* slot, double* to, std::size_t n) const {
+    if (kind == PieceType::fp64)
+        return cudaMemcpyAsync(to, slot, n * sizeof(double), cudaMemcpyHostToDevice, lane_->stream);
+    if (kind == PieceType::bf16)
         widen_values<<<blocks, threads, 0, lane_->stream>>>(reinterpret_cast<const std::uint16_t*>(slot), to, n);
     else
         widen_values<<<blocks, threads, 0, lane_->stream>>>(reinterpret_cast<const float*>(slot), to, n);

@@ -10,6 +10,8 @@
 
 #include <cuda_runtime.h>
 
+#include <faultline/device/piece.hpp>
+
 namespace faultline::device {
 
 /// What one thread copies with.
@@ -25,19 +27,19 @@ class Staging {
     ~Staging();
     /// Takes its lane; false where the system has none to give.
     bool is_there();
+    /// Until nothing of its copies is under way.
+    void wait() const;
 
     /// On return `from` may change; what the stream does next finds the values there. Both in memory of the card begin at a
     /// multiple of 16 bytes. After an error nothing reads or writes either any more.
     cudaError_t write(double* to, const double* from, std::size_t count, cudaStream_t stream);
-    cudaError_t read(double* to, const double* from, std::size_t count, cudaStream_t stream);
+    /// Of what is there when `ready` is reached.
+    cudaError_t read(double* to, const double* from, std::size_t count, cudaEvent_t ready);
 
   private:
-    enum class Kind : unsigned char { bf16, fp32, fp64 };
-
     [[nodiscard]] cudaError_t finished(cudaError_t status) const;
     [[nodiscard]] cudaError_t before(cudaStream_t first, cudaStream_t second) const;
-    static std::size_t stored(Kind& kind, const double* from, std::size_t left, unsigned char* slot);
-    [[nodiscard]] cudaError_t sent(Kind kind, const unsigned char* slot, double* to, std::size_t n) const;
+    [[nodiscard]] cudaError_t sent(PieceType kind, const unsigned char* slot, double* to, std::size_t n) const;
     template <class T>
     [[nodiscard]] cudaError_t read_as(double* to, const double* from, std::size_t count, std::size_t& done) const;
 

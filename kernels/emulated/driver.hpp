@@ -5,6 +5,9 @@
 // A Backend has
 //   double* zeros(n), void write(to, from, n), const double* upload(from, n), void download(from, n, to)
 //                                                            memory of the side that computes
+//   double* tape(n)                                          the same, of any content
+//   void mark(), void download_marked(from, n, to)           download() of what the jobs before mark() have left, beside
+//                                                            those that were started since
 //   const T* upload_values(values, n)                        structures, the same
 //   void run(job, teams, doubles)                            job(team, index, memory) for index < teams, each with so many
 //                                                            doubles of memory
@@ -32,89 +35,125 @@ const T* sent_all(Backend& backend, const std::vector<T>& values) {
 
 namespace detail {
 
+/// One call's forward, step by step.
 template <class I, class Backend>
-std::vector<GroupForward> forward(Backend& backend, std::span<const HeadGroup> groups, const RoundingPlan& plan,
-                                  I& instrument, const Instrument* watched) {
-    const Schedule& schedule = plan.schedule;
-    const HeadGroup& g0 = groups.front();
-    Heads<Backend> heads(backend, groups, plan);
-    for (const HeadGroup& group : groups) {
-        cpu::check_call(group, plan, false);
-        cpu::Stage<I> stage(plan, &instrument, group.seed, group.layer);
-        cpu::show_scale(stage, group, heads.scales, schedule);
-        heads.add(group, stage, nullptr);
-    }
-    const HeadProblem& first = heads.problems.front();
-    const std::ptrdiff_t n_q = first.n_q(), n_k = first.n_k(), d_v = first.v.cols;
-    const std::size_t count = heads.problems.size();
-    std::vector<ForwardOutputs> outputs;
-    for (std::size_t h = 0; h < count; ++h) {
-        ForwardOutputs out;
-        out.o = zero_matrix(backend, n_q, d_v);
-        out.o_unrounded = zero_matrix(backend, n_q, d_v);
-        out.lse = backend.zeros(static_cast<std::size_t>(n_q));
-        if (schedule.p_saved) {
-            out.p = zero_matrix(backend, n_q, n_k);
-            if (heads.scales.cap > 0) out.capped = zero_matrix(backend, n_q, n_k);
-            if (first.has_sink) out.sink_p = backend.zeros(static_cast<std::size_t>(n_q));
+class Forward {
+  public:
+    Forward(Backend& backend, std::span<const HeadGroup> groups, const RoundingPlan& plan, I& instrument,
+            const Instrument* watched, Heads<Backend>& heads)
+        : backend_(backend),
+          groups_(groups),
+          schedule_(plan.schedule),
+          plan_(plan),
+          instrument_(instrument),
+          heads_(heads),
+          watch_(watched, groups.front().layer, groups.front().first_head, groups.size() * groups.front().q.size()) {}
+
+    /// Sends the operands and starts the teams; with a tape, plays it.
+    void start() {
+        for (const HeadGroup& group : groups_) {
+            cpu::check_call(group, plan_, false);
+            cpu::Stage<I> stage(plan_, &instrument_, group.seed, group.layer);
+            cpu::show_scale(stage, group, heads_.scales, schedule_);
+            heads_.add(group, stage);
         }
-        outputs.push_back(out);
+        const HeadProblem& first = heads_.problems.front();
+        n_q_ = first.n_q(), n_k_ = first.n_k(), d_v_ = first.v.cols;
+        make_outputs(first.has_sink);
+        run();
     }
-    const CallWatch watch(watched, g0.layer, g0.first_head, count);
-    const std::vector<FlatPlan> flat_plan{flat(plan)};
-    ForwardJob job;
-    job.plan = sent_all(backend, flat_plan);
-    job.problems = sent_all(backend, heads.problems);
-    job.seed = g0.seed;
-    job.layer = g0.layer;
-    job.watch = watch.sent(backend);
-    job.watched = watch.active();
-    job.outputs = sent_all(backend, outputs);
-    std::ptrdiff_t doubles = 0;
-    job.slabs = forward_slabs(schedule, n_q, n_k, d_v, count, backend.limits(), watch.active(), doubles);
-    const std::ptrdiff_t teams = n_q > 0 ? job.slabs.teams(static_cast<std::ptrdiff_t>(count)) : 0;
-    if (job.watch.taped == 0) {
-        job.last_first = true;
-        backend.run(job, teams, doubles);
-    } else {
-        const TileAxis keys(n_k, schedule.block_k);
-        const std::ptrdiff_t capacity =
-            tape_capacity(job.watch.taped, Pass::forward, keys.count(), schedule.key_splits + 3,
-                          TileAxis(n_q, schedule.block_q).block(), keys.block(), d_v);
-        run_taped(backend, job, teams, doubles, capacity, [&](std::ptrdiff_t, std::vector<double>& tape) {
-            for (const TapedTile& t : tiles_of(tape, g0.layer)) show(instrument, t);
-        });
+    /// What the heads left, once they have ended.
+    std::vector<GroupForward> fetch() {
+        std::vector<GroupForward> out;
+        std::size_t at = 0;
+        for (const HeadGroup& group : groups_) {
+            GroupForward& result = out.emplace_back();
+            for (std::size_t h = 0; h < group.q.size(); ++h, ++at) {
+                HeadForward& head = result.heads.emplace_back();
+                head.o = fetched(backend_, outputs_[at].o);
+                head.o_unrounded = fetched(backend_, outputs_[at].o_unrounded);
+                head.lse = fetched(backend_, outputs_[at].lse, n_q_);
+                if (outputs_[at].p.data != nullptr) head.p = fetched(backend_, outputs_[at].p);
+                if (outputs_[at].capped.data != nullptr) head.capped = fetched(backend_, outputs_[at].capped);
+                if (outputs_[at].sink_p != nullptr) head.sink_p = fetched(backend_, outputs_[at].sink_p, n_q_);
+            }
+        }
+        return out;
     }
-    std::vector<GroupForward> out;
-    std::size_t at = 0;
-    for (const HeadGroup& group : groups) {
-        GroupForward& result = out.emplace_back();
-        for (std::size_t h = 0; h < group.q.size(); ++h, ++at) {
-            HeadForward& head = result.heads.emplace_back();
-            head.o = fetched(backend, outputs[at].o);
-            head.o_unrounded = fetched(backend, outputs[at].o_unrounded);
-            head.lse = fetched(backend, outputs[at].lse, n_q);
-            if (outputs[at].p.data != nullptr) head.p = fetched(backend, outputs[at].p);
-            if (outputs[at].capped.data != nullptr) head.capped = fetched(backend, outputs[at].capped);
-            if (outputs[at].sink_p != nullptr) head.sink_p = fetched(backend, outputs[at].sink_p, n_q);
+    /// By head, on the side that computes.
+    [[nodiscard]] const std::vector<ForwardOutputs>& outputs() const { return outputs_; }
+
+  private:
+    void make_outputs(bool has_sink) {
+        for (std::size_t h = 0; h < heads_.problems.size(); ++h) {
+            ForwardOutputs out;
+            out.o = zero_matrix(backend_, n_q_, d_v_);
+            out.o_unrounded = zero_matrix(backend_, n_q_, d_v_);
+            out.lse = backend_.zeros(static_cast<std::size_t>(n_q_));
+            if (schedule_.p_saved) {
+                out.p = zero_matrix(backend_, n_q_, n_k_);
+                if (heads_.scales.cap > 0) out.capped = zero_matrix(backend_, n_q_, n_k_);
+                if (has_sink) out.sink_p = backend_.zeros(static_cast<std::size_t>(n_q_));
+            }
+            outputs_.push_back(out);
         }
     }
-    return out;
-}
+    void run() {
+        const std::size_t count = heads_.problems.size();
+        const HeadGroup& g0 = groups_.front();
+        flat_plan_.push_back(flat(plan_));
+        problems_ = heads_.problems;  // as they were sent: a back end may read them where they stand
+        ForwardJob job;
+        job.plan = sent_all(backend_, flat_plan_);
+        job.problems = sent_all(backend_, problems_);
+        job.seed = g0.seed;
+        job.layer = g0.layer;
+        job.watch = watch_.sent(backend_);
+        job.watched = watch_.active();
+        job.outputs = sent_all(backend_, outputs_);
+        std::ptrdiff_t doubles = 0;
+        job.slabs = forward_slabs(schedule_, n_q_, n_k_, d_v_, count, backend_.limits(), watch_.active(), doubles);
+        const std::ptrdiff_t teams = n_q_ > 0 ? job.slabs.teams(static_cast<std::ptrdiff_t>(count)) : 0;
+        if (job.watch.taped == 0) {
+            job.last_first = true;
+            backend_.run(job, teams, doubles);
+            return;
+        }
+        run_taped(backend_, job, teams, doubles, forward_tape(schedule_, job.watch.taped, n_q_, n_k_, d_v_),
+                  [&](std::ptrdiff_t, std::vector<double>& tape) {
+                      for (const TapedTile& t : tiles_of(tape, g0.layer)) show(instrument_, t);
+                  });
+    }
+
+    Backend& backend_;
+    std::span<const HeadGroup> groups_;
+    const Schedule& schedule_;
+    const RoundingPlan& plan_;
+    I& instrument_;
+    Heads<Backend>& heads_;
+    CallWatch watch_;
+    std::ptrdiff_t n_q_ = 0, n_k_ = 0, d_v_ = 0;
+    std::vector<FlatPlan> flat_plan_;
+    std::vector<HeadProblem> problems_;
+    std::vector<ForwardOutputs> outputs_;
+};
 
 /// One call's backward, step by step.
 template <class I, class Backend>
 class Backward {
   public:
+    /// kept: what the forward left on the side that computes, where heads are those of its call; else nullptr, and P is sent.
     Backward(Backend& backend, std::span<const HeadGroup> groups, std::span<const GroupForward> forwards,
-             const RoundingPlan& plan, I& instrument, const Instrument* watched)
+             const RoundingPlan& plan, I& instrument, const Instrument* watched, Heads<Backend>& heads,
+             const std::vector<ForwardOutputs>* kept)
         : backend_(backend),
           groups_(groups),
           forwards_(forwards),
           schedule_(plan.schedule),
           instrument_(instrument),
           stage_(plan, &instrument, groups.front().seed, groups.front().layer),
-          heads_(backend, groups, plan),
+          heads_(heads),
+          kept_(kept),
           plan_(plan),
           per_group_(groups.front().q.size()),
           watch_(watched, groups.front().layer, groups.front().first_head, groups.size() * per_group_) {}
@@ -124,8 +163,9 @@ class Backward {
         cpu::Stage<I> unseen(plan_, repeated.get(), groups_.front().seed, groups_.front().layer);
         for (const HeadGroup& group : groups_) {
             cpu::check_call(group, plan_, true);
-            heads_.add(group, unseen, &stage_);
+            if (kept_ == nullptr) heads_.add(group, unseen);
         }
+        heads_.add_gradients(groups_, stage_);
         const HeadProblem& first = heads_.problems.front();
         n_q_ = first.n_q(), n_k_ = first.n_k(), d_ = first.q.cols, d_v_ = first.v.cols;
         prepare_rows();
@@ -134,6 +174,7 @@ class Backward {
         if (n_q_ > 0) {
             if (schedule_.zero_sum != ZeroSum::none) run_part(BackwardPart::collect);
             if (n_k_ > 0) key_part();
+            backend_.mark();
             query_part();
         }
         return gradients();
@@ -166,7 +207,10 @@ class Backward {
                 delta_[h] = quantities_[h].delta_from_output(heads_.douts[h].view());
                 r.delta = sent(backend_, delta_[h]);
             }
-            if (schedule_.p_saved) {
+            if (schedule_.p_saved && kept_ != nullptr) {
+                r.p = read_only((*kept_)[h].p);
+                r.capped = read_only((*kept_)[h].capped);
+            } else if (schedule_.p_saved) {
                 r.p = sent(backend_, fwd.p);
                 if (heads_.scales.cap > 0) r.capped = sent(backend_, fwd.capped);
             }
@@ -192,14 +236,12 @@ class Backward {
         job_.watched = watch_.active();
         job_.rows = sent_all(backend_, rows_);
     }
-    [[nodiscard]] TileAxis queries() const { return {n_q_, schedule_.bwd_block_q}; }
-    [[nodiscard]] TileAxis keys() const { return {n_k_, schedule_.bwd_block_k}; }
+    [[nodiscard]] BackwardShape shape() const { return {n_q_, n_k_, d_, d_v_, heads_.scales.cap > 0}; }
 
     /// The job of a part, its teams, and their memory.
     std::ptrdiff_t teams_of(BackwardPart part, std::ptrdiff_t& doubles) {
         job_.part = part;
-        job_.slabs = backward_slabs(schedule_, part, {n_q_, n_k_, d_, d_v_, heads_.scales.cap > 0}, count(),
-                                    backend_.limits(), watch_.active(), doubles);
+        job_.slabs = backward_slabs(schedule_, part, shape(), count(), backend_.limits(), watch_.active(), doubles);
         return job_.slabs.teams(static_cast<std::ptrdiff_t>(count()));
     }
     void run_part(BackwardPart part) {
@@ -209,15 +251,13 @@ class Backward {
         backend_.run(job_, teams, doubles);
     }
     template <class Play>
-    void run_taped_part(BackwardPart part, std::uint64_t taped, std::ptrdiff_t steps, Play&& play) {
+    void run_taped_part(BackwardPart part, std::uint64_t taped, Play&& play) {
         std::ptrdiff_t doubles = 0;
         const std::ptrdiff_t teams = teams_of(part, doubles);
         BackwardJob job = job_;
         job.last_first = false;  // the tape's order is that of the teams
         job.watch.taped = taped;
-        const std::ptrdiff_t capacity =
-            tape_capacity(taped, Pass::backward, steps, 0, queries().block(), keys().block(), std::max(d_, d_v_));
-        run_taped(backend_, job, teams, doubles, capacity, play);
+        run_taped(backend_, job, teams, doubles, backward_tape(schedule_, part, taped, shape()), play);
     }
 
     void delta_of_probabilities() {
@@ -233,57 +273,56 @@ class Backward {
         }
     }
 
-    static constexpr std::uint64_t dq_bit = std::uint64_t{1} << index(Site::dq_accumulate);
-
     /// dk and dv, and every tile of scores on the tape.
     void key_part() {
-        const std::uint64_t taped = job_.watch.taped & ~dq_bit;
+        const std::uint64_t taped = job_.watch.taped & ~taped_by_queries;
         if (taped == 0) return run_part(BackwardPart::key);
-        run_taped_part(BackwardPart::key, taped, queries().count(), [&](std::ptrdiff_t, std::vector<double>& tape) {
+        run_taped_part(BackwardPart::key, taped, [&](std::ptrdiff_t, std::vector<double>& tape) {
             for (const TapedTile& t : tiles_of(tape, job_.layer)) show(instrument_, t);
         });
     }
     /// dq. Its tiles go to the instrument in the order of kernels/cpu, where key tiles are the outer loop, behind those of
     /// the other sites.
     void query_part() {
-        if ((job_.watch.taped & dq_bit) == 0) return run_part(BackwardPart::query);
-        const std::ptrdiff_t per_head = queries().count();
+        if ((job_.watch.taped & taped_by_queries) == 0) return run_part(BackwardPart::query);
+        const std::ptrdiff_t per_head = TileAxis(n_q_, schedule_.bwd_block_q).count();
         std::vector<std::vector<double>> tapes;
-        run_taped_part(BackwardPart::query, dq_bit, keys().count(),
-                       [&](std::ptrdiff_t team, std::vector<double>& tape) {
-                           tapes.push_back(std::move(tape));
-                           if ((team + 1) % per_head != 0) return;
-                           std::vector<TapedTile> tiles;
-                           for (std::vector<double>& one : tapes)
-                               for (const TapedTile& t : tiles_of(one, job_.layer)) tiles.push_back(t);
-                           const bool up = schedule_.bwd_key_order == Order::ascending;
-                           std::ranges::stable_sort(
-                               tiles, {}, [&](const TapedTile& t) { return up ? t.where.k_tile : -t.where.k_tile; });
-                           for (const TapedTile& t : tiles) show(instrument_, t);
-                           tapes.clear();
-                       });
+        run_taped_part(BackwardPart::query, taped_by_queries, [&](std::ptrdiff_t team, std::vector<double>& tape) {
+            tapes.push_back(std::move(tape));
+            if ((team + 1) % per_head != 0) return;
+            std::vector<TapedTile> tiles;
+            for (std::vector<double>& one : tapes)
+                for (const TapedTile& t : tiles_of(one, job_.layer)) tiles.push_back(t);
+            const bool up = schedule_.bwd_key_order == Order::ascending;
+            std::ranges::stable_sort(tiles, {},
+                                     [&](const TapedTile& t) { return up ? t.where.k_tile : -t.where.k_tile; });
+            for (const TapedTile& t : tiles) show(instrument_, t);
+            tapes.clear();
+        });
     }
 
+    /// dk and dv first, which are there while the teams of dq still work.
     std::vector<GroupBackward> gradients() {
         const cpu::GradientFactors factors(stage_, schedule_, heads_.scales);
         std::vector<GroupBackward> out(groups_.size());
         for (std::size_t g = 0; g < groups_.size(); ++g) {
             const int first_head = groups_[g].first_head;
             std::vector<Matrix> dk, dv;
-            for (std::size_t h = 0; h < per_group_; ++h) {
-                const std::size_t at = g * per_group_ + h;
-                out[g].dq.push_back(fetched(backend_, rows_[at].dq));
-                dk.push_back(fetched(backend_, rows_[at].dk));
-                dv.push_back(fetched(backend_, rows_[at].dv));
-                if (masks_[at].sink != nullptr)
-                    out[g].dsink.push_back(quantities_[at].sink_gradient(sink_p_[at], delta_[at]));
-                cpu::finish_gradient(stage_, Site::dq_cast, first_head + static_cast<int>(h), factors.scores,
-                                     out[g].dq.back());
+            for (std::size_t at = g * per_group_; at < (g + 1) * per_group_; ++at) {
+                dk.push_back(fetched_marked(backend_, rows_[at].dk));
+                dv.push_back(fetched_marked(backend_, rows_[at].dv));
             }
             out[g].dk = cpu::reduce_group(stage_, Site::dk_cast, first_head, factors.scores, schedule_.group_reduce,
                                           std::move(dk));
             out[g].dv = cpu::reduce_group(stage_, Site::dv_cast, first_head, factors.values, schedule_.group_reduce,
                                           std::move(dv));
+        }
+        for (std::size_t at = 0; at < count(); ++at) {
+            GroupBackward& of_group = out[at / per_group_];
+            of_group.dq.push_back(fetched(backend_, rows_[at].dq));
+            if (masks_[at].sink != nullptr)
+                of_group.dsink.push_back(quantities_[at].sink_gradient(sink_p_[at], delta_[at]));
+            cpu::finish_gradient(stage_, Site::dq_cast, heads_.problems[at].head, factors.scores, of_group.dq.back());
         }
         return out;
     }
@@ -294,7 +333,8 @@ class Backward {
     const Schedule& schedule_;
     I& instrument_;
     cpu::Stage<I> stage_;
-    Heads<Backend> heads_;
+    Heads<Backend>& heads_;
+    const std::vector<ForwardOutputs>* kept_;
     const RoundingPlan& plan_;
     std::size_t per_group_;
     CallWatch watch_;
@@ -313,9 +353,15 @@ class Backward {
 template <class Backend>
 std::vector<GroupForward> forward(Backend& backend, std::span<const HeadGroup> groups, const RoundingPlan& plan,
                                   Instrument* instrument = nullptr) {
-    if (instrument != nullptr) return detail::forward(backend, groups, plan, *instrument, instrument);
+    Heads<Backend> heads(backend, groups, plan);
+    const auto run = [&](auto& i) {
+        detail::Forward call(backend, groups, plan, i, instrument, heads);
+        call.start();
+        return call.fetch();
+    };
+    if (instrument != nullptr) return run(*instrument);
     cpu::NoInstrument none;
-    return detail::forward(backend, groups, plan, none, nullptr);
+    return run(none);
 }
 
 /// The same as attention_backward of each group. With an instrument, of one group: the tiles of each site come in the order
@@ -324,10 +370,34 @@ template <class Backend>
 std::vector<GroupBackward> backward(Backend& backend, std::span<const HeadGroup> groups,
                                     std::span<const GroupForward> forwards, const RoundingPlan& plan,
                                     Instrument* instrument = nullptr) {
-    if (instrument != nullptr)
-        return detail::Backward<Instrument, Backend>(backend, groups, forwards, plan, *instrument, instrument).run();
+    Heads<Backend> heads(backend, groups, plan);
+    const auto run = [&](auto& i) {
+        return detail::Backward(backend, groups, forwards, plan, i, instrument, heads, nullptr).run();
+    };
+    if (instrument != nullptr) return run(*instrument);
     cpu::NoInstrument none;
-    return detail::Backward<cpu::NoInstrument, Backend>(backend, groups, forwards, plan, none, nullptr).run();
+    return run(none);
+}
+
+/// Both passes of each group.
+struct Attention {
+    std::vector<GroupForward> forward;
+    std::vector<GroupBackward> backward;
+};
+/// forward() and backward() in one call: q, k and v are cast and sent once, and what the backward reads of the forward, P where
+/// the plan saves it, stays where it is.
+template <class Backend>
+Attention attention(Backend& backend, std::span<const HeadGroup> groups, const RoundingPlan& plan) {
+    Heads<Backend> heads(backend, groups, plan);
+    cpu::NoInstrument none;
+    detail::Forward first(backend, groups, plan, none, nullptr, heads);
+    first.start();
+    cpu::Stage<cpu::NoInstrument> stage(plan, &none, groups.front().seed, groups.front().layer);
+    heads.add_gradients(groups, stage);  // while the teams work
+    Attention out;
+    out.forward = first.fetch();
+    out.backward = detail::Backward(backend, groups, out.forward, plan, none, nullptr, heads, &first.outputs()).run();
+    return out;
 }
 
 }  // namespace faultline::emulated

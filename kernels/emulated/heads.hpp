@@ -3,7 +3,7 @@
 #pragma once
 
 #include <span>
-#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <faultline/cpu/group_parts.hpp>
@@ -26,10 +26,17 @@ template <class Backend>
 View<const double> sent(Backend& backend, const Matrix& x) {
     return {backend.upload(x.values.data(), x.values.size()), x.rows, x.cols, x.cols};
 }
+inline View<const double> read_only(const View<double>& x) { return {x.data, x.rows, x.cols, x.stride}; }
 template <class Backend>
 Matrix fetched(Backend& backend, const View<double>& from) {
     Matrix to(from.rows, from.cols);
     backend.download(from.data, to.values.size(), to.values.data());
+    return to;
+}
+template <class Backend>
+Matrix fetched_marked(Backend& backend, const View<double>& from) {
+    Matrix to(from.rows, from.cols);
+    backend.download_marked(from.data, to.values.size(), to.values.data());
     return to;
 }
 template <class Backend>
@@ -52,16 +59,14 @@ class Heads {
     Heads(Backend& backend, std::span<const HeadGroup> groups, const RoundingPlan& plan)
         : scales(plan, groups.front()), backend_(backend), plan_(plan) {}
 
-    /// `stage` shows the casts of q, k and v; `of_gradient`, where the call is a backward, that of dout.
+    /// The operands of a forward of the group; `stage` shows the casts of q, k and v.
     template <class I>
-    void add(const HeadGroup& group, cpu::Stage<I>& stage, std::type_identity_t<cpu::Stage<I>>* of_gradient) {
-        const Matrix k = cpu::cast_input(stage, Site::k_cast, group.first_head, group.k, scales.inputs);
-        const Matrix v = cpu::cast_input(stage, Site::v_cast, group.first_head, group.v, 1.0);
+    void add(const HeadGroup& group, cpu::Stage<I>& stage) {
+        Matrix k = cpu::cast_input(stage, Site::k_cast, group.first_head, group.k, scales.inputs);
         HeadProblem x;
         x.k = sent(backend_, k);
-        x.v = sent(backend_, v);
-        if (of_gradient != nullptr)
-            x.k_for_dq = plan_.schedule.key_centering ? sent(backend_, cpu::centered_keys(plan_, group, k)) : x.k;
+        x.v = sent(backend_, cpu::cast_input(stage, Site::v_cast, group.first_head, group.v, 1.0));
+        if (plan_.schedule.key_centering) keys_.push_back(std::move(k));
         x.scales = {scales.exponent,     scales.bwd_exponent, scales.natural,
                     scales.gradient,     scales.cap,          scales.into_cap,
                     scales.inverse_keep, scales.log2e,        scales.logit_per_score(plan_.schedule)};
@@ -69,15 +74,28 @@ class Heads {
         for (std::size_t h = 0; h < group.q.size(); ++h) {
             x.head = group.first_head + static_cast<int>(h);
             x.q = sent(backend_, cpu::cast_input(stage, Site::q_cast, x.head, group.q[h], scales.inputs));
-            if (of_gradient != nullptr) {
-                douts.push_back(cpu::cast_input(*of_gradient, Site::do_cast, x.head, group.dout[h], 1.0));
-                x.dout = sent(backend_, douts.back());
-            }
             if (!group.bias.empty()) x.bias = sent(backend_, Matrix(group.bias[h]));
             if (!group.dropout.empty()) x.kept = sent(backend_, Matrix(group.dropout[h]));
             x.has_sink = !group.sink.empty();
             if (x.has_sink) x.sink = group.sink[h];
             problems.push_back(x);
+        }
+    }
+
+    /// What a backward of all groups takes beside them, once; `stage` shows the cast of dout.
+    template <class I>
+    void add_gradients(std::span<const HeadGroup> groups, cpu::Stage<I>& stage) {
+        if (!douts.empty()) return;
+        for (std::size_t g = 0; g < groups.size(); ++g) {
+            const std::size_t per_group = groups[g].q.size();
+            View<const double> centered;
+            if (plan_.schedule.key_centering) centered = sent(backend_, cpu::centered_keys(plan_, groups[g], keys_[g]));
+            for (std::size_t h = 0; h < per_group; ++h) {
+                HeadProblem& x = problems[g * per_group + h];
+                douts.push_back(cpu::cast_input(stage, Site::do_cast, x.head, groups[g].dout[h], 1.0));
+                x.dout = sent(backend_, douts.back());
+                x.k_for_dq = plan_.schedule.key_centering ? centered : x.k;
+            }
         }
     }
 
@@ -88,6 +106,7 @@ class Heads {
   private:
     Backend& backend_;
     const RoundingPlan& plan_;
+    std::vector<Matrix> keys_;  ///< of each group, after their cast; with key centering alone
 };
 
 }  // namespace faultline::emulated

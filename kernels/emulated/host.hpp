@@ -24,6 +24,8 @@ class HostBackend {
     [[nodiscard]] Limits limits() const { return {wanted_teams_, least_rows_}; }
     [[nodiscard]] std::size_t tape_doubles() const { return tape_doubles_; }
     double* zeros(std::size_t n) { return buffers_.emplace_back(n, 0.0).data(); }
+    double* tape(std::size_t n) { return zeros(n); }
+    void mark() {}
     const double* upload(const double* from, std::size_t n) {
         double* to = zeros(n);
         write(to, from, n);
@@ -33,6 +35,7 @@ class HostBackend {
         if (n > 0) std::memcpy(to, from, n * sizeof *to);
     }
     void download(const double* from, std::size_t n, double* to) { write(to, from, n); }
+    void download_marked(const double* from, std::size_t n, double* to) { write(to, from, n); }
     /// The values stay where they are: the caller keeps them for as long as a job runs.
     template <class T>
     const T* upload_values(const T* values, std::size_t) {

@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a call's tiles are dealt out to teams, and what memory it takes.
+// How a call's tiles are dealt out to teams, and what memory it takes: the driver takes its slabs and tapes from here, and so
+// does who asks beforehand whether there is room.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
-#include <faultline/cpu/attention.hpp>
+#include <faultline/cpu/scores.hpp>
 #include <faultline/emulated/jobs.hpp>
+#include <faultline/emulated/tape.hpp>
 
 namespace faultline::emulated {
 
@@ -67,44 +70,168 @@ inline Slabs backward_slabs(const Schedule& schedule, BackwardPart part, const B
     return slabs;
 }
 
-/// Doubles that a call takes on the side that computes.
+/// Doubles of a team's tape in the forward, and in a part of the backward; taped: the sites, as Watch has them.
+inline std::ptrdiff_t forward_tape(const Schedule& schedule, std::uint64_t taped, std::ptrdiff_t n_q,
+                                   std::ptrdiff_t n_k, std::ptrdiff_t d_v) {
+    const TileAxis keys(n_k, schedule.block_k);
+    return tape_capacity(taped, Pass::forward, keys.count(), schedule.key_splits + 3,
+                         TileAxis(n_q, schedule.block_q).block(), keys.block(), d_v);
+}
+inline std::ptrdiff_t backward_tape(const Schedule& schedule, BackwardPart part, std::uint64_t taped,
+                                    const BackwardShape& x) {
+    const TileAxis queries(x.n_q, schedule.bwd_block_q), keys(x.n_k, schedule.bwd_block_k);
+    return tape_capacity(taped, Pass::backward, part == BackwardPart::key ? queries.count() : keys.count(), 0,
+                         queries.block(), keys.block(), std::max(x.d, x.d_v));
+}
+/// The tiles of dq_accumulate are taped by the teams of queries, all others of the backward by those of keys.
+inline constexpr std::uint64_t taped_by_queries = std::uint64_t{1} << index(Site::dq_accumulate);
+
+/// What a piece of a call's memory is rounded up to, in bytes.
+inline constexpr std::size_t piece_bytes = 256;
+
+/// Memory that a call takes on the side that computes, to the byte.
 struct Need {
-    std::size_t whole = 0;     ///< operands, outputs and rows of all groups
-    std::size_t per_team = 0;  ///< tiles of a team
-    std::ptrdiff_t teams = 0;  ///< in the largest of the call's jobs
+    /// The teams of one launch.
+    struct Launch {
+        std::ptrdiff_t teams = 0;
+        std::ptrdiff_t tiles = 0;  ///< doubles of a team; 0 where they stand in fast memory
+        std::ptrdiff_t tape = 0;   ///< the same; 0 where nothing is observed
+
+        /// How many work at once where all their tapes, and all their tiles, may have so many bytes; one has what it needs.
+        [[nodiscard]] std::ptrdiff_t taped_at_once(std::size_t most) const {
+            return tape == 0 ? teams : at_once(teams, tape, most / sizeof(double));
+        }
+        [[nodiscard]] std::size_t tile_bytes(std::size_t most) const {
+            return tiles == 0 ? 0 : bytes(at_once(taped_at_once(most), tiles, most / sizeof(double)) * tiles);
+        }
+        [[nodiscard]] std::size_t tape_bytes(std::size_t most) const { return bytes(taped_at_once(most) * tape); }
+
+      private:
+        static std::size_t bytes(std::ptrdiff_t doubles) { return static_cast<std::size_t>(doubles) * sizeof(double); }
+    };
+    std::size_t operands = 0;  ///< bytes: operands, outputs, rows and descriptions of all groups, each a piece
+    std::vector<Launch> launches;
+
+    /// Of the launch that takes most, since they follow each other.
+    [[nodiscard]] std::size_t tile_bytes(std::size_t most) const {
+        std::size_t largest = 0;
+        for (const Launch& launch : launches) largest = std::max(largest, launch.tile_bytes(most));
+        return largest;
+    }
+    /// Of all launches: a tape is kept to the end of the call.
+    [[nodiscard]] std::size_t tape_bytes(std::size_t most) const {
+        std::size_t sum = 0;
+        for (const Launch& launch : launches) sum += launch.tape_bytes(most);
+        return sum;
+    }
 };
 
-inline std::size_t elements(std::ptrdiff_t rows, std::ptrdiff_t cols) { return static_cast<std::size_t>(rows * cols); }
+/// Which passes one call makes; `both` keeps on that side what the backward takes from the forward.
+enum class Passes : unsigned char { forward, backward, both };
 
-inline Need forward_need(std::span<const HeadGroup> groups, const RoundingPlan& plan, const Limits& limits) {
-    const HeadGroup& g = groups.front();
-    const std::ptrdiff_t n_q = g.q.front().rows, n_k = g.k.rows, d = g.k.cols, d_v = g.v.cols;
-    const std::size_t heads = groups.size() * g.q.size(), scores = elements(n_q, n_k);
-    const bool saved = plan.schedule.p_saved;
-    std::ptrdiff_t doubles = 0;
-    const Slabs slabs = forward_slabs(plan.schedule, n_q, n_k, d_v, heads, limits, false, doubles);
-    return {groups.size() * elements(n_k, d + d_v) +
-                heads * (elements(n_q, d + 2 * d_v + 2) +
-                         scores * ((g.bias.empty() ? 0u : 1u) + (g.dropout.empty() ? 0u : 1u) + (saved ? 1u : 0u) +
-                                   (saved && g.softcap > 0 ? 1u : 0u))),
-            static_cast<std::size_t>(doubles), slabs.teams(static_cast<std::ptrdiff_t>(heads))};
-}
+/// Adds up what the driver takes (Heads, detail::Forward, detail::Backward), in their order.
+class NeedOf {
+  public:
+    /// Groups of one shape; their shapes are read, no values. instrument: as the call would be given it.
+    NeedOf(std::span<const HeadGroup> groups, const RoundingPlan& plan, const Limits& limits,
+           const Instrument* instrument)
+        : schedule_(plan.schedule),
+          limits_(limits),
+          g_(groups.front()),
+          x_{g_.q.front().rows, g_.k.rows, g_.k.cols, g_.v.cols, cpu::Scales(plan, g_).cap > 0},
+          groups_(groups.size()),
+          heads_(groups.size() * g_.q.size()),
+          watch_(instrument, g_.layer, g_.first_head, heads_) {}
 
-inline Need backward_need(std::span<const HeadGroup> groups, const RoundingPlan& plan, const Limits& limits) {
-    const HeadGroup& g = groups.front();
-    const BackwardShape shape{g.q.front().rows, g.k.rows, g.k.cols, g.v.cols, g.softcap > 0};
-    const std::size_t heads = groups.size() * g.q.size();
-    Need need = forward_need(groups, plan, limits);
-    need.whole +=
-        groups.size() * elements(shape.n_k, shape.d) +
-        heads * (elements(shape.n_q, 2 * shape.d + shape.d_v + 12) + elements(shape.n_k, 2 * shape.d + shape.d_v));
-    for (const BackwardPart part : {BackwardPart::query, BackwardPart::key}) {
-        std::ptrdiff_t doubles = 0;
-        const Slabs slabs = backward_slabs(plan.schedule, part, shape, heads, limits, false, doubles);
-        need.per_team = std::max(need.per_team, static_cast<std::size_t>(doubles));
-        need.teams = std::max(need.teams, slabs.teams(static_cast<std::ptrdiff_t>(heads)));
+    [[nodiscard]] Need of(Passes passes) {
+        need_ = {};
+        operands();
+        if (passes != Passes::backward) forward();
+        if (passes != Passes::forward) backward(passes == Passes::both);
+        return need_;
     }
-    return need;
-}
+
+  private:
+    void take(std::size_t times, std::ptrdiff_t rows, std::ptrdiff_t cols) {
+        need_.operands += times * rounded(static_cast<std::size_t>(rows * cols) * sizeof(double));
+    }
+    template <class T>
+    void take_values(std::size_t count) {
+        need_.operands += rounded(count * sizeof(T));
+    }
+    static std::size_t rounded(std::size_t bytes) { return (bytes + piece_bytes - 1) / piece_bytes * piece_bytes; }
+
+    void operands() {
+        take(groups_, x_.n_k, x_.d);
+        take(groups_, x_.n_k, x_.d_v);
+        take(heads_, x_.n_q, x_.d);
+        if (!g_.bias.empty()) take(heads_, x_.n_q, x_.n_k);
+        if (!g_.dropout.empty()) take(heads_, x_.n_q, x_.n_k);
+    }
+    /// The plan, the heads and what stands at the sites, of one pass.
+    void descriptions() {
+        take_values<FlatPlan>(1);
+        take_values<HeadProblem>(heads_);
+        if (!watch_.active()) return;
+        take_values<Alteration>(watch_.alterations());
+        take_values<int>(watch_.firsts());
+    }
+    void launch(const Slabs& slabs, std::ptrdiff_t tiles, std::ptrdiff_t tape) {
+        need_.launches.push_back(
+            {slabs.teams(static_cast<std::ptrdiff_t>(heads_)), tiles > limits_.fast_doubles ? tiles : 0, tape});
+    }
+
+    void forward() {
+        take(2 * heads_, x_.n_q, x_.d_v);
+        take(heads_, x_.n_q, 1);
+        if (schedule_.p_saved) {
+            take((x_.has_cap ? 2 : 1) * heads_, x_.n_q, x_.n_k);
+            if (!g_.sink.empty()) take(heads_, x_.n_q, 1);
+        }
+        descriptions();
+        take_values<ForwardOutputs>(heads_);
+        if (x_.n_q == 0) return;
+        std::ptrdiff_t doubles = 0;
+        const Slabs slabs = forward_slabs(schedule_, x_.n_q, x_.n_k, x_.d_v, heads_, limits_, watch_.active(), doubles);
+        launch(slabs, doubles,
+               watch_.taped() == 0 ? 0 : forward_tape(schedule_, watch_.taped(), x_.n_q, x_.n_k, x_.d_v));
+    }
+
+    /// keeps: P stands there since the forward.
+    void backward(bool keeps) {
+        if (schedule_.key_centering) take(groups_, x_.n_k, x_.d);
+        take(heads_, x_.n_q, x_.d_v);
+        rows(keeps);
+        descriptions();
+        take_values<BackwardRows>(heads_);
+        if (x_.n_q == 0) return;
+        if (needs_dp(schedule_.delta_from)) part(BackwardPart::sum_probabilities, 0);
+        if (schedule_.zero_sum != ZeroSum::none) part(BackwardPart::collect, 0);
+        if (x_.n_k > 0) part(BackwardPart::key, watch_.taped() & ~taped_by_queries);
+        part(BackwardPart::query, watch_.taped() & taped_by_queries);
+    }
+    void rows(bool keeps) {
+        take((needs_dp(schedule_.delta_from) ? 6 : 2) * heads_, x_.n_q, 1);
+        if (schedule_.p_saved && !keeps) take((x_.has_cap ? 2 : 1) * heads_, x_.n_q, x_.n_k);
+        if (schedule_.zero_sum != ZeroSum::none) take(5 * heads_, x_.n_q, 1);
+        const std::size_t times = BackwardMemory::projects(schedule_) ? 2 * heads_ : heads_;
+        take(times, x_.n_q, x_.d);
+        take(times, x_.n_k, x_.d);
+        take(heads_, x_.n_k, x_.d_v);
+    }
+    void part(BackwardPart part, std::uint64_t taped) {
+        std::ptrdiff_t doubles = 0;
+        const Slabs slabs = backward_slabs(schedule_, part, x_, heads_, limits_, watch_.active(), doubles);
+        launch(slabs, doubles, taped == 0 ? 0 : backward_tape(schedule_, part, taped, x_));
+    }
+
+    const Schedule& schedule_;
+    Limits limits_;
+    const HeadGroup& g_;
+    BackwardShape x_;
+    std::size_t groups_, heads_;
+    CallWatch watch_;
+    Need need_;
+};
 
 }  // namespace faultline::emulated

@@ -38,6 +38,9 @@ class CallWatch {
         }
     }
     [[nodiscard]] bool active() const { return (watch_.taped | watch_.altered) != 0; }
+    [[nodiscard]] std::uint64_t taped() const { return watch_.taped; }
+    [[nodiscard]] std::size_t alterations() const { return alterations_.size(); }
+    [[nodiscard]] std::size_t firsts() const { return first_.size(); }
     /// On the side that computes, without a tape.
     template <class Backend>
     [[nodiscard]] Watch sent(Backend& backend) const {
@@ -70,6 +73,13 @@ inline std::ptrdiff_t tape_capacity(std::uint64_t taped, Pass pass, std::ptrdiff
         doubles += (scores ? steps : 2 * steps + ends) * (tape_fields + 2 * size);
     }
     return doubles;
+}
+
+/// How many of `teams` teams, each with so many doubles of memory, work at once where `most` doubles may be taken; one has what
+/// it needs.
+inline std::ptrdiff_t at_once(std::ptrdiff_t teams, std::ptrdiff_t doubles, std::size_t most) {
+    return std::min(teams,
+                    static_cast<std::ptrdiff_t>(std::max<std::size_t>(1, most / static_cast<std::size_t>(doubles))));
 }
 
 /// A tile that stands on a tape.
@@ -121,10 +131,9 @@ inline std::vector<TapedTile> tiles_of(std::vector<double>& tape, int layer) {
 template <class Backend, class Job, class Play>
 void run_taped(Backend& backend, Job job, std::ptrdiff_t teams, std::ptrdiff_t doubles, std::ptrdiff_t capacity,
                Play&& play) {
-    const auto wave = std::min<std::ptrdiff_t>(
-        teams, std::max<std::ptrdiff_t>(1, static_cast<std::ptrdiff_t>(backend.tape_doubles()) / capacity));
+    const std::ptrdiff_t wave = at_once(teams, capacity, backend.tape_doubles());
     job.watch.capacity = capacity;
-    job.watch.tape = backend.zeros(static_cast<std::size_t>(wave * capacity));
+    job.watch.tape = backend.tape(static_cast<std::size_t>(wave * capacity));
     for (std::ptrdiff_t first = 0; first < teams; first += wave) {
         const std::ptrdiff_t count = std::min(wave, teams - first);
         const double nothing = 0;

@@ -243,8 +243,8 @@ class SmallBackend final : public AttentionBackend {
     explicit SmallBackend(std::ptrdiff_t keys) : keys_(keys) {}
     [[nodiscard]] std::string_view name() const override { return "small"; }
     [[nodiscard]] int calls_at_once(int threads) const override { return threads; }
-    void expect_room(const HeadGroup& in, const RoundingPlan&) const override {
-        if (in.k.rows > keys_) throw WorkError("no room");
+    void expect_room(const HeadGroup& in, const RoundingPlan& plan, const Instrument*) const override {
+        if (in.k.rows > keys_) throw NoRoom("plan \"" + plan.name + "\": no room");
     }
     [[nodiscard]] GroupForward forward(const HeadGroup& in, const RoundingPlan& plan, Instrument* i) const override {
         ++calls;

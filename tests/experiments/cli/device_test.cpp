@@ -83,10 +83,29 @@ class DeviceRefusalOnACard : public DeviceRefusal {
     }
 };
 
-// A head of 512 x 64 takes some 4 MiB with its gradients.
+// Two query heads of 512 x 64 take some 3 MiB with their gradients. The sentence names file, layer and plan.
 TEST_F(DeviceRefusalOnACard, ACaptureThatDoesNotFitIsRefusedBeforeAnyWork) {
-    for (const std::vector<std::string>& command : commands)
-        expect_refused(command, {{"FAULTLINE_DEVICE_MIB", "2"}}, "MiB and 2 are free");
+    for (const std::vector<std::string>& command : commands) {
+        expect_refused(command, {{"FAULTLINE_DEVICE_MIB", "2"}}, "and 2 MiB are free");
+        expect_refused(command, {{"FAULTLINE_DEVICE_MIB", "2"}}, "capture.safetensors: layer0: device cuda: plan \"");
+    }
+}
+
+// What is recorded takes 23 MiB beside the 4 of the run (kernels/emulated/needs.hpp).
+TEST_F(DeviceRefusalOnACard, ARecorderThatDoesNotFitIsRefusedBeforeAnyWork) {
+    expect_refused(commands.front(), {{"FAULTLINE_DEVICE_MIB", "20"}},
+                   "of them for what is recorded, and 20 MiB are free");
+}
+
+// Those that save P take 7 MiB, the others 3.
+TEST_F(DeviceRefusalOnACard, IdentifyLeavesOutThePlansWithoutRoom) {
+    const std::vector<std::string> command{"identify", "--rank-only", "--json"};
+    const Outcome some = outcome_of(command, {{"FAULTLINE_DEVICE_MIB", "5"}}), all = outcome_of(command, {});
+    ASSERT_EQ(some.status, 0) << some.err;
+    ASSERT_EQ(all.status, 0) << all.err;
+    EXPECT_THAT(some.out, AllOf(HasSubstr("\"left_out\""), HasSubstr("\"plan\": \"math\""),
+                                HasSubstr("layer0: device cuda: plan \\\"math\\\": a run needs ")));
+    EXPECT_THAT(all.out, Not(HasSubstr("left_out")));
 }
 
 TEST_F(DeviceRefusalOnACard, ALimitThatIsNoNumber) {
