@@ -60,8 +60,11 @@ void check_device(const Prepared& prepared, const RankGroup& group) {
     const std::string& device = prepared.common.device;
     const std::string where = prepared.settings.where("device");
     constexpr std::array<std::string_view, 2> devices{"cpu", "cuda"};
-    if (device != "cpu" && device != "cuda")
-        throw RequestError(fmt::format("{}: {}: {}", where, in_quotes(device), expected_one_of(device, devices)));
+    if (device != "cpu" && device != "cuda")  // "gpu", which is near to the one by its letters, means the other
+        throw RequestError(fmt::format("{}: {}: {}", where, in_quotes(device),
+                                       device == "gpu" || device == "GPU"
+                                           ? "expected one of cpu, cuda (did you mean \"cuda\"?)"
+                                           : expected_one_of(device, devices)));
     if (device == "cuda" && prepared.command.name == "sweep")
         throw RequestError(
             fmt::format("{}: a sweep's runs say it themselves: expected device = \"cuda\" in its [train]", where));

@@ -3,8 +3,10 @@
 // of inputs that reaches every fault, and truth its values and bounds; on the host, or on the card at hand.
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <memory>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -18,9 +20,11 @@
 #include <faultline/device/device.hpp>
 #include <faultline/device/truth.hpp>
 #include <faultline/emulated/host.hpp>
+#include <faultline/format/format.hpp>
 #include <faultline/generation/family.hpp>
 #include <faultline/plan/nearest_name.hpp>
 #include <faultline/plan/presets.hpp>
+#include <faultline/random/random_stream.hpp>
 #include <faultline/tensor/text.hpp>
 #include <faultline/truth_teams/host.hpp>
 
@@ -76,6 +80,12 @@ struct Tally {
     }
 };
 
+/// What one row of the listing says.
+struct Compared {
+    Tally tally;
+    double cpu_seconds = 0, device_seconds = 0;
+};
+
 double seconds_since(std::chrono::steady_clock::time_point start) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
@@ -113,6 +123,55 @@ Side in_device_form(const std::string& device, const std::vector<HeadGroup>& gro
                  [&](const auto& forward) { return emulated::backward(backend, groups, forward, plan); });
 }
 
+/// Heads whose operands and results travel to a card in several pieces (Staging): as bf16 in two of 2^19 values, as floats in three,
+/// as doubles in five. `exact` has results that are doubles, fp32 inputs travel as floats.
+struct LargeHeads {
+    static constexpr std::ptrdiff_t n = 4200, d = 128;
+    std::vector<Matrix> values;
+    std::vector<HeadGroup> groups;
+
+    LargeHeads(const Format& format, std::uint64_t seed) {
+        constexpr int heads = 2, operands = 4;
+        for (int i = 0; i < heads * operands; ++i) {
+            const RandomStream stream(seed, static_cast<std::uint64_t>(i));
+            Matrix& m = values.emplace_back(n, d);
+            for (std::size_t e = 0; e < m.values.size(); ++e) m.values[e] = round(stream.normal(e), format);
+        }
+        for (int h = 0; h < heads; ++h) {
+            const auto view = [&](int i) {
+                return std::as_const(values[static_cast<std::size_t>(h * operands + i)]).view();
+            };
+            HeadGroup& group = groups.emplace_back();
+            group.q = {view(0)};
+            group.dout = {view(1)};
+            group.k = view(2);
+            group.v = view(3);
+            group.scale = 1 / std::sqrt(static_cast<double>(d));
+            group.first_head = h;
+        }
+    }
+};
+
+/// On a card alone: elsewhere nothing is copied. Passes one by one, and in one call.
+Compared compare_large(int threads, std::uint64_t seed) {
+    Compared found;
+    const auto add = [&](const char* name, const Format& format) {
+        const LargeHeads heads(format, seed);
+        const RoundingPlan settled = for_head_dim(plan(name), LargeHeads::d, true);
+        const Side reference = on_cpu(heads.groups, settled, threads);
+        const Side other = in_device_form("cuda", heads.groups, settled);
+        const auto start = std::chrono::steady_clock::now();
+        device::Attention both = device::attention(heads.groups, settled);
+        found.device_seconds += other.seconds + seconds_since(start);
+        found.cpu_seconds += reference.seconds;
+        found.tally.add(reference, other);
+        found.tally.add(reference, {std::move(both.forward), std::move(both.backward), 0});
+    };
+    add("fa2", bf16);
+    add("exact", fp32);
+    return found;
+}
+
 /// The fast path alone: what it leaves undecided is the processor's on every device.
 constexpr TruthOptions fast{.correctly_rounded = false};
 
@@ -125,12 +184,6 @@ GroupTruth truth_in_device_form(const std::string& device, const TruthProblem& p
     };
     return detail::attention_truth_by(by_teams, problem, fast);
 }
-
-/// What one row of the listing says.
-struct Compared {
-    Tally tally;
-    double cpu_seconds = 0, device_seconds = 0;
-};
 
 Compared compare_truth(const std::string& device, const std::vector<const InputFamily*>& families,
                        const InputShape& shape, std::uint64_t seed) {
@@ -235,6 +288,11 @@ Status run(const Invocation& call, const Wanted& wanted) {
     if (wanted.plans.empty()) {
         progress.update(plans.size(), plans.size(), "truth");
         add_row("truth", compare_truth(on, families, shape, static_cast<std::uint64_t>(wanted.seed)));
+    }
+    if (wanted.plans.empty() && on == "cuda") {
+        progress.update(plans.size(), plans.size(), "large copies");
+        add_row("large copies",
+                compare_large(static_cast<int>(call.common.threads), static_cast<std::uint64_t>(wanted.seed)));
     }
     progress.clear();
     present(listing, call);
