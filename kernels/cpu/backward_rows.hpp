@@ -20,6 +20,15 @@ struct ProbabilitySums {
         : p_dp(rows, 0.0), exact_p_dp(rows, 0.0), p(sink_p == nullptr ? p_dp : *sink_p), exact_p(p) {}
 };
 
+/// What sum_mod_8 calls, which compiles for the device too, where a lambda of a host function would not be callable.
+struct RoundedToFloat {
+    FAULTLINE_HD double operator()(double x) const { return static_cast<double>(static_cast<float>(x)); }
+};
+struct ProductAdded {
+    const double *a, *b;
+    FAULTLINE_HD double operator()(double sum, std::ptrdiff_t j) const { return sum + a[j] * b[j]; }
+};
+
 template <class I>
 class RowQuantities {
   public:
@@ -145,15 +154,13 @@ class RowQuantities {
     /// The sum of row[0..count) in the order of the schedule, every addition rounded to float; products of two bf16 are
     /// exact in float, so fma or multiply-and-add is the same.
     double dot_in_order(const double* a, const double* b, std::ptrdiff_t count) const {
-        const auto f = [](double x) { return static_cast<double>(static_cast<float>(x)); };
+        constexpr RoundedToFloat f;
         if (schedule_.delta_order == DeltaOrder::sequential) {
             double sum = 0;
             for (std::ptrdiff_t j = 0; j < count; ++j) sum = f(sum + f(a[j] * b[j]));
             return sum;
         }
-        if (schedule_.delta_order == DeltaOrder::mod_8)
-            return sum_mod_8(
-                count, [&](double sum, std::ptrdiff_t j) { return sum + a[j] * b[j]; }, f);
+        if (schedule_.delta_order == DeltaOrder::mod_8) return sum_mod_8(count, ProductAdded{a, b}, f);
         std::vector<double> lane(static_cast<std::size_t>(schedule_.delta_threads), 0.0);
         const std::ptrdiff_t step = schedule_.delta_order == DeltaOrder::octet_pairs ? 2 : 1;
         for (std::ptrdiff_t j = 0; j < count; j += step) {
