@@ -279,8 +279,9 @@ void probabilities(Stage<I>& stage, const ScoreSites& at, const TileAt& where, A
     const auto in_kernel = [&](MatrixView<double> t) {
         std::vector<double> shift(static_cast<std::size_t>(t.rows));
         for (std::ptrdiff_t i = 0; i < t.rows; ++i) shift[static_cast<std::size_t>(i)] = shift_of(i);
-        const bool scaled_before = plan.schedule.scale_at != ScaleAt::exponent;  // c = 1: nothing to fuse
-        if (form == ArgumentForm::subtract_then_scale && !reference_is_scaled) {
+        // c = 1, nothing to fuse or to scale: whatever the form, what is there is subtracted, in one rounding.
+        const bool scaled_before = plan.schedule.scale_at != ScaleAt::exponent;
+        if ((form == ArgumentForm::subtract_then_scale || scaled_before) && !reference_is_scaled) {
             for_each(t, [&](double s, auto i, auto) { return s - (reference[i] == -infinity ? 0.0 : reference[i]); });
             if (!scaled_before) {
                 stage.round_intermediate(at.argument, t);

@@ -155,7 +155,7 @@ FAULTLINE_HD_CALLED void probabilities(Stage& stage, const ScoreSites& at, const
     const ExpBase base = at.backward ? schedule.bwd_exp_base : schedule.exp_base;
     const double c = at.backward ? scales.bwd_exponent : scales.exponent;
     const double offset = at.backward ? 0.0 : schedule.max_offset;
-    const bool scaled_before = schedule.scale_at != ScaleAt::exponent;  // c = 1: nothing to fuse
+    const bool scaled_before = schedule.scale_at != ScaleAt::exponent;  // c = 1: nothing to fuse or to scale
     const bool in_fp32 = is_fp32(stage.rule(at.argument).format);
     const auto or_zero = [](double r) { return r == -infinity() ? 0.0 : r; };
     const bool subtracted = reference == nullptr;
@@ -172,7 +172,7 @@ FAULTLINE_HD_CALLED void probabilities(Stage& stage, const ScoreSites& at, const
         at.argument,
         [&](double s, std::ptrdiff_t i, std::ptrdiff_t) {
             if (subtracted) return s * c;
-            if (form == ArgumentForm::subtract_then_scale && !reference_is_scaled) {
+            if ((form == ArgumentForm::subtract_then_scale || scaled_before) && !reference_is_scaled) {
                 double y = s - or_zero(reference[i]);
                 if (!scaled_before) y = stage.intermediate(at.argument, y) * c;
                 return offset != 0 ? stage.intermediate(at.argument, y) + offset : y;

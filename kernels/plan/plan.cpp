@@ -2,6 +2,9 @@
 #include <faultline/plan/plan.hpp>
 
 #include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
 
 namespace faultline {
 
@@ -28,6 +31,11 @@ std::vector<Site> RoundingPlan::rounding_sites() const {
 namespace {
 
 bool is_power_of_two(int n) { return n > 0 && (n & (n - 1)) == 0; }
+
+std::string number(double x) {
+    std::array<char, 32> digits;
+    return {digits.data(), std::to_chars(digits.data(), digits.data() + digits.size(), x).ptr};
+}
 
 std::optional<PlanProblem> out_of_range(const Schedule& s) {
     const auto outside = [](const char* field, int value, int least, int most) -> std::optional<PlanProblem> {
@@ -58,6 +66,18 @@ std::optional<PlanProblem> contradiction(const Schedule& s) {
     if (s.key_splits > 1 && s.normalize != Normalize::after_pv)
         return PlanProblem{"schedule.key_splits",
                            "is above 1: expected normalize = \"after_pv\", because each split has its own row sum"};
+    if (s.key_splits > 1 && s.block_k == 0)
+        return PlanProblem{"schedule.key_splits",
+                           "is above 1: expected block_k above 0, because the splits are runs of key tiles"};
+    if (s.row_sum_adds != RowSumAdds::unrounded && s.normalize == Normalize::before_pv)
+        return PlanProblem{
+            "schedule.row_sum_adds",
+            "adds p after its cast: expected normalize = \"after_pv\" with it, because p is cast when the "
+            "sum has divided it"};
+    if (s.ds_scale != DsScale::after && s.scale_at == ScaleAt::inputs)
+        return PlanProblem{"schedule.ds_scale",
+                           "scales the score gradient: expected \"after\" with scale_at = \"inputs\", where q and k "
+                           "carry the scale"};
     if (s.p_saved && s.normalize != Normalize::before_pv)
         return PlanProblem{
             "schedule.p_saved",
@@ -94,13 +114,73 @@ std::optional<PlanProblem> contradiction(const Schedule& s) {
     if (s.max_policy == MaxPolicy::lazy && s.exp_base != ExpBase::two)
         return PlanProblem{"schedule.max_policy",
                            "is \"lazy\": expected exp_base = \"two\", because its threshold is in log2 units"};
-    if (s.max_policy == MaxPolicy::stable && s.stable_beta <= 1)
+    if (s.max_policy == MaxPolicy::stable && !(s.stable_tolerance >= 0))
+        return PlanProblem{
+            "schedule.stable_tolerance",
+            "is " + number(s.stable_tolerance) + ": expected 0 or more, how far below the maximum a score repeats it"};
+    if (s.max_policy == MaxPolicy::lazy && !(s.max_threshold >= 0))
+        return PlanProblem{
+            "schedule.max_threshold",
+            "is " + number(s.max_threshold) + ": expected 0 or more log2 units by which the maximum may lag"};
+    if (s.max_policy == MaxPolicy::stable && !(s.stable_beta > 1))
         return PlanProblem{"schedule.stable_beta",
-                           "is too small: expected more than 1, so that a repeated maximum is moved off the scores"};
+                           "is " + number(s.stable_beta) +
+                               ": expected more than 1, so that a repeated maximum is moved off the scores"};
     if (s.max_policy == MaxPolicy::lazy && s.scale_at != ScaleAt::exponent)
         return PlanProblem{
             "schedule.max_policy",
             "is \"lazy\": expected scale_at = \"exponent\", because its threshold is in log2 units of the exponent"};
+    return std::nullopt;
+}
+
+/// Sites that p passes while it stands over its maximum, and the row sum's, whose additions are fp32 unless they are exact.
+struct Holder {
+    Site site;
+    Format format;
+};
+std::array<Holder, 3> holders_of_p(const RoundingPlan& plan) {
+    const Rule& sum = plan[Site::row_sum];
+    const bool in_fp32 = sum.accumulation != exact_sum && (is_exact(sum.format) || sum.format.emax > fp32.emax);
+    return {Holder{Site::exp, plan[Site::exp].format}, Holder{Site::p_cast, plan[Site::p_cast].format},
+            Holder{Site::row_sum, in_fp32 ? fp32 : sum.format}};
+}
+
+/// p is at most 2^(offset + threshold) and its largest at least 2^offset: both have to be numbers wherever p is held.
+/// Source: flash-attention 0251105a, flash_attn/cute/flash_fwd_sm100.py, `assert max_offset + threshold < log2(dtype max)`.
+std::optional<PlanProblem> unfit_maximum(const RoundingPlan& plan) {
+    const Schedule& s = plan.schedule;
+    const bool lazy = s.max_policy == MaxPolicy::lazy;
+    if (!lazy && s.max_offset == 0) return std::nullopt;
+    const double largest = s.max_offset + (lazy ? s.max_threshold : 0);
+    const char* field = s.max_offset == 0 ? "schedule.max_threshold" : "schedule.max_offset";
+    for (const Holder& at : holders_of_p(plan)) {
+        const std::string where = std::string(name(at.site));
+        if (const double most = std::log2(max_finite(at.format)); !(largest < most))
+            return PlanProblem{
+                field, "lets p reach 2^" + number(largest) +
+                           ": expected max_offset and a lazy maximum's max_threshold to be together less "
+                           "than " +
+                           number(std::round(most * 100) / 100) + ", log2 of the largest number at sites." + where};
+        if (!(s.max_offset >= at.format.emin))
+            return PlanProblem{field, "is " + number(s.max_offset) + ": expected " + std::to_string(at.format.emin) +
+                                          " or more, so that the largest p is a normal number at sites." + where};
+    }
+    return std::nullopt;
+}
+
+/// What no head of a case could run, though those beyond the cases may.
+std::optional<PlanProblem> contradiction_in_a_case(const RoundingPlan& plan) {
+    for (std::size_t i = 0; i < plan.tiles.size(); ++i) {
+        const TileCase& tile = plan.tiles[i];
+        RoundingPlan one;
+        one.schedule = plan.schedule;
+        one.tiles = {tile};
+        const Schedule here =
+            for_head_dim(one, tile.head_dim, tile.causal.value_or(true), tile.window.value_or(false)).schedule;
+        if (const auto problem = contradiction(here))
+            return PlanProblem{"tiles[" + std::to_string(i) + "]",
+                               "makes a plan in which " + problem->field + " " + problem->what};
+    }
     return std::nullopt;
 }
 
@@ -109,6 +189,12 @@ std::optional<PlanProblem> contradiction(const Schedule& s) {
 std::optional<PlanProblem> find_problem(const RoundingPlan& plan) {
     if (auto problem = out_of_range(plan.schedule)) return problem;
     if (auto problem = contradiction(plan.schedule)) return problem;
+    if (auto problem = contradiction_in_a_case(plan)) return problem;
+    if (auto problem = unfit_maximum(plan)) return problem;
+    if (plan[Site::scale].rounding == Rounding::stochastic)
+        return PlanProblem{
+            "sites.scale.rounding",
+            "is \"stochastic\": expected another one, because the scale is one number for the whole call"};
     for (const Site site : {Site::delta, Site::row_sum}) {
         const auto kind = plan[site].accumulation.kind;
         if (kind == Accumulation::Kind::fused || (kind == Accumulation::Kind::exact && !is_exact(plan[site].format)))

@@ -140,20 +140,6 @@ toml::source_region PlanReader::place_of(const toml::table& root, std::string_vi
     return place;
 }
 
-/// A rule that the file itself gives and that no input would bring to bear is a mistake; one of the base that a changed
-/// schedule leaves behind goes.
-void PlanReader::settle_reach(const toml::table& root, RoundingPlan& plan) const {
-    const toml::table* given = root.get_as<toml::table>("sites");
-    for (const SiteInfo& site : sites()) {
-        if (plan[site.site].is_exact() || reaches(plan, site.site)) continue;
-        if (const toml::node* rule = given == nullptr ? nullptr : given->get(site.name))
-            fail(
-                rule->source(), joined("sites", site.name),
-                "has a rule, and the plan's schedule never reaches it: expected no rule, or a schedule with that step");
-        plan.set(site.site, Rule{});
-    }
-}
-
 /// A size that the file's schedule gives holds for every head: the base's cases leave it alone.
 void PlanReader::release_tiles(const toml::table& schedule, RoundingPlan& plan) {
     for (TileCase& tile : plan.tiles) {

@@ -129,7 +129,7 @@ class PlanReader {
     void read(const toml::node& node, std::string_view field, Format& value) const;
     void read(const toml::node& node, std::string_view field, Accumulation& value) const;
     void read_sites(const toml::node& node, RoundingPlan& plan) const;
-    void settle_reach(const toml::table& root, RoundingPlan& plan) const;
+    void settle_idle(const toml::table& root, RoundingPlan& plan) const;
     /// Where the field stands, or what it is in, where that comes from the base.
     [[nodiscard]] static toml::source_region place_of(const toml::table& root, std::string_view field);
     void read_tiles(const toml::node& node, RoundingPlan& plan) const;
@@ -137,6 +137,9 @@ class PlanReader {
     [[nodiscard]] const std::string& source() const { return source_; }
 
   private:
+    void refuse_idle_fields(const toml::table& root, const RoundingPlan& plan, const RoundingPlan& settled) const;
+    void refuse_idle_cases(const toml::table& root, const RoundingPlan& plan) const;
+    void refuse_idle_rules(const toml::table& root, const RoundingPlan& plan, const RoundingPlan& settled) const;
     void read_unit(const toml::table& table, std::string_view field, MatrixUnit& unit) const;
 
     std::string source_;

@@ -88,7 +88,7 @@ RoundingPlan read_root(const PlanReader& reader, const toml::table& root, std::s
     if (const toml::node* node = root.get("sites")) reader.read_sites(*node, plan);
     if (const auto problem = find_problem(plan))
         reader.fail(reader.place_of(root, problem->field), problem->field, problem->what);
-    reader.settle_reach(root, plan);
+    reader.settle_idle(root, plan);
     return plan;
 }
 

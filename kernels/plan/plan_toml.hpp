@@ -18,7 +18,9 @@
 //   format = "bf16"               # or { precision = 5, emin = -14, emax = 15 }
 //   rounding = "nearest_even"
 //
-// A rule for a site that the schedule never reaches is refused; what a base has of them is dropped.
+// What changes nothing that the plan computes (plan/effect.hpp) is refused where the file says it: a field of the schedule that
+// nothing reads, a rule for a site that is never reached. What a base has of these is dropped. A default may be written out
+// where there is no base.
 //
 // An accumulation is a name of lib/tensor_core or a table with the numbers of a matrix unit:
 //   accumulation = { terms = 16, fraction_bits = 20, output = "f32_rz" }
@@ -45,8 +47,8 @@ namespace faultline {
 [[nodiscard]] RoundingPlan parse_plan(std::string_view toml, std::string_view source_name,
                                       std::span<const RoundingPlan> bases);
 
-/// The whole plan, every field of the schedule and every site that is not exact and is reached. parse_plan(to_toml(p), …) gives p back,
-/// the names included.
+/// The whole plan but for what changes nothing: every field of the schedule that is read and every site that is not exact and is
+/// reached. parse_plan(to_toml(p), …) gives without_idle(p) back, the names included.
 [[nodiscard]] std::string to_toml(const RoundingPlan& plan);
 
 }  // namespace faultline

@@ -3,6 +3,7 @@
 #include <charconv>
 
 #include <faultline/format/names.hpp>
+#include <faultline/plan/effect.hpp>
 #include <faultline/plan/plan_toml.hpp>
 #include <faultline/plan/schedule_fields.hpp>
 
@@ -68,13 +69,16 @@ void line(std::string& out, std::string_view key, const T& value) {
 
 }  // namespace
 
-std::string to_toml(const RoundingPlan& plan) {
+std::string to_toml(const RoundingPlan& given) {
+    const RoundingPlan plan = without_idle(given);
     std::string out;
     line(out, "name", std::string_view(plan.name));
     if (!plan.description.empty()) line(out, "description", std::string_view(plan.description));
     if (!plan.source.empty()) line(out, "source", std::string_view(plan.source));
     out += "\n[schedule]\n";
-    for_each_field(plan.schedule, [&](std::string_view field, const auto& value) { line(out, field, value); });
+    for_each_field(plan.schedule, [&](std::string_view field, const auto& value) {
+        if (lacking(plan, field).empty()) line(out, field, value);
+    });
     for (const TileCase& tile : plan.tiles) {
         out += "\n[[tiles]]\n";
         const auto optional = [&](std::string_view key, const auto& value) {
@@ -94,7 +98,7 @@ std::string to_toml(const RoundingPlan& plan) {
     }
     for (const SiteInfo& site : sites()) {
         const Rule& rule = plan[site.site];
-        if (rule == Rule{} || !reaches(plan, site.site)) continue;
+        if (rule == Rule{}) continue;
         ((out += "\n[sites.") += site.name) += "]\n";
         line(out, "format", rule.format);
         line(out, "rounding", name(rule.rounding));

@@ -8,6 +8,7 @@
 
 #include <faultline/format/names.hpp>
 #include <faultline/plan/difference.hpp>
+#include <faultline/plan/effect.hpp>
 #include <faultline/plan/plan_toml.hpp>
 #include <faultline/plan/presets.hpp>
 #include <faultline/plan/schedule_fields.hpp>
@@ -18,7 +19,10 @@ namespace {
 using testing::ElementsAre;
 using testing::IsEmpty;
 
-void expect_round_trip(const RoundingPlan& plan) {
+/// What says nothing is not written.
+void expect_round_trip(const RoundingPlan& given) {
+    const RoundingPlan plan = without_idle(given);
+    EXPECT_EQ(to_toml(given), to_toml(plan));
     const RoundingPlan read = parse_plan(to_toml(plan), "text");
     EXPECT_THAT(differences(plan, read), IsEmpty()) << to_toml(plan);
     EXPECT_TRUE(read.same_numerics(plan));
@@ -94,6 +98,7 @@ TEST(PlanToml, TextsOfAnyKindRoundTrip) {
     plan.name = "it's \"mine\" \\ 100% größer";
     plan.description = "two\nlines\tand a bell\a and \x7F";
     plan.source = "kernel.cu:1 # not a comment";
+    plan.schedule.delta_order = DeltaOrder::octets;
     plan.tiles = {{.head_dim = 64, .causal = false, .block_q = 0, .delta_threads = 2},
                   {.head_dim = 128, .bwd_block_k = 80}};
     expect_round_trip(plan);
@@ -107,10 +112,8 @@ TEST(PlanToml, WhatIsLeftOutIsExactAndDefault) {
     const RoundingPlan partial = parse_plan("[sites.p_cast]\nformat = \"bf16\"\n[schedule]\nblock_q = 64", "x");
     EXPECT_THAT(differences(RoundingPlan{}, partial), ElementsAre(Difference{"schedule.block_q", "0", "64"},
                                                                   Difference{"sites.p_cast.format", "exact", "bf16"}));
-    const RoundingPlan numbers = parse_plan("schedule.stable_beta = 3", "x");
+    const RoundingPlan numbers = parse_plan("[schedule]\nmax_policy = \"stable\"\nstable_beta = 3", "x");
     EXPECT_EQ(numbers.schedule.stable_beta, 3) << "an integer is a number";
-    EXPECT_EQ(parse_plan("sites.p_cast.rounding = \"nearest_away\"", "x")[Site::p_cast].rounding,
-              Rounding::nearest_away);
 }
 
 TEST(PlanToml, BaseIsChangedWhereTheFileSaysSo) {
@@ -144,6 +147,48 @@ TEST(PlanToml, ASizeOfTheFilesScheduleHoldsForEveryHead) {
         EXPECT_EQ(here.block_q, base.block_q) << head_dim;
         EXPECT_EQ(here.bwd_block_k, base.bwd_block_k) << head_dim;
     }
+}
+
+TEST(PlanToml, APresetSaysNothingWithoutEffect) {
+    for (const RoundingPlan& preset : presets()) EXPECT_THAT(differences(preset, without_idle(preset)), IsEmpty());
+}
+
+// Written or not, a default is the default; and what the arithmetic amounts to may be said.
+TEST(PlanToml, WithoutEffectADefaultIsAcceptedAndWhatTheArithmeticIs) {
+    std::string text = "[schedule]\n";
+    const Schedule standard;
+    for_each_field(standard, [&](std::string_view field, const auto& value) {
+        using T = std::remove_cvref_t<decltype(value)>;
+        std::string shown;
+        if constexpr (std::is_same_v<T, bool>)
+            shown = value ? "true" : "false";
+        else if constexpr (std::is_arithmetic_v<T>)
+            shown = std::to_string(value);
+        else
+            shown = '"' + std::string(name(value)) + '"';
+        text += std::string(field) + " = " + shown + "\n";
+    });
+    EXPECT_TRUE(parse_plan(text, "x").same_numerics(without_idle(RoundingPlan{}))) << text;
+    for (const char* said : {"argument = \"subtract_then_scale\"", "bwd_argument = \"subtract_then_scale\"",
+                             "bwd_exp_base = \"e\"", "rescale_argument = \"subtract_then_scale\""})
+        EXPECT_TRUE(parse_plan("base = \"math\"\n[schedule]\n" + std::string(said), "x").same_numerics(plan("math")))
+            << said;
+}
+
+TEST(PlanToml, FieldsThatABaseHasAndTheScheduleLeavesBehindAreDropped) {
+    const RoundingPlan lazy = parse_plan("base = \"fa4\"\nschedule.max_policy = \"exact\"", "x");
+    EXPECT_EQ(lazy.schedule.max_threshold, Schedule{}.max_threshold);
+    const RoundingPlan from_p = parse_plan("base = \"fa2\"\nschedule.delta_from = \"p_dp\"", "x");
+    EXPECT_EQ(from_p.schedule.delta_order, DeltaOrder::sequential);
+    for (const TileCase& tile : from_p.tiles) EXPECT_FALSE(tile.delta_threads);
+    EXPECT_EQ(from_p[Site::delta_product], Rule{});
+    const RoundingPlan short_tiles = parse_plan("base = \"fa4\"\nschedule.block_k = 64", "x");
+    EXPECT_EQ(for_head_dim(short_tiles, 192, true).schedule.exp_poly_every, 0)
+        << "two fragments: the one skipped, the last";
+    EXPECT_EQ(for_head_dim(short_tiles, 256, true).schedule.exp_poly_every, 14) << "none skipped";
+    const RoundingPlan scores = parse_plan("base = \"fa2\"\nschedule.scale_at = \"scores\"", "x");
+    EXPECT_EQ(scores.schedule.argument, ArgumentForm::subtract_then_scale);
+    for (const RoundingPlan* plan : {&lazy, &from_p, &short_tiles, &scores}) expect_round_trip(*plan);
 }
 
 TEST(PlanToml, WhatABaseHasAndTheScheduleLeavesBehindIsDropped) {
