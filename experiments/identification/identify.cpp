@@ -213,6 +213,10 @@ NeighbourhoodOptions neighbourhood_of(const Case& c) {
     around.grouped_heads =
         std::any_of(c.units.begin(), c.units.end(), [](const Unit& unit) { return unit.group.query_heads() > 1; });
     around.extras = c.extras;
+    for (const Unit& unit : c.units) {
+        around.queries = std::max(around.queries, static_cast<int>(unit.group.inputs.q.front().rows));
+        around.keys = std::max(around.keys, static_cast<int>(unit.group.inputs.k.rows));
+    }
     return around;
 }
 

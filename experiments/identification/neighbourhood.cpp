@@ -3,14 +3,32 @@
 
 #include <algorithm>
 
+#include <faultline/plan/effect.hpp>
 #include <faultline/plan/schedule_fields.hpp>
 
 namespace faultline::identification {
 namespace {
 
+/// The plan as heads of this length tell it: a tile that holds all of them is the whole sequence, and a maximum that has no other
+/// tile and no sink to lag behind is exact.
+RoundingPlan told_by(const RoundingPlan& plan, const NeighbourhoodOptions& options) {
+    RoundingPlan told = plan;
+    Schedule& s = told.schedule;
+    const auto whole = [](int& block, int length) {
+        if (length > 0 && block >= length) block = 0;
+    };
+    whole(s.block_q, options.queries);
+    whole(s.bwd_block_q, options.queries);
+    whole(s.bwd_block_k, options.keys);
+    if (s.exp_poly_every == 0) whole(s.block_k, options.keys);  // the polynomial's columns go by the tile, padded
+    if (s.block_k == 0 && s.max_policy == MaxPolicy::lazy && !options.extras.sink) s.max_policy = MaxPolicy::exact;
+    return comparable(told);
+}
+
 class Builder {
   public:
-    Builder(const RoundingPlan& plan, const NeighbourhoodOptions& options) : plan_(plan), options_(options) {}
+    Builder(const RoundingPlan& plan, const NeighbourhoodOptions& options)
+        : plan_(plan), options_(options), told_{told_by(plan, options)} {}
 
     /// A change of the schedule.
     template <class Change>
@@ -86,14 +104,17 @@ class Builder {
         apply(plan);
         if (plan.same_numerics(plan_) || !problem_with(plan).empty()) return;
         if (!problem_with(plan, options_.extras).empty()) return;
-        for (const Neighbour& other : neighbours_)
-            if (other.plan.same_numerics(plan)) return;
+        RoundingPlan told = told_by(plan, options_);
+        for (const RoundingPlan& other : told_)
+            if (other.same_numerics(told)) return;
+        told_.push_back(std::move(told));
         std::vector<Difference> changes = differences(plan_, plan);
         neighbours_.push_back({field, std::move(changes), std::move(plan), std::move(apply), backward});
     }
 
     const RoundingPlan& plan_;
     NeighbourhoodOptions options_;
+    std::vector<RoundingPlan> told_;  ///< of the plan, then of each neighbour
     std::vector<Neighbour> neighbours_;
 };
 
@@ -137,11 +158,23 @@ void add_normalizations(Builder& out) {
             });
 }
 
+/// A plan whose scores are scaled says nothing of how the exponent's argument would be: where the scale moves there, each form
+/// is a neighbour.
+void add_scales(Builder& out) {
+    out.enumeration("scale_at", false, &Schedule::scale_at);
+    if (out.plan().schedule.scale_at == ScaleAt::exponent) return;
+    for (const auto& entry : enumerators<ArgumentForm>())
+        out.schedule("scale_at", false, [form = entry.value](Schedule& s) {
+            s.scale_at = ScaleAt::exponent;
+            s.argument = s.bwd_argument = form;
+        });
+}
+
 void add_forward(Builder& out) {
     out.enumeration("key_order", false, &Schedule::key_order);
     out.values("block_k", false, &Schedule::block_k, {32, 64, 128, 256, 0});
     out.values("key_splits", false, &Schedule::key_splits, {1, 2, 4, 8});
-    out.enumeration("scale_at", false, &Schedule::scale_at);
+    add_scales(out);
     out.enumeration("exp_base", false, &Schedule::exp_base);
     out.enumeration("argument", false, &Schedule::argument);
     out.enumeration("rescale_argument", false, &Schedule::rescale_argument);
@@ -236,7 +269,7 @@ Neighbour together(const RoundingPlan& plan, const Neighbour& first, const Neigh
     first.apply(both);
     second.apply(both);
     if (!problem_with(both).empty() || !problem_with(both, extras).empty()) return {};
-    if (both.same_numerics(first.plan) || both.same_numerics(second.plan)) return {};
+    if (same_effect(both, first.plan) || same_effect(both, second.plan)) return {};
     std::vector<Difference> changes = differences(plan, both);
     const auto apply = [one = first.apply, other = second.apply](RoundingPlan& target) {
         one(target);

@@ -27,6 +27,7 @@ struct NeighbourhoodOptions {
     bool backward = true;        ///< without gradients the backward cannot be told
     bool grouped_heads = false;  ///< several query heads share a key head
     Extras extras{};             ///< what the layers have beyond scores and a mask
+    int queries = 0, keys = 0;   ///< of the longest head: a tile of as many is the whole; 0: not known
 };
 
 /// Settled plans only (no list of tiles). One field at a time:
@@ -38,8 +39,10 @@ struct NeighbourhoodOptions {
 ///             lse, row_sum, delta, which some kernels keep in 16 bits, in bf16, fp16, fp32
 ///   roundings of every cast to something narrower than fp32: to nearest, toward zero, stochastic
 ///   sites     each rounding site exact
-/// block_q is left out: the rows of a query tile share nothing. What problem_with() refuses, of the plan or for such layers,
-/// is left out, and so are sites that have nothing to do in them.
+/// Where the scale comes into the exponent, the forms of the argument are tried with it. block_q is left out: the rows of a query
+/// tile share nothing. What problem_with() refuses, of the plan or for such layers, is left out, and so are sites that have
+/// nothing to do in them and plans that compute the same as this one or as an earlier neighbour (comparable() of
+/// plan/effect.hpp, tiles no longer than the heads).
 [[nodiscard]] std::vector<Neighbour> neighbours(const RoundingPlan& plan, const NeighbourhoodOptions& options);
 
 /// The plan with both changes, each made from it. Empty field where the two exclude each other or do not

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <faultline/identification/neighbourhood.hpp>
+#include <faultline/plan/effect.hpp>
 #include <faultline/plan/plan_toml.hpp>
 #include <faultline/plan/presets.hpp>
 
@@ -30,6 +31,48 @@ TEST(Neighbourhood, HoldsPlansThatDifferEachOnce) {
                 }
         }
     }
+}
+
+TEST(Neighbourhood, HoldsNoPlanTwiceUnderOtherFields) {
+    for (const RoundingPlan& preset : presets()) {
+        const RoundingPlan plan = for_head_dim(preset, 64, true);
+        const std::vector<Neighbour> all = neighbours(plan, {});
+        for (std::size_t i = 0; i < all.size(); ++i) {
+            EXPECT_FALSE(same_effect(all[i].plan, plan)) << preset.name << ": " << all[i].field;
+            for (std::size_t j = 0; j < i; ++j)
+                EXPECT_FALSE(same_effect(all[i].plan, all[j].plan)) << preset.name << ": " << all[i].field;
+        }
+        for (const Neighbour& pair : rounding_pairs(plan, all, {Site::p_cast, Site::bwd_p_cast, Site::ds_cast}))
+            for (const Neighbour& member : pair.members)
+                EXPECT_FALSE(same_effect(pair.plan, member.plan)) << preset.name << ": " << pair.field;
+    }
+}
+
+TEST(Neighbourhood, OfHeadsOfOneTileHoldsNoOrder) {
+    const RoundingPlan plan = for_head_dim(faultline::plan("fa2"), 64, true);  // 128 keys forward and backward
+    const auto fields = [&](const NeighbourhoodOptions& options) {
+        std::set<std::string> found;
+        for (const Neighbour& n : neighbours(plan, options)) found.insert(n.field);
+        return found;
+    };
+    const std::set<std::string> of_one = fields({.queries = 128, .keys = 128}),
+                                of_two = fields({.queries = 129, .keys = 129});
+    for (const char* order : {"key_order", "bwd_query_order", "bwd_key_order", "rescale_argument", "pv_carry",
+                              "dq_carry", "dkv_carry", "max_policy"}) {
+        EXPECT_FALSE(of_one.contains(order)) << order;
+        EXPECT_TRUE(of_two.contains(order)) << order;
+    }
+    EXPECT_TRUE(of_one.contains("block_k")) << "smaller ones";
+    EXPECT_TRUE(fields({.extras = {.sink = true}, .queries = 128, .keys = 128}).contains("max_policy"))
+        << "the maximum starts at the sink";
+}
+
+// efficient says nothing of the argument's form, its scores being scaled: the forms come with the scale.
+TEST(Neighbourhood, TriesTheFormsOfTheArgumentWhereTheScaleComesToIt) {
+    std::set<ArgumentForm> forms;
+    for (const Neighbour& n : neighbours(for_head_dim(faultline::plan("efficient"), 64, true), {}))
+        if (n.plan.schedule.scale_at == ScaleAt::exponent) forms.insert(n.plan.schedule.argument);
+    EXPECT_EQ(forms.size(), 3u);
 }
 
 TEST(Neighbourhood, HoldsWhatDistinguishesKernels) {
