@@ -15,8 +15,12 @@ std::vector<std::string> wrapped(const std::string& text, std::size_t width) {
     std::vector<std::string> lines;
     std::string rest = text;
     while (rest.size() > width) {
-        const std::size_t space = rest.rfind(' ', width);
-        const std::size_t end = space == std::string::npos || space == 0 ? width : space;
+        const std::size_t space = rest.rfind(' ', width), mark = rest.find_last_of("/,;", width - 1);
+        std::size_t end = width;
+        if (space != std::string::npos && space != 0)
+            end = space;
+        else if (mark != std::string::npos)
+            end = mark + 1;
         lines.push_back(rest.substr(0, end));
         rest = rest.substr(rest[end] == ' ' ? end + 1 : end);
     }
@@ -94,9 +98,11 @@ void write_file(const Listing& listing, const Invocation& call) {
 
 }  // namespace
 
-void present(const Listing& listing, const Invocation& call) {
+void present(const Listing& listing, const Invocation& call) { present(listing, call, text_of(listing)); }
+
+void present(const Listing& listing, const Invocation& call, const std::string& text) {
     if (!call.common.output.empty()) write_file(listing, call);
-    print(call.common.json ? json_of(listing) : text_of(listing));
+    print(call.common.json ? json_of(listing) : text);
 }
 
 }  // namespace faultline::cli

@@ -26,7 +26,9 @@ struct Listing {
 [[nodiscard]] std::string text_of(const Listing& listing, std::size_t width = 110);
 /// Prints it (table or JSON) and writes the file if one was asked for.
 void present(const Listing& listing, const Invocation& call);
-/// A text broken at spaces into lines of at most `width` bytes.
+/// The same with this text in place of the table.
+void present(const Listing& listing, const Invocation& call, const std::string& text);
+/// A text broken into lines of at most `width` bytes: at spaces, and a word that is longer behind a slash, comma or semicolon.
 [[nodiscard]] std::vector<std::string> wrapped(const std::string& text, std::size_t width);
 
 }  // namespace faultline::cli

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // faultline plans: the kernels that are known, one of them as TOML, or what distinguishes two.
+#include <algorithm>
 #include <memory>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include <faultline/base/error.hpp>
 #include <faultline/cli/command.hpp>
 #include <faultline/cli/listing.hpp>
 #include <faultline/cli/terminal.hpp>
 #include <faultline/plan/difference.hpp>
+#include <faultline/plan/effect.hpp>
 #include <faultline/plan/plan_toml.hpp>
 #include <faultline/plan/presets.hpp>
 
@@ -22,21 +23,22 @@ struct PlansSettings {
 };
 
 Status list_all(const Invocation& call) {
-    Listing listing{"plans", {{"name", "plan", {}}, {"sites", "sites", {}}, {"description", "kernel", {}, true}}};
-    std::vector<std::string> sources;
+    Listing listing{"plans", {{"name", "plan", {}}, {"sites", "sites", {}}, {"description", "kernel", {}}}};
+    Column source{"source", "source", {}};
     for (const RoundingPlan& plan : presets()) {
         listing.columns[0].values.push_back(plan.name);
         listing.columns[1].values.push_back(fmt::format("{}", plan.rounding_sites().size()));
-        // The source stands below the description in the table, and in a column of its own elsewhere.
-        const bool is_text = !call.common.json && call.common.output.empty();
-        listing.columns[2].values.push_back(
-            is_text && !plan.source.empty() ? fmt::format("{} [{}]", plan.description, plan.source) : plan.description);
-        sources.push_back(plan.source);
+        listing.columns[2].values.push_back(plan.description);
+        source.values.push_back(plan.source);
     }
-    if (call.common.json || !call.common.output.empty())
-        listing.columns.push_back({"source", "source", std::move(sources), true});
-    if (listing.columns.size() == 4) listing.columns[2].wraps = false;
-    present(listing, call);
+    // The source stands below the description in the table, and in a column of its own elsewhere.
+    Listing table = listing;
+    Column& kernel = table.columns[2];
+    kernel.wraps = true;
+    for (std::size_t i = 0; i < kernel.values.size(); ++i)
+        if (!source.values[i].empty()) kernel.values[i] += fmt::format(" [{}]", source.values[i]);
+    listing.columns.push_back(std::move(source));
+    present(listing, call, text_of(table));
     return Status::done;
 }
 
@@ -55,18 +57,29 @@ Status show_one(const std::string& name, const Invocation& call) {
                   {"description", "kernel", {chosen.description}},
                   {"source", "source", {chosen.source}},
                   {"toml", "TOML", {text}}}};
-    if (call.common.json || !call.common.output.empty())
-        present(file, call);
-    else
-        print(text);
+    present(file, call, text);
     return Status::done;
+}
+
+/// The lines of a value in a column of this width; the cases of a plan's tiles each on their own.
+std::vector<std::string> lines_of(const std::string& field, const std::string& value, std::size_t width) {
+    if (field != "tiles") return wrapped(value, width);
+    std::vector<std::string> lines;
+    for (std::size_t begin = 0; begin <= value.size();) {
+        const std::size_t end = std::min(value.find("; ", begin), value.size());
+        for (const std::string& line : wrapped(value.substr(begin, end - begin), width)) lines.push_back(line);
+        begin = end + 2;
+    }
+    return lines;
 }
 
 /// A field with two short values on a line, with long ones below each other.
 std::string difference_text(const Listing& listing) {
-    constexpr std::size_t width = 110, field_width = 30, value_width = 26;
-    std::string out;
+    constexpr std::size_t width = 110, least_value_width = 19;
     const std::vector<Column>& columns = listing.columns;
+    std::size_t field_width = 0, value_width = std::max(least_value_width, columns[1].heading.size());
+    for (const std::string& field : columns[0].values) field_width = std::max(field_width, field.size());
+    std::string out;
     const auto add = [&](const std::string& field, const std::string& from, const std::string& to) {
         if (from.size() <= value_width && to.size() <= width - field_width - value_width - 4) {
             out += fmt::format("{:<{}}  {:<{}}  {}\n", field, field_width, from, value_width, to);
@@ -75,7 +88,7 @@ std::string difference_text(const Listing& listing) {
         out += field + "\n";
         for (const std::size_t c : {std::size_t{1}, std::size_t{2}}) {
             std::string label = "  " + columns[c].heading + ":";
-            for (const std::string& line : wrapped(c == 1 ? from : to, width - field_width - 2)) {
+            for (const std::string& line : lines_of(field, c == 1 ? from : to, width - field_width - 2)) {
                 out += fmt::format("{:<{}}  {}\n", label, field_width, line);
                 label.clear();
             }
@@ -87,47 +100,54 @@ std::string difference_text(const Listing& listing) {
     return out;
 }
 
+/// "-" for a field of the schedule that changes nothing in its plan.
+std::string shown(const RoundingPlan& plan, const std::string& field, const std::string& value) {
+    constexpr std::string_view schedule = "schedule.";
+    const bool idle = field.starts_with(schedule) && !lacking(plan, field.substr(schedule.size())).empty();
+    return idle ? "-" : value;
+}
+
 Status show_difference(const std::vector<std::string>& names, const Invocation& call) {
     if (names.size() != 2) {
-        throw RequestError(fmt::format("{}: {} plans: expected two, such as --diff fa2,fa3",
-                                       call.settings.where("diff"), names.size()));
+        throw RequestError(fmt::format("{}: {} plan{}: expected two, such as --diff fa2,fa3",
+                                       call.settings.where("diff"), names.size(), names.size() == 1 ? "" : "s"));
     }
-    const std::vector<Difference> found = differences(plan(names[0]), plan(names[1]));
+    const RoundingPlan from = plan(names[0]), to = plan(names[1]);
     Listing listing{"difference", {{"field", "field", {}}, {"from", names[0], {}}, {"to", names[1], {}, true}}};
-    for (const Difference& difference : found) {
+    for (const Difference& difference : differences(from, to)) {
+        const std::string of_from = shown(from, difference.field, difference.from),
+                          of_to = shown(to, difference.field, difference.to);
+        if (of_from == of_to) continue;
         listing.columns[0].values.push_back(difference.field);
-        listing.columns[1].values.push_back(difference.from);
-        listing.columns[2].values.push_back(difference.to);
+        listing.columns[1].values.push_back(of_from);
+        listing.columns[2].values.push_back(of_to);
     }
-    if (found.empty() && !call.common.json && call.common.output.empty())
-        print("The plans round alike.\n");
-    else if (call.common.json || !call.common.output.empty())
-        present(listing, call);
-    else
-        print(difference_text(listing));
+    const bool alike = listing.columns[0].values.empty();
+    present(listing, call, alike ? "The plans round alike.\n" : difference_text(listing));
     return Status::done;
 }
 
 }  // namespace
 
 Command plans_command() {
-    return {"plans", "List the plans, print one as TOML, or compare two",
-            "  faultline plans                 the kernels that are known\n"
-            "  faultline plans fa3             one as TOML, with the place in its source of every rounding\n"
-            "  faultline plans --diff fa2,fa3  the sites and schedule fields that differ",
-            [](Settings& settings) -> Run {
-                const auto own = std::make_shared<PlansSettings>();
-                settings.positional("name", own->name, "A plan's name, or a TOML file", false);
-                settings.list("diff", own->diff, "A,B", "Compare two plans, by name or file");
-                return [own](const Invocation& call) {
-                    if (!own->diff.empty()) {
-                        std::vector<std::string> names = own->diff;
-                        if (!own->name.empty()) names.push_back(own->name);  // --diff A B
-                        return show_difference(names, call);
-                    }
-                    return own->name.empty() ? list_all(call) : show_one(own->name, call);
-                };
-            }};
+    return {
+        "plans", "List the plans, print one as TOML, or compare two",
+        "  faultline plans                 the kernels that are known\n"
+        "  faultline plans fa3             one as TOML, with the place in its source of every rounding\n"
+        "  faultline plans --diff fa2,fa3  the sites and schedule fields that differ; - where a field changes nothing",
+        [](Settings& settings) -> Run {
+            const auto own = std::make_shared<PlansSettings>();
+            settings.positional("name", own->name, "A plan's name, or a TOML file", false);
+            settings.list("diff", own->diff, "A,B", "Compare two plans, by name or file");
+            return [own](const Invocation& call) {
+                if (!own->diff.empty()) {
+                    std::vector<std::string> names = own->diff;
+                    if (!own->name.empty()) names.push_back(own->name);  // --diff A B
+                    return show_difference(names, call);
+                }
+                return own->name.empty() ? list_all(call) : show_one(own->name, call);
+            };
+        }};
 }
 
 }  // namespace faultline::cli

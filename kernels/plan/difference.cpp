@@ -21,22 +21,35 @@ template <class E>
 requires requires { enumerators<E>(); }
 std::string text(E value) { return std::string(name(value)); }
 
-/// "64: 128x64, backward 64x128, delta threads same; 128 causal: …"
+/// "128x64", "128 queries", "64 keys", or nothing.
+std::string tile(const std::optional<int>& queries, const std::optional<int>& keys) {
+    if (queries && keys) return text(*queries) + "x" + text(*keys);
+    return queries ? text(*queries) + " queries" : keys ? text(*keys) + " keys" : "";
+}
+
+/// "64: 128x64, backward 64x128, delta threads 4; 128 causal: …": of each case what it replaces in the schedule.
 std::string text(const std::vector<TileCase>& tiles) {
     if (tiles.empty()) return "none";
-    const auto size = [](const std::optional<int>& block) {
-        return block ? std::to_string(*block) : std::string("same");
-    };
     std::string out;
     for (const TileCase& t : tiles) {
+        std::string changes;
+        const auto add = [&](const std::string& label, const std::string& value) {
+            if (!value.empty()) changes += (changes.empty() ? "" : ", ") + label + value;
+        };
+        const auto number = [](const std::optional<int>& value) { return value ? text(*value) : std::string(); };
+        add("", tile(t.block_q, t.block_k));
+        add("backward ", tile(t.bwd_block_q, t.bwd_block_k));
+        add("delta threads ", number(t.delta_threads));
+        if (t.exp_poly_every == 0)
+            add("", "no polynomial");
+        else
+            add("polynomial every ", number(t.exp_poly_every));
+        add("polynomial count ", number(t.exp_poly_count));
+        add("polynomial skip ", number(t.exp_poly_skip));
         if (!out.empty()) out += "; ";
-        out += std::to_string(t.head_dim) + (t.causal ? (*t.causal ? " causal" : " full") : "") +
-               (t.window ? (*t.window ? " window" : " no window") : "") + ": " + size(t.block_q) + "x" +
-               size(t.block_k) + ", backward " + size(t.bwd_block_q) + "x" + size(t.bwd_block_k) + ", delta threads " +
-               size(t.delta_threads);
-        if (t.exp_poly_every || t.exp_poly_count || t.exp_poly_skip)
-            out +=
-                ", polynomial " + size(t.exp_poly_every) + "/" + size(t.exp_poly_count) + "/" + size(t.exp_poly_skip);
+        out += text(t.head_dim) + (t.causal ? (*t.causal ? " causal" : " full") : "") +
+               (t.window ? (*t.window ? " window" : " no window") : "") + ": " +
+               (changes.empty() ? "as the schedule" : changes);
     }
     return out;
 }

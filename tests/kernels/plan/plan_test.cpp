@@ -86,7 +86,7 @@ TEST(Plan, DifferencesNameEveryField) {
                 ElementsAre(Difference{"schedule.block_q", "0", "64"}, Difference{"schedule.stable_beta", "7", "2.5"},
                             Difference{"schedule.zero_sum", "none", "weighted"},
                             Difference{"schedule.key_centering", "false", "true"},
-                            Difference{"tiles", "none", "64 causal: 192xsame, backward samex80, delta threads same"},
+                            Difference{"tiles", "none", "64 causal: 192 queries, backward 80 keys"},
                             Difference{"sites.delta.format", "exact", "fp32"},
                             Difference{"sites.delta.rounding", "nearest_even", "toward_zero"},
                             Difference{"sites.delta.accumulation", "exact", "fp32-sequential"}));
