@@ -26,6 +26,7 @@ namespace {
 
 using nlohmann::json;
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
@@ -195,6 +196,24 @@ TEST(Plans, OneIsPrintedAsAFileThatReadsBackAlike) {
     folder.write("copy.toml", shown.out);
     EXPECT_THAT(run_program({"plans", "--diff", "fa2", folder / "copy.toml"}).out, HasSubstr("round alike"));
     EXPECT_THAT(run_program({"plans", "--diff", "fa2,fa2-unfused"}).out, HasSubstr("schedule.argument"));
+}
+
+TEST(Plans, DifferencesSayWhatIsThere) {
+    const Folder folder;
+    const std::string tiles = run_program({"plans", "--diff", "fa2,thunderkittens"}).out;
+    EXPECT_THAT(tiles, HasSubstr("  256: 192x128, backward 64x128\n"));
+    EXPECT_THAT(tiles, HasSubstr("  64: 128x128, backward 128x128\n"));
+    // A dash where the field changes nothing: math's scores are scaled, its delta is of P and dP.
+    EXPECT_THAT(run_program({"plans", "--diff", "fa2,math"}).out, ContainsRegex("schedule.delta_order +octets +-\n"));
+    EXPECT_THAT(run_program({"plans", "--diff", "math,llmc"}).out, Not(HasSubstr("delta_order")));
+    for (const std::vector<std::string>& words :
+         std::vector<std::vector<std::string>>{{"plans"}, {"plans", "fa2"}, {"plans", "--diff", "fa2,fa3"}}) {
+        std::vector<std::string> written = words;
+        written.insert(written.end(), {"-o", folder / "written.h5", "--force"});
+        EXPECT_EQ(run_program(written).out, run_program(words).out);
+    }
+    EXPECT_THAT(run_program({"plans", "--diff", "fa2"}).err, HasSubstr("--diff: 1 plan: expected two"));
+    EXPECT_THAT(run_program({"plans", "--diff", "fa2,fa3,fa4"}).err, HasSubstr("--diff: 3 plans: expected two"));
 }
 
 TEST(Inspect, ShowsACaptureSoundOrNot) {
