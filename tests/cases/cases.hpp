@@ -75,6 +75,18 @@ inline double exp2_mpfr(double x) {
     return rounded_mpfr(r, 24);
 }
 
+/// A plan with every bf16 site in another 16-bit format, and its matrix instructions for that.
+inline RoundingPlan in_format(RoundingPlan plan, const Format& format) {
+    for (const Site site : plan.rounding_sites()) {
+        Rule rule = plan[site];
+        if (rule.format == bf16) rule.format = format;
+        if (rule.accumulation == find_accumulation("hopper-mma-bf16") && format == fp16)
+            rule.accumulation = *find_accumulation("hopper-mma-fp16");
+        plan.set(site, rule);
+    }
+    return plan;
+}
+
 /// One query, one key, every element x.
 inline Head equal_head(double x, std::ptrdiff_t d) {
     Head head(1, 1, d, 1);

@@ -100,6 +100,11 @@ TEST(Row9, NumeratorAndDenominatorRoundApart) {
                 EXPECT_NEAR(two_level_output(level.p, n, d, plan) - 1, two_level_expected(level.p, level.cast, n),
                             tolerance)
                     << level.p << " d " << d << " n " << n;
+                const RoundingPlan half = in_format(plan, fp16);
+                const double in_fp16 = round(level.p, fp16, Rounding::nearest_even);
+                EXPECT_NEAR(two_level_output(level.p, n, d, half) - 1, two_level_expected(level.p, in_fp16, n),
+                            tolerance)
+                    << level.p << " fp16, d " << d << " n " << n;
                 plan.schedule.row_sum_adds = RowSumAdds::two_sums;
                 EXPECT_NEAR(two_level_output(level.p, n, d, plan), 1, tolerance) << "two sums";
             }
@@ -128,28 +133,29 @@ TEST(Row11, CoherentRoundingOfOIsDelta) {
     };
     for (const Value& value :
          {Value{1.0038, -0.1216}, Value{1.0040, 0.1220}, Value{1.00390625, -0.1250}, Value{-2.0117, -0.1256}})
-        for (const std::ptrdiff_t d : head_sizes) {
-            Head head(1, 1, d, 1);
-            const double v = static_cast<float>(value.v);
-            std::fill(head.v.values.begin(), head.v.values.end(), v);
-            std::fill(head.dout[0].values.begin(), head.dout[0].values.end(), 0.5);
-            RoundingPlan plan = preset("fa2", d);
-            plan.set(Site::v_cast, Rule{});
-            plan.set(Site::pv_accumulate, Rule{});
-            Seen delta(Site::delta);
-            (void)run(head, plan, &delta);
-            const double error = 0.5 * static_cast<double>(d) * (round(v, bf16, Rounding::nearest_even) - v);
-            EXPECT_NEAR(delta.last() - 0.5 * static_cast<double>(d) * v, error, 1e-12) << v << " " << d;
-            if (d == 64) {
-                EXPECT_NEAR(error, value.figure, 5e-5);
+        for (const Format& format : {bf16, fp16})
+            for (const std::ptrdiff_t d : head_sizes) {
+                Head head(1, 1, d, 1);
+                const double v = static_cast<float>(value.v);
+                std::fill(head.v.values.begin(), head.v.values.end(), v);
+                std::fill(head.dout[0].values.begin(), head.dout[0].values.end(), 0.5);
+                RoundingPlan plan = in_format(preset("fa2", d), format);
+                plan.set(Site::v_cast, Rule{});
+                plan.set(Site::pv_accumulate, Rule{});
+                Seen delta(Site::delta);
+                (void)run(head, plan, &delta);
+                const double error = 0.5 * static_cast<double>(d) * (round(v, format, Rounding::nearest_even) - v);
+                EXPECT_NEAR(delta.last() - 0.5 * static_cast<double>(d) * v, error, 1e-12) << v << " " << d;
+                if (d == 64 && format == bf16) {
+                    EXPECT_NEAR(error, value.figure, 5e-5);
+                }
+                // rowsum(P o dP) has no O in it.
+                plan.schedule.delta_from = DeltaFrom::p_dp;
+                plan.set(Site::dp_accumulate, Rule{});
+                Seen from_p(Site::delta);
+                (void)run(head, plan, &from_p);
+                EXPECT_NEAR(from_p.last(), 0.5 * static_cast<double>(d) * v, 1e-6 * static_cast<double>(d));
             }
-            // rowsum(P o dP) has no O in it.
-            plan.schedule.delta_from = DeltaFrom::p_dp;
-            plan.set(Site::dp_accumulate, Rule{});
-            Seen from_p(Site::delta);
-            (void)run(head, plan, &from_p);
-            EXPECT_NEAR(from_p.last(), 0.5 * static_cast<double>(d) * v, 1e-6 * static_cast<double>(d));
-        }
 }
 
 // FlashAttention-4: neighbouring columns of a row use different exp2. Of 128 columns the polynomial takes, in the second and
@@ -186,6 +192,8 @@ TEST(Row12, RoundingBeforeSubtractingLosesTheDifference) {
     for (const Confidence& c : {Confidence{.9, .016}, Confidence{.99, .172}, Confidence{.999, 1.0}}) {
         const double early = round(c.p, bf16, Rounding::nearest_even) - 1;
         EXPECT_NEAR(std::abs(early - (c.p - 1)) / (1 - c.p), c.error, 6e-4) << c.p;
+        // fp16 has eight times as many values below 1: at most an eighth of what half an ulp of bf16 can do.
+        EXPECT_LE(std::abs(round(c.p, fp16, Rounding::nearest_even) - c.p), 0x1p-12) << c.p;
         const double late = round(c.p - 1, bf16, Rounding::nearest_even);
         EXPECT_LE(std::abs(late - (c.p - 1)) / (1 - c.p), 0x1p-8) << c.p;
         // The worst that rounding p can do: half an ulp below 1, 2^-9, over 1 - p.

@@ -19,42 +19,51 @@ constexpr double sizes[] = {1, 16, 100, 128, 300, 1000, 2000, 16384, 133120, 104
 // pytorch/pytorch#121558, deepseek-ai/FlashMLA#68: the whole chain of one query and one key, against MPFR. s is exact: d
 // products of 16 bits. P = exp2(s c - fl(s c)), row sum P, O = bf16(P) v / P; the backward has P again from lse.
 TEST(Row1, EqualInputsGiveWhatTheFormulaSays) {
-    int drifted = 0, infinite = 0, zero = 0;
-    for (const std::ptrdiff_t d : head_sizes)
-        for (const double size : sizes) {
-            const double x = round(size, bf16, Rounding::nearest_even);
-            const double s = static_cast<double>(d) * x * x;  // exact: 16 bits and d
-            const double c = exponent_constant_mpfr(d);
-            const double residual = fused_residual_mpfr(s, c);
-            const double p = round(exp2_mpfr(residual), fp32, Rounding::nearest_even);  // overflows and underflows here
-            Seen seen(Site::exp);
-            RoundingPlan plan = correctly_rounded("fa2", d);
-            const Result r = run(equal_head(x, d), plan, &seen);
-            const double got = seen.tiles.at(0).value(0, 0);
-            EXPECT_EQ(got, p) << "d " << d << " x " << x;
-            const double o = r.forward.heads[0].o(0, 0);
-            if (std::isinf(p)) {
-                EXPECT_TRUE(std::isnan(o)) << "d " << d << " x " << x;
-                ++infinite;
-            } else if (p == 0) {
-                EXPECT_EQ(o, 0) << "d " << d << " x " << x;  // inv_sum is 1 where the sum is 0
-                ++zero;
-            } else {
-                drifted += p != 1;
-                // O = bf16(bf16(P) x / P): at most a bf16 ulp apart, for the reciprocal and the product are rounded to fp32.
-                const double expected = round(p, bf16, Rounding::nearest_even) * x / p;
-                EXPECT_NEAR(o, expected, ulp(expected, bf16)) << "d " << d << " x " << x;
+    int drifted = 0, infinite = 0, zero = 0, in_fp16 = 0;
+    for (const Format& format : {bf16, fp16})
+        for (const std::ptrdiff_t d : head_sizes)
+            for (const double size : sizes) {
+                const double x = round(size, format, Rounding::nearest_even);
+                if (!std::isfinite(x)) continue;  // fp16 ends at 65504
+                in_fp16 += format == fp16;
+                const double s = static_cast<double>(d) * x * x;  // exact: 16 bits and d
+                const double c = exponent_constant_mpfr(d);
+                const double residual = fused_residual_mpfr(s, c);
+                const double p =
+                    round(exp2_mpfr(residual), fp32, Rounding::nearest_even);  // overflows and underflows here
+                Seen seen(Site::exp);
+                RoundingPlan plan = in_format(correctly_rounded("fa2", d), format);
+                const Result r = run(equal_head(x, d), plan, &seen);
+                const double got = seen.tiles.at(0).value(0, 0);
+                EXPECT_EQ(got, p) << "d " << d << " x " << x;
+                const double o = r.forward.heads[0].o(0, 0);
+                const double cast = round(p, format, Rounding::nearest_even);
+                if (std::isinf(p)) {
+                    EXPECT_TRUE(std::isnan(o)) << "d " << d << " x " << x;
+                    ++infinite;
+                } else if (p == 0) {
+                    EXPECT_EQ(o, 0) << "d " << d << " x " << x;  // inv_sum is 1 where the sum is 0
+                    ++zero;
+                } else {
+                    drifted += p != 1;
+                    // O = cast(cast(P) x / P): at most an ulp apart, for the reciprocal and the product are rounded to fp32.
+                    const double expected = cast * x / p;
+                    if (std::isfinite(cast))
+                        EXPECT_NEAR(o, expected, ulp(expected, format)) << "d " << d << " x " << x;
+                    else
+                        EXPECT_FALSE(std::isfinite(o)) << "d " << d << " x " << x;
+                }
+                // Unfused and subtract-then-scale: exactly 1, and O is V.
+                for (const ArgumentForm form : {ArgumentForm::unfused, ArgumentForm::subtract_then_scale}) {
+                    plan.schedule.argument = form;
+                    Seen repaired(Site::exp);
+                    const Result right = run(equal_head(x, d), plan, &repaired);
+                    EXPECT_EQ(repaired.tiles.at(0).value(0, 0), 1);
+                    EXPECT_EQ(right.forward.heads[0].o(0, 0), x);
+                }
             }
-            // Unfused and subtract-then-scale: exactly 1, and O is V.
-            for (const ArgumentForm form : {ArgumentForm::unfused, ArgumentForm::subtract_then_scale}) {
-                plan.schedule.argument = form;
-                Seen repaired(Site::exp);
-                const Result right = run(equal_head(x, d), plan, &repaired);
-                EXPECT_EQ(repaired.tiles.at(0).value(0, 0), 1);
-                EXPECT_EQ(right.forward.heads[0].o(0, 0), x);
-            }
-        }
     EXPECT_GT(drifted, 8);
+    EXPECT_GT(in_fp16, 20);
     EXPECT_GT(infinite, 0);
     EXPECT_GT(zero, 0) << "no residual of the sizes tried is so negative that P is 0";
 }
@@ -89,12 +98,12 @@ TEST(Row1, TheReportsFigures) {
 
 // gabrieldemarmiesse/torch-mojo-backend#398: a sweep of |x| = 2^k, one saturated row. With 2^k <= |x| < 2^(k+1) the residual
 // is at most half an ulp of x, 2^(k-24), so |P - 1| <= 2^(2^(k-24)) - 1; bf16(P) can leave 1 only where that is 2^-9 or
-// more, from k = 16 on.
+// more, from k = 16 on; fp16(P), of precision 11, from 13 on; e4m3(P), of precision 4, from 20 on.
 TEST(Row2, TheEnvelopeGrowsByBinade) {
     for (const std::ptrdiff_t d : head_sizes) {
         const RoundingPlan plan = correctly_rounded("fa2", d);
         const double c = exponent_constant_mpfr(d);
-        bool left = false;
+        bool left_bf16 = false, left_fp16 = false;
         for (int k = 4; k <= 20; ++k)
             for (const double part : {1.0, 1.2, 1.4, 1.6, 1.8}) {
                 const double x =
@@ -105,13 +114,17 @@ TEST(Row2, TheEnvelopeGrowsByBinade) {
                 const double residual = std::ldexp(1.0, binade - 24);
                 // and P's own rounding to fp32
                 EXPECT_LE(std::abs(seen.last() - 1), std::exp2(residual) - 1 + 0x1p-23) << d << " " << k;
-                const bool out = round(seen.last(), bf16, Rounding::nearest_even) != 1;
-                if (binade < 16) {  // ln 2 2^(15-24) < 2^-9, half of bf16's ulp below 1
-                    EXPECT_FALSE(out) << d << " " << binade;
+                for (const Format& format : {bf16, fp16, e4m3}) {
+                    const bool out = round(seen.last(), format, Rounding::nearest_even) != 1;
+                    // ln 2 2^(15-24) < 2^-9, half of bf16's ulp below 1
+                    if (binade < 24 - format.precision) {
+                        EXPECT_FALSE(out) << d << " " << binade << " " << format.precision;
+                    }
+                    left_bf16 = left_bf16 || (out && format == bf16);
+                    left_fp16 = left_fp16 || (out && format == fp16);
                 }
-                left = left || out;
             }
-        EXPECT_TRUE(left) << d;
+        EXPECT_TRUE(left_bf16 && left_fp16) << d;
     }
 }
 

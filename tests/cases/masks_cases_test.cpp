@@ -14,13 +14,15 @@ namespace {
 // pytorch/pytorch#196678, huggingface/trl#7181: every score near -120 and a key tile that reaches past the keys. A backward
 // that scores the padded keys 0 in place of masking them has P = exp(0 - lse), infinite in fp32 where lse < -88.7, and
 // inf * 0 = NaN in dQ. The forward is right: what goes wrong is that the backward reads keys that the forward did not.
-std::size_t nonfinite_dq(std::ptrdiff_t n, std::ptrdiff_t padded, double key, std::ptrdiff_t d) {
+std::size_t nonfinite_dq(std::ptrdiff_t n, std::ptrdiff_t padded, double key, std::ptrdiff_t d,
+                         const Format& format = bf16) {
     Head head(n, n, d, 5);
     head.causal = false;
     for (Matrix* m : {&head.q[0], &head.k})
-        for (double& x : m->values) x = round(0.1 * x, bf16, Rounding::nearest_even);
-    for (std::ptrdiff_t i = 0; i < n; ++i) head.q[0](i, 0) = 1, head.k(i, 0) = key;
-    const RoundingPlan plan = preset("fa2-unfused", d);
+        for (double& x : m->values) x = round(0.1 * x, format, Rounding::nearest_even);
+    for (std::ptrdiff_t i = 0; i < n; ++i)
+        head.q[0](i, 0) = 1, head.k(i, 0) = round(key, format, Rounding::nearest_even);
+    const RoundingPlan plan = in_format(preset("fa2-unfused", d), format);
     const GroupForward forward = attention_forward(head.group(), plan);
     Matrix k(padded, d), v(padded, d);
     for (std::ptrdiff_t j = 0; j < n; ++j)
@@ -38,7 +40,12 @@ TEST(Row3, PaddedKeysScoredZeroAreNaNInEveryElementOfDq) {
     const double key = -120 * std::sqrt(64.0);  // -960: score -120
     EXPECT_EQ(nonfinite_dq(704, 768, key, 64), 704u * 64u) << "the 45,056 of the report";
     EXPECT_EQ(nonfinite_dq(704, 704, key, 64), 0u) << "the same kernel without the padded keys";
-    EXPECT_EQ(nonfinite_dq(96, 128, round(-120 * std::sqrt(128.0), bf16, Rounding::nearest_even), 128), 96u * 128u);
+    for (const Format& format : {bf16, fp16})
+        for (const std::ptrdiff_t d : head_sizes) {
+            const double deep = -120 * std::sqrt(static_cast<double>(d));
+            EXPECT_EQ(nonfinite_dq(32, 64, deep, d, format), static_cast<std::size_t>(32 * d)) << d;
+            EXPECT_EQ(nonfinite_dq(32, 32, deep, d, format), 0u) << d;
+        }
     // lse above -88.7: exp(-lse) is finite in fp32 (e^88.7 = 3.3e38), and the zero key makes it no gradient.
     EXPECT_EQ(nonfinite_dq(96, 128, -80 * std::sqrt(64.0), 64), 0u);
 }
@@ -68,28 +75,30 @@ TEST(Row3, RightlyMaskedRowsAtMinus120AreRight) {
 // NVIDIA/cudnn-frontend#743 to #745: rows whose scores lie between -200 and -490. An error of dQ along u, one sign: rank one.
 // The plan's own error has no such sign; one that is planted along u is seen as one.
 TEST(Row4, ARankOneBiasOnDeepRowsIsSeenAsOne) {
-    for (const std::ptrdiff_t d : {32, 64, 96, 128, 256}) {
-        const LayerCapture layer = make_inputs(
-            *find_family("deep-negative"), {.heads = 1, .kv_heads = 1, .queries = 64, .keys = 64, .head_dim = d}, 11);
-        const attribution::Group group = attribution::groups_of(layer, {}, 0)[0];
-        const GroupTruth truth = attention_truth(group.problem, {.correctly_rounded = false});
-        attribution::RunOutputs run = attribution::run_plan(group, preset("fa2", d));
-        const std::vector<double> mean_key = attribution::mean_key_direction(group);
-        const ErrorMeasure own = attribution::errors_of(run[Output::dq], truth, Output::dq, mean_key).measure();
-        EXPECT_EQ(own.nonfinite, 0u);
-        EXPECT_LT(own.rel_error.to_double(), 0.05) << d;
-        Matrix& dq = run.outputs[static_cast<std::size_t>(Output::dq)][0];
-        double squares = 0;
-        for (const double x : dq.values) squares += x * x;
-        const double size = 0.07 * std::sqrt(squares / static_cast<double>(dq.rows));
-        for (std::ptrdiff_t i = 15; i < dq.rows; i += 16)
-            for (std::ptrdiff_t c = 0; c < d; ++c) dq(i, c) += 4 * size * mean_key[static_cast<std::size_t>(c)];
-        const ErrorMeasure planted = attribution::errors_of(run[Output::dq], truth, Output::dq, mean_key).measure();
-        EXPECT_GT(planted.mean_key_share, 0.9) << d;
-        // Of 64 rows with random signs the coherence has a standard deviation of some 0.16 (sqrt(pi/2/64)).
-        EXPECT_LT(std::abs(own.mean_key_sign), 0.5) << d;
-        EXPECT_GT(planted.mean_key_sign, 0.6) << d;
-    }
+    for (const Format& format : {bf16, fp16})
+        for (const std::ptrdiff_t d : {32, 64, 96, 128, 256}) {
+            const LayerCapture layer =
+                make_inputs(*find_family("deep-negative"),
+                            {.heads = 1, .kv_heads = 1, .queries = 64, .keys = 64, .head_dim = d}, 11);
+            const attribution::Group group = attribution::groups_of(layer, {}, 0)[0];
+            const GroupTruth truth = attention_truth(group.problem, {.correctly_rounded = false});
+            attribution::RunOutputs run = attribution::run_plan(group, in_format(preset("fa2", d), format));
+            const std::vector<double> mean_key = attribution::mean_key_direction(group);
+            const ErrorMeasure own = attribution::errors_of(run[Output::dq], truth, Output::dq, mean_key).measure();
+            EXPECT_EQ(own.nonfinite, 0u);
+            EXPECT_LT(own.rel_error.to_double(), 0.05) << d;
+            Matrix& dq = run.outputs[static_cast<std::size_t>(Output::dq)][0];
+            double squares = 0;
+            for (const double x : dq.values) squares += x * x;
+            const double size = 0.07 * std::sqrt(squares / static_cast<double>(dq.rows));
+            for (std::ptrdiff_t i = 15; i < dq.rows; i += 16)
+                for (std::ptrdiff_t c = 0; c < d; ++c) dq(i, c) += 4 * size * mean_key[static_cast<std::size_t>(c)];
+            const ErrorMeasure planted = attribution::errors_of(run[Output::dq], truth, Output::dq, mean_key).measure();
+            EXPECT_GT(planted.mean_key_share, 0.9) << d;
+            // Of 64 rows with random signs the coherence has a standard deviation of some 0.16 (sqrt(pi/2/64)).
+            EXPECT_LT(std::abs(own.mean_key_sign), 0.5) << d;
+            EXPECT_GT(planted.mean_key_sign, 0.6) << d;
+        }
 }
 
 // jax-ml/jax#40128, ROCm/aiter#3070: the gradient of a sink logit, dsink = -sum_i p_sink,i delta_i, is a sum that nearly
@@ -97,8 +106,12 @@ TEST(Row4, ARankOneBiasOnDeepRowsIsSeenAsOne) {
 // cast, coherent or not; with delta = sum P dP in fp32 it is small.
 // A sink is a key of zeros with value zero whose score is the bias: no schedule needs a field for it.
 TEST(Row10, DsinkNeedsDeltaFromPAndDp) {
-    for (const std::ptrdiff_t window : {32, 64}) {
-        constexpr std::ptrdiff_t n = 192, d = 128;
+    struct Shape {
+        std::ptrdiff_t window, n, d;
+    };
+    // The report's head size with both of its windows, and the others.
+    for (const auto& [window, n, d] :
+         {Shape{32, 192, 128}, Shape{64, 192, 128}, Shape{32, 64, 64}, Shape{32, 64, 96}, Shape{32, 64, 256}}) {
         Head head(n, n + 1, d, 12, 7);  // 7 query heads a key head, as 28 on 4
         head.causal = false;
         for (std::ptrdiff_t c = 0; c < d; ++c) head.k(0, c) = head.v(0, c) = 0;
@@ -150,26 +163,29 @@ TEST(Row10, DsinkNeedsDeltaFromPAndDp) {
             o_squared += (with_o[h] - exact) * (with_o[h] - exact) / (magnitude * magnitude);
             p_squared += (with_p[h] - exact) * (with_p[h] - exact) / (magnitude * magnitude);
         }
-        EXPECT_GT(cancellation, 1 / 6e-4) << window;
+        // Of fewer terms the rounding of dO leaves more: (192 * 128) / (64 * 64) to the power 1/2 is 2.4.
+        EXPECT_GT(cancellation, n == 192 ? 1 / 6e-4 : 1 / 6e-4 / 2.4) << window << " " << d;
         constexpr double report_tolerance = 5e-2;
-        EXPECT_GT(o_off, report_tolerance) << window;
-        EXPECT_LT(p_off, report_tolerance) << window;
-        EXPECT_GT(std::sqrt(o_squared / 7), 3e-5) << window;
-        EXPECT_LT(std::sqrt(p_squared / 7), 1e-6) << window;
+        if (n == 192) {  // of the terms of the report's number of rows
+            EXPECT_GT(o_off, report_tolerance) << window;
+        }
+        EXPECT_LT(p_off, report_tolerance) << window << " " << d;
+        EXPECT_GT(std::sqrt(o_squared / 7), 3e-5) << window << " " << d;
+        EXPECT_LT(std::sqrt(p_squared / 7), 1e-6) << window << " " << d;
     }
 }
 
 // mosaicml/llm-foundry#284, triton-lang/triton#1957, Dao-AILab/flash-attention#337: ALiBi. N = 2048 keys, slope 1/2: the
 // bias reaches -1024. Added in bf16 the score is off by up to half an ulp: 1 where |s| >= 256 (ulp 2), 2 from 512 on.
 TEST(Row15, AlibiAddedInALowFormat) {
-    for (const std::ptrdiff_t d : {64, 128}) {
+    for (const std::ptrdiff_t d : head_sizes) {
         constexpr std::ptrdiff_t n = 2048;
         Head head(1, n, d, 13);
         head.causal = false;
         Matrix bias(1, n);
         for (std::ptrdiff_t j = 0; j < n; ++j) bias(0, j) = 0.5 * static_cast<double>(j - (n - 1));
         head.bias.push_back(bias);
-        for (const Format& format : {bf16, fp32}) {
+        for (const Format& format : {bf16, fp16, fp32}) {
             RoundingPlan plan;
             plan.schedule.scale_at = ScaleAt::scores;
             plan.schedule.exp_base = plan.schedule.bwd_exp_base = ExpBase::e;
@@ -189,6 +205,9 @@ TEST(Row15, AlibiAddedInALowFormat) {
             if (format == bf16) {
                 EXPECT_GT(above_512, 1.8) << d;  // ulp 4: errors up to 2
                 EXPECT_LE(below_256, 0.6) << d;  // ulp 1, and the scaled score's own rounding
+            } else if (format == fp16) {
+                EXPECT_GT(above_512, 0.22) << d;  // ulp 0.5
+                EXPECT_LE(below_256, 0.08) << d;  // ulp 0.125
             } else {
                 EXPECT_LT(above_512, 1e-4) << d;
             }

@@ -15,7 +15,7 @@ namespace {
 TEST(Row18, TheOrderOfFp32AddsIsTheSpreadOfDq) {
     for (const std::ptrdiff_t d : head_sizes) {
         const Head head(256, 256, d, 14);
-        RoundingPlan plan = preset("fa2", d);
+        RoundingPlan plan = in_format(preset("fa2", d), d == 96 ? fp16 : bf16);
         plan.schedule.bwd_block_k = 32;
         plan.set(Site::dq_cast, Rule{fp32});  // before the cast, where the spread is
         RoundingPlan other = plan;
@@ -61,6 +61,8 @@ TEST(Row19, MergingPartsInBf16LosesWithTheNumberOfShards) {
             plan.set(Site::merge, Rule{fp32});
             plan.set(Site::partial_o_cast, Rule{fp32});
             const double fp32_error = relative_error(run(head, plan).forward.heads[0].o.view(), truth.o);
+            plan.set(Site::partial_o_cast, Rule{fp16});
+            const double fp16_error = relative_error(run(head, plan).forward.heads[0].o.view(), truth.o);
             plan.set(Site::partial_o_cast, Rule{bf16});
             const double bf16_error = relative_error(run(head, plan).forward.heads[0].o.view(), truth.o);
             if (shards == 1) {
@@ -69,6 +71,9 @@ TEST(Row19, MergingPartsInBf16LosesWithTheNumberOfShards) {
             } else {
                 EXPECT_GT(bf16_error, 100 * fp32_error) << d << " R " << shards;
                 EXPECT_GT(bf16_error, 0.9 * bf16_before) << d << " R " << shards;
+                // fp16 has three bits more: an eighth of the rounding error.
+                EXPECT_GT(fp16_error, bf16_error / 16) << d << " R " << shards;
+                EXPECT_LT(fp16_error, bf16_error / 4) << d << " R " << shards;
                 EXPECT_LT(fp32_error, 8 * fp32_one + 1e-6) << d << " R " << shards;
             }
             bf16_before = bf16_error;
@@ -110,6 +115,8 @@ TEST(Row21, AccumulatorBitsByTheSmallestTermThatSurvives) {
         };
         EXPECT_EQ(sum_on("hopper-mma-bf16", products), expected(25)) << e;
         EXPECT_EQ(sum_on("ampere-mma-bf16", products), expected(24)) << e;
+        EXPECT_EQ(sum_on("hopper-mma-fp16", products), expected(25)) << e;
+        EXPECT_EQ(sum_on("ampere-mma-fp16", products), expected(24)) << e;
     }
     // A negative small term shows truncation toward zero: 1 - 2^-25 is below 1 and its 23 bits end below 1 too.
     EXPECT_EQ(sum_on("hopper-mma-bf16", {{1, 1}, {-0x1p-12, 0x1p-13}}), 1 - 0x1p-24);
