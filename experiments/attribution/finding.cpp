@@ -261,11 +261,13 @@ std::string verdict(const LayerAttribution& layer, const OutputAttribution& outp
     const std::optional<Format> format = stored_format(plan, output);
     const bool namesake = std::any_of(output.observed.begin(), output.observed.end(),
                                       [&](const ObservedOutput& seen) { return seen.kernel == plan.name; });
-    std::string text = fmt::format("{}: {}{} is {} {}", name(output), namesake ? "the plan " : "", plan.name,
-                                   amount_text(output, output.plan),
-                                   output.truth_norm == WideReal(0.0) ? "off a truth of 0" : "wrong");
-    text += against_kernels(output, plan.name);
-    if (output.plan.nonfinite > 0) text += fmt::format(", {} elements not finite", output.plan.nonfinite);
+    const std::size_t nonfinite = output.plan.nonfinite;
+    const std::string amount = nonfinite > 0
+                                   ? fmt::format("not finite in {} element{}", nonfinite, nonfinite == 1 ? "" : "s")
+                                   : fmt::format("{} {}", amount_text(output, output.plan),
+                                                 output.truth_norm == WideReal(0.0) ? "off a truth of 0" : "wrong");
+    std::string text = fmt::format("{}: {}{} is {}", name(output), namesake ? "the plan " : "", plan.name, amount) +
+                       against_kernels(output, plan.name);
     const auto best = std::find_if(output.corrections.begin(), output.corrections.end(),
                                    [&](const CorrectedOutput& c) { return c.correction == output.best_correction; });
     const bool repaired = best != output.corrections.end();

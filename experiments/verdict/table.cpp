@@ -45,6 +45,7 @@ std::string column_text(const WideReal& relative) {
 
 /// The error of a run, relative, or where the truth is 0 its Frobenius norm, without a unit.
 std::string column_text(const OutputCheck& o, const ErrorMeasure& error) {
+    if (error.nonfinite > 0) return "inf";
     return truth_is_zero(o) ? error.error_norm.to_string(2) : column_text(error.rel_error);
 }
 

@@ -55,6 +55,8 @@ TEST(Undefined, IsSaidAndIsNullInJson) {
     const std::string text = run_program(call).out;
     EXPECT_THAT(text, HasSubstr("sum of ds undefined: the plan's score gradient is not finite"));
     EXPECT_THAT(text, ::testing::Not(HasSubstr("nan")));
+    EXPECT_THAT(text, HasSubstr("o: fa2 is not finite in "));
+    EXPECT_THAT(text, ::testing::Not(HasSubstr("inf wrong")));
     std::vector<std::string> as_json = call;
     as_json.push_back("--json");
     EXPECT_TRUE(json::parse(run_program(as_json).out)["layers"][0]["rows"]["zero_sum_rms"].is_null());
