@@ -4,15 +4,13 @@
 // (docs/results/tensor-kernel-backward.md; torch_attention.py counts and times PyTorch's back ends alike).
 //
 //   tensor_backward_bench [batch heads kv_heads n head_dim causal(0|1)]     default: the shapes of the table
-#include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <string>
 #include <vector>
 
 #include <faultline/tensor_kernel/backward_recording.hpp>
 
-#include "timing.cuh"
+#include "inputs.cuh"
 
 namespace faultline::tensor_kernel {
 namespace {
@@ -26,60 +24,11 @@ struct Case {
 
 template <class T>
 void time_shape(const Shape& shape, const std::vector<Case>& cases) {
-    const std::size_t q_rows = std::size_t{1} * shape.batch * shape.heads * shape.n;
-    const std::size_t q_count = q_rows * shape.d, k_count = q_count / shape.heads * shape.kv_heads;
-    const DeviceMemory<T> q(q_count), k(k_count), v(k_count), o(q_count), dout(q_count);
-    const DeviceMemory<T> dq(q_count), dk(k_count), dv(k_count);
-    const DeviceMemory<float> lse(q_rows), o_unrounded(q_count);
-    const RandomStream stream(1, 2);
-    const auto draw = [&](const DeviceMemory<T>& x, std::size_t count, std::uint64_t child) {
-        fill<<<2048, 256>>>(x.data(), count, stream.child(child));
-    };
-    draw(q, q_count, 0);
-    draw(k, k_count, 1);
-    draw(v, k_count, 2);
-    draw(dout, q_count, 3);
-    ForwardCall forward{.batch = shape.batch,
-                        .heads = shape.heads,
-                        .kv_heads = shape.kv_heads,
-                        .n_q = shape.n,
-                        .n_k = shape.n,
-                        .head_dim = shape.d,
-                        .causal = shape.causal,
-                        .scale = 1 / std::sqrt(static_cast<double>(shape.d)),
-                        .q = q.data(),
-                        .k = k.data(),
-                        .v = v.data(),
-                        .o = o.data(),
-                        .o_unrounded = o_unrounded.data(),
-                        .lse = lse.data()};
-    forward.q_strides = forward.o_strides = contiguous(shape.heads, shape.n, shape.d);
-    forward.k_strides = forward.v_strides = contiguous(shape.kv_heads, shape.n, shape.d);
+    BackwardInputs<T> inputs(shape);
+    BackwardCall& call = inputs.call;
     constexpr Element element = std::is_same_v<T, __half> ? Element::fp16 : Element::bf16;
-    launch_forward(forward, supported(forward_plan(element), shape.d, shape.causal).kernel);
-    BackwardCall call{.batch = shape.batch,
-                      .heads = shape.heads,
-                      .kv_heads = shape.kv_heads,
-                      .n_q = shape.n,
-                      .n_k = shape.n,
-                      .head_dim = shape.d,
-                      .causal = shape.causal,
-                      .scale = forward.scale,
-                      .q = q.data(),
-                      .k = k.data(),
-                      .v = v.data(),
-                      .o = o.data(),
-                      .o_unrounded = o_unrounded.data(),
-                      .dout = dout.data(),
-                      .lse = lse.data(),
-                      .dq = dq.data(),
-                      .dk = dk.data(),
-                      .dv = dv.data()};
-    call.q_strides = call.o_strides = call.dout_strides = call.dq_strides = forward.q_strides;
-    call.k_strides = call.v_strides = call.dk_strides = call.dv_strides = forward.k_strides;
-    const DeviceMemory<unsigned char> workspace(backward_workspace(call));
-    call.workspace = workspace.data();
-    const double flops = 10.0 * q_rows * shape.n * shape.d / (shape.causal ? 2 : 1);
+    launch_forward(inputs.forward.call, supported(forward_plan(element), shape.d, shape.causal).kernel);
+    const double flops = 10.0 * inputs.forward.q_rows * shape.n * shape.d / (shape.causal ? 2 : 1);
     for (const Case& c : cases) {
         call.deterministic = c.deterministic;
         double ms = 0;
@@ -135,29 +84,9 @@ std::vector<Case> every_variant() {
 }  // namespace faultline::tensor_kernel
 
 int main(int argc, char** argv) {
-    using namespace faultline;
     using namespace faultline::tensor_kernel;
-    std::vector<Shape> shapes = {{8, 16, 16, 4096, 128, true}, {32, 12, 12, 1024, 64, true}};
-    if (argc == 7) {
-        const auto number = [&](int i) { return std::atoi(argv[i]); };
-        shapes = {{number(1), number(2), number(3), number(4), number(5), number(6) != 0}};
-    } else if (argc != 1) {
-        std::fprintf(stderr,
-                     "tensor_backward_bench: expected no argument, or batch heads kv_heads n head_dim causal\n");
-        return 2;
-    }
-    try {
-        cudaDeviceProp device{};
-        check(cudaGetDeviceProperties(&device, 0), "asking the device");
-        std::printf("%s\n", device.name);
-        const BackwardKernel half = supported_backward(backward_plan(128, Element::fp16), 128, true).kernel;
-        for (const Shape& shape : shapes) {
-            time_shape<__nv_bfloat16>(shape, every_variant());
-            time_shape<__half>(shape, {{"fused", half}});
-        }
-    } catch (const std::exception& e) {
-        std::fprintf(stderr, "tensor_backward_bench: %s\n", e.what());
-        return 1;
-    }
-    return 0;
+    return run_benchmark("tensor_backward_bench", argc, argv, [](const Shape& shape) {
+        time_shape<__nv_bfloat16>(shape, every_variant());
+        time_shape<__half>(shape, {{"fused", supported_backward(backward_plan(128, Element::fp16), 128, true).kernel}});
+    });
 }
