@@ -150,14 +150,29 @@ struct BackwardTileRecorder {
             const float reference = e % 2 == 0 ? lse.x : lse.y,
                         x = argument<Variant>(at.scores[e], call.exponent, reference), y = copied(p[e]);
             const bool counts = at.scores[e] > -INFINITY && at.first_query + threadIdx.x % 4 * 2 + e % 2 < call.n_q;
-            const double exact_argument =
-                static_cast<double>(at.scores[e]) * static_cast<double>(call.exponent) - static_cast<double>(reference);
-            sums[0].add(static_cast<float>(static_cast<double>(x) - exact_argument), counts);
+            sums[0].add(argument_error(at.scores[e], call.exponent, reference, x), counts);
             sums[1].add(static_cast<float>(static_cast<double>(y) - exact_exp2(x)), counts);
             sums[2].add(static_cast<float>(static_cast<T>(y)) - y, counts);
         }
         sums[3] = at.product;
         write(sums, at, 0);
+    }
+    /// first - second as the sum of a float and what its rounding leaves (Knuth's two-sum).
+    __device__ __forceinline__ static float2 difference(float first, float second) {
+        const float all = first - second, taken = all - first;
+        return {all, (first - (all - taken)) + (-second - taken)};
+    }
+    /// x - (score scale - reference). Conversions to binary64 and back would take eight clocks of the warp each.
+    __device__ __forceinline__ static float argument_error(float score, float scale, float reference, float x) {
+        const float product = score * scale;
+        const float2 exact = difference(product, reference);
+        return (x - exact.x) - (exact.y + fmaf(score, scale, -product));
+    }
+    /// ds - p (dp - delta).
+    __device__ __forceinline__ static float gradient_error(float p, float dp, float delta, float ds) {
+        const float2 exact = difference(dp, delta);
+        const float product = p * exact.x;
+        return (ds - product) - fmaf(p, exact.y, fmaf(p, exact.x, -product));
     }
     /// 2^x, x <= 128: to the nearest whole number, and the series of e^r, |r| <= ln(2)/2, to the ninth power; the next term is
     /// below 2^-36.
@@ -183,10 +198,8 @@ struct BackwardTileRecorder {
         for (int e = 0; e < 4; ++e) {
             const float reference = e % 2 == 0 ? delta.x : delta.y, y = copied(ds[e]);
             const bool counts = at.scores[e] > -INFINITY && at.first_query + threadIdx.x % 4 * 2 + e % 2 < call.n_q;
-            const double scale = Variant::value.ds_scale == DsScale::before ? static_cast<double>(call.scale) : 1.0;
-            const double exact = static_cast<double>(copied(p[e])) *
-                                 (static_cast<double>(at.gradients[e]) - static_cast<double>(reference)) * scale;
-            sums[1].add(static_cast<float>(static_cast<double>(y) - exact), counts);
+            static_assert(Variant::value.ds_scale != DsScale::before);
+            sums[1].add(gradient_error(copied(p[e]), at.gradients[e], reference, y), counts);
             sums[2].add(static_cast<float>(static_cast<T>(y)) - y, counts);
         }
         write(sums, at, 4);

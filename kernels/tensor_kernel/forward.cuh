@@ -18,8 +18,15 @@
 
 namespace faultline::tensor_kernel {
 
+/// What stands in a recorder's place multiplies (forward_scaling.cuh): it has no branches, and the factors of a query tile.
+template <class Rec>
+concept Scales = requires {
+    Rec::scales;
+};
+
 template <class T, class Tiles, class Variant, class Rec>
 struct Consumer {
+    static constexpr bool alters_elements = Rec::alters && !Scales<Rec>;
     static constexpr ForwardVariant variant = Variant::value;
     static constexpr int d = Tiles::head_dim, keys = Tiles::block_k, s_count = keys / 2, o_count = d / 2;
     using Softmax = StreamingSoftmax<T, variant, keys, std::conditional_t<Rec::alters_state, double, float>>;
@@ -70,7 +77,8 @@ struct Consumer {
     /// Waits for the next query tile; false where there is none.
     __device__ __forceinline__ bool next_tile(QueryTile& tile) {
         m.q_full[q_ring.slot].wait(q_ring.parity);
-        const int number = uniform(m.tile[q_ring.slot]);
+        // Lane 0 alone reads it: it is the one who says, by an arrival, that the slot may be written again.
+        const int number = uniform(threadIdx.x % 32 == 0 ? m.tile[q_ring.slot] : 0);
         if (number < 0) return false;
         tile.at = in.place(number);
         const int group_row = tile.at.q_tile * Tiles::block_q + group * 64;
@@ -85,6 +93,7 @@ struct Consumer {
         if constexpr (Rec::records)
             tile.place = recorder.begin(tile.at.batch * in.heads + tile.at.head,
                                         group_row + threadIdx.x % 128 / 32 * 16, in.n_q);
+        if constexpr (Scales<Rec>) tile.place = recorder.begin(tile.at.head);
         return true;
     }
 
@@ -186,7 +195,7 @@ struct Consumer {
         if constexpr (Rec::records)
             if (sample::has_output(tile.at.q_tile, key_tile))
                 recorder.output(tile.place, o, p, m.v[v_ring.slot], key_tile);
-        if constexpr (Rec::alters_state)
+        if constexpr (Rec::alters_state && alters_elements)
             recorder.output(tile.place, in, tile.at, tile.at.q_tile * Tiles::block_q, tile.row, key_tile * keys, o);
         release(m.v_empty[v_ring.slot]);
         v_ring.advance();
@@ -223,10 +232,12 @@ struct Consumer {
         while (true) {
             // All key tiles but the first, whose P is in hand, up to the P of the last.
             int key_tile = tile.count - 2;
-            const int whole = Rec::alters_state ? 0 : tile.whole;  // what changes elements is compiled once
+            constexpr bool once = Rec::alters_state && alters_elements;  // what changes elements is compiled once
+            const int whole = once ? 0 : tile.whole;
             for (; key_tile >= whole; --key_tile) same_tile<true>(tile, key_tile);
-            if constexpr (!Rec::alters_state)
+            if constexpr (!once)
                 for (; key_tile >= 0; --key_tile) same_tile<false>(tile, key_tile);
+            if constexpr (Scales<Rec>) recorder.keep(tile.at, in.q_tiles);
             const bool accumulate = tile.count > 1;
             release(m.q_empty[q_ring.slot]);
             q_ring.advance();
@@ -256,7 +267,7 @@ struct Consumer {
         else
             store_rows<T, d>(in, in, tile.at, tile.row, tile.softmax, o, inverse, in.natural);
         if constexpr (Rec::records) recorder.output_cast(tile.place, o, inverse);
-        if constexpr (Rec::alters) recorder.keep(tile.place, tile.at, in.q_tiles);
+        if constexpr (alters_elements) recorder.keep(tile.place, tile.at, in.q_tiles);
     }
 };
 
@@ -294,44 +305,22 @@ __device__ __forceinline__ BlockMemory<Tiles, Rec>& begin_block() {
     return m;
 }
 
-/// With a recorder: the query tiles that it looks at; forward_others() takes the others, beside it.
+/// The kernel without a recorder; forward_beside.cuh has those with one.
 template <class T, class Tiles, class Variant, class Rec>
 __global__ void __launch_bounds__(Tiles::threads, 1)
     forward(const __grid_constant__ ForwardArguments<T> in, const __grid_constant__ typename Rec::Arguments recording) {
-    if constexpr (Rec::records)
-        let_dependents_begin();  // first of all: until then the multiprocessors of the others idle
+    if constexpr (Scales<Rec>) let_dependents_begin();  // first of all: the sequences of which nothing is recorded
     auto& m = begin_block<Tiles, Rec>();
-    const int warpgroup = uniform(threadIdx.x / 128);
-    if (warpgroup == 0) {
-        fewer_registers<Rec::records ? 40 : Tiles::producer_registers>();  // with a recorder it looks for its tiles
-        if constexpr (Rec::records) {
-            if (threadIdx.x < 32) produce_recorded<T, Tiles, Rec>(in, m, recording);
-        } else {
-            if (threadIdx.x == 0) produce<T, Tiles>(in, m);
-        }
-    } else {
-        more_registers<Rec::records ? 232 : Tiles::consumer_registers>();
-        Consumer<T, Tiles, Variant, Rec>(in, m, recording, m.recorder, warpgroup - 1).run();
-    }
-}
-
-/// The plain kernel for the query tiles that Rec does not look at. A kernel of its own: with both loops in one, the plain one took
-/// 2.4% more time (docs/results/tensor-kernel-forward.md).
-template <class T, class Tiles, class Variant, class Rec>
-__global__ void __launch_bounds__(Tiles::threads, 1)
-    forward_others(const __grid_constant__ ForwardArguments<T> in,
-                   const __grid_constant__ typename Rec::Arguments recording) {
-    auto& m = begin_block<Tiles, NoRecorder>();
     const int warpgroup = uniform(threadIdx.x / 128);
     if (warpgroup == 0) {
         fewer_registers<Tiles::producer_registers>();
         if (threadIdx.x == 0) {
-            produce_others<T, Tiles, Rec>(in, m, recording);
-            wait_for_dependency();
+            produce<T, Tiles>(in, m);
+            if constexpr (Scales<Rec>) wait_for_dependency();
         }
     } else {
         more_registers<Tiles::consumer_registers>();
-        Consumer<T, Tiles, Variant, NoRecorder>(in, m, {}, m.recorder, warpgroup - 1).run();
+        Consumer<T, Tiles, Variant, Rec>(in, m, recording, m.recorder, warpgroup - 1).run();
     }
 }
 

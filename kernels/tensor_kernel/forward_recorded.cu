@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cmath>
 
+#include <faultline/tensor_kernel/forward_beside.cuh>
 #include <faultline/tensor_kernel/forward_launch.cuh>
 #include <faultline/tensor_kernel/recording.hpp>
 
@@ -27,11 +29,26 @@ void launch_of(const ForwardCall& call, const ForwardKernel& kernel, const Forwa
     const std::uint64_t threshold = sample::threshold(recorder.fraction);
     // In each part of the tiles about one that is looked at.
     const int part = static_cast<int>(std::clamp(0x1p32 / static_cast<double>(threshold), 1.0, 32.0));
-    const int tiles = (call.n_q + Tiles::block_q - 1) / Tiles::block_q * shape.heads;
-    const int blocks = recording_blocks(std::min(recorder.fraction, 1.0), tiles);
-    launch_variant<T, Tiles, Rec>(
-        call, kernel, {recorder.cells, threshold, recorder.seed, shape.row_groups, shape.k_tiles, part, blocks},
-        stream);
+    const typename Rec::Arguments recording{recorder.cells,   threshold,     recorder.seed,
+                                            shape.row_groups, shape.k_tiles, part};
+    ForwardArguments<T> in = with_maps<T, Tiles>(call);
+    set_launch<T, Tiles>(in, call, kernel);
+    const bool is_all = recording.is_all();
+    const int blocks = recording_blocks(std::min(recorder.fraction, 1.0), in.tiles);
+    const auto launched = [&]<class Variant>(Variant) {
+        if (kernel.variant != Variant::value) return false;
+        // Those that are looked at come first, since they take longer and would end late after all others, which take the
+        // multiprocessors that are free, and the rest when these blocks end.
+        start_forward<Tiles, Rec>(forward_recorded<T, Tiles, Variant, Rec>, blocks, stream, false, in, recording);
+        if (!is_all)
+            start_forward<Tiles, NoRecorder>(forward_others<T, Tiles, Variant, Rec>,
+                                             std::min(in.tiles, multiprocessors()), stream, true, in, recording);
+        return true;
+    };
+    using enum ArgumentForm;
+    if (!launched(Compiled<>{}) && !launched(Compiled<subtract_then_scale>{}) &&
+        !launched(Compiled<fused, false, true>{}))
+        throw std::invalid_argument("tensor_kernel: not one of the kernels that has_recorder() names");
 }
 
 }  // namespace

@@ -151,8 +151,7 @@ struct Recorder {
         std::uint64_t threshold;
         std::uint32_t seed;
         int row_groups, k_tiles;
-        int part;    ///< query tiles that a block looks through at once, 1 to 32
-        int blocks;  ///< that look at tiles
+        int part;  ///< query tiles that a block looks through at once, 1 to 32
         [[nodiscard]] bool is_all() const { return threshold > 0xFFFFFFFFu; }
     };
     struct Memory {

@@ -62,7 +62,7 @@ class SampledErrors final : public Instrument {
 
 /// The device's sums are of floats, each an error rounded once (2^-24 of it), added in fp32 (at most 2^-24 of the sum of their
 /// sizes for each of the additions that a sum passes through: 4 in a thread, 5 of the butterfly; 16 warps are joined in
-/// binary64), with shadows that err by 2^-40 of the terms of a product's sum, 2^-36 of p, and 2^-50 of an argument or of
+/// binary64), with shadows that err by 2^-40 of the terms of a product's sum, 2^-36 of p, and 2^-44 of the terms of an argument or of
 /// p (dp - delta).
 void expect_same_statistics(const std::vector<RecordedStatistics>& device, const SampledErrors& cpu, double terms) {
     for (const RecordedStatistics& s : device) {
