@@ -196,10 +196,10 @@ class BlockFaults {
                 const auto element = static_cast<std::uint64_t>(4 * y + i) * columns + column;
                 held = draws.changed(a, 1.0, before, column, element, asked);
             }
-            if (records) record(mine, before, held - before, asked);
+            if (records) tensor_kernel::add_change(mine, 1, before, held - before, asked);
             v[i][j] = static_cast<float>(held);
         }
-        if (records) add(records_[f], mine);
+        if (records) tensor_kernel::add_sums(records_[f], mine);
     }
     [[nodiscard]] __device__ bool seen(int row, int column, float x) const {
         return row < length_ && column <= row && fabsf(x) <= 3.402823466e38f;

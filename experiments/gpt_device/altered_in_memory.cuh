@@ -86,7 +86,7 @@ __device__ Realised change_in_memory(const Alteration& shared, const TileDraw& d
                         held = held_otherwise(shared, x + asked, roundings, element + 16 * k);
                     e = store(at.i, at.j, held) - x;
                 }
-                record(mine, x, e, asked);
+                tensor_kernel::add_change(mine, 1, x, e, asked);
             }
         };
         if (one_sign && a.size == Alteration::Size::of_value)

@@ -8,6 +8,7 @@
 
 #include <faultline/gpt_device/elements.cuh>
 #include <faultline/gpt_device/fault_kernels.hpp>
+#include <faultline/tensor_kernel/altered_sums.cuh>
 
 namespace faultline::gpt::on_device {
 
@@ -68,26 +69,6 @@ struct ElementDraws {
         return held_otherwise(a, x + asked, roundings.stream, element);
     }
 };
-
-__device__ inline void record(Realised& to, double x, double e, double asked) {
-    to.count += 1;
-    to.sum += e;
-    to.sum_squared = fma(e, e, to.sum_squared);
-    to.sum_abs += fabs(e);
-    to.asked_sum += asked;
-    to.asked_squared = fma(asked, asked, to.asked_squared);
-    to.value_squared = fma(x, x, to.value_squared);
-}
-
-__device__ inline void add(Realised& to, const Realised& next) {
-    to.count += next.count;
-    to.sum += next.sum;
-    to.sum_squared += next.sum_squared;
-    to.sum_abs += next.sum_abs;
-    to.asked_sum += next.asked_sum;
-    to.asked_squared += next.asked_squared;
-    to.value_squared += next.value_squared;
-}
 
 /// Sum over 16 neighbours, joined by halves; the same bits in each of them.
 __device__ inline double joined16(double x) {
@@ -182,7 +163,7 @@ __device__ Realised change_elements(const Alteration& shared, const TileDraw& dr
                     const double held = draws.changed(a, sign(j), x, one_column ? 0 : j, element, asked);
                     e = store(i, j, held) - x;
                 }
-                record(mine, x, e, asked);
+                tensor_kernel::add_change(mine, 1, x, e, asked);
             }
             element += 16;
             j += 16;

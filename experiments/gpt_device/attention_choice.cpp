@@ -158,7 +158,7 @@ std::size_t AttentionOnDevice::scratch_bytes() const {
 
 void AttentionOnDevice::forward(int layer, const Inputs& in, const std::vector<double>& scales, Bf16* o, float* lse,
                                 const on_device::HeadParts& seen, const tensor_kernel::Alterations* faults,
-                                on_device::Stream stream) const {
+                                bool sampled, on_device::Stream stream) const {
     const HeadStrides strides =
         strides_of(shape_, static_cast<std::int64_t>(in.qk_stride), static_cast<std::int64_t>(in.v_stride));
     const auto length = static_cast<std::size_t>(shape_.length);
@@ -180,11 +180,15 @@ void AttentionOnDevice::forward(int layer, const Inputs& in, const std::vector<d
         call.q_strides = call.k_strides = strides.qk;
         call.v_strides = strides.v;
         call.o_strides = strides.o;
-        if (faults != nullptr)
-            tensor_kernel::launch_altered_forward(call, kernel_of(layer).forward, from_head(*faults, call, first),
-                                                  stream);
+        const tensor_kernel::ForwardKernel& kernel = kernel_of(layer).forward;
+        tensor_kernel::ForwardCall one = call;  // is recorded
+        one.batch = 1;
+        if (faults == nullptr)
+            tensor_kernel::launch_forward(call, kernel, stream);
+        else if (sampled)
+            tensor_kernel::launch_scaled_forward(call, kernel, from_head(*faults, one, first), stream);
         else
-            tensor_kernel::launch_forward(call, kernel_of(layer).forward, stream);
+            tensor_kernel::launch_altered_forward(call, kernel, from_head(*faults, call, first), stream);
         if (seen.rows == nullptr) return;
         tensor_kernel::RowStatisticsCall rows;
         rows.batch = call.batch;

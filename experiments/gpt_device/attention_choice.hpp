@@ -43,7 +43,7 @@ class AttentionOnDevice {
     /// first sequence alone. Launches on the stream. Only where on_tensor_cores(), in a build with the device.
     using Inputs = on_device::AttentionInputs<on_device::Bf16>;
     void forward(int layer, const Inputs& inputs, const std::vector<double>& scales, on_device::Bf16* o, float* lse,
-                 const on_device::HeadParts& seen, const tensor_kernel::Alterations* faults,
+                 const on_device::HeadParts& seen, const tensor_kernel::Alterations* faults, bool sampled,
                  on_device::Stream stream) const;
     void backward(int layer, const Inputs& inputs, const std::vector<double>& scales, const on_device::Bf16* o,
                   const float* lse, const on_device::Bf16* dout, on_device::Bf16* dqkv, void* scratch,

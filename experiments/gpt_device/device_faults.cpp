@@ -54,7 +54,8 @@ void DeviceFaults::bind(char* memory, const on_device::StepScalars* scalars, on_
                 if (plan_ != nullptr) {
                     tensor_kernel::Alterations& in_registers =
                         (at.backward ? altered_backward_ : altered_forward_)[static_cast<std::size_t>(layer)];
-                    if (at.backward) sampled_backward_[static_cast<std::size_t>(layer)] = planted.fault.sampled;
+                    (at.backward ? sampled_backward_ : sampled_forward_)[static_cast<std::size_t>(layer)] =
+                        planted.fault.sampled;
                     in_registers.at[in_registers.count++] = {
                         at.in_registers, planted.heads + layer * config_.model.heads,
                         reinterpret_cast<tensor_kernel::AlteredSums*>(device_records_ + first)};
@@ -122,8 +123,7 @@ void DeviceFaults::at(ModelSite site, int layer, int part, E* values, int first_
                 const auto records = planted.records.find({layer, part, column});
                 if (records == planted.records.end()) return;
                 const auto before = static_cast<std::size_t>(first_row / rows * set.tiles() * on_device::parts_of(set));
-                on_device::alter(set, heads, planted.of_rms, rows_, device_records_ + records->second + before,
-                                 stream_);
+                on_device::alter(set, heads, planted.law, rows_, device_records_ + records->second + before, stream_);
             });
     }
 }
@@ -137,7 +137,7 @@ void DeviceFaults::at_update(float* update) const {
                 records == planted.records.end())
                 continue;
             on_device::alter(update_set(config_, planted.fault, parameter, update),
-                             planted.heads + (parameter.layer + 1) * (config_.model.heads + 1), planted.of_rms, rows_,
+                             planted.heads + (parameter.layer + 1) * (config_.model.heads + 1), planted.law, rows_,
                              device_records_ + records->second, stream_);
         }
 }
@@ -148,7 +148,7 @@ void DeviceFaults::at(Site site, int layer, E* values, bool by_head) const {
         const auto records = planted.records.find({layer, 0, 0});
         if (planted.fault.site != std::variant<Site, ModelSite>(site) || records == planted.records.end()) continue;
         on_device::alter(attention_set(config_, plan_, site, values, by_head),
-                         planted.heads + layer * config_.model.heads, planted.of_rms, rows_,
+                         planted.heads + layer * config_.model.heads, planted.law, rows_,
                          device_records_ + records->second, stream_);
     }
 }

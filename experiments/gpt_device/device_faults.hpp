@@ -54,7 +54,8 @@ class DeviceFaults {
     [[nodiscard]] const tensor_kernel::Alterations* altered_backward(int layer) const {
         return inside(altered_backward_, layer);
     }
-    /// Whether those of altered_backward() are scalings (scaling.hpp) of which the first sequence alone is recorded.
+    /// Whether those of altered_forward(), altered_backward() are scalings (scaling.hpp) of which the first sequence alone is recorded.
+    [[nodiscard]] bool samples_forward(int layer) const { return sampled_forward_[static_cast<std::size_t>(layer)]; }
     [[nodiscard]] bool samples_backward(int layer) const { return sampled_backward_[static_cast<std::size_t>(layer)]; }
 
     /// Adds a micro-step's records up; and apart from them those of the update, which all ranks make alike. Launch.
@@ -71,6 +72,7 @@ class DeviceFaults {
         Fault fault;
         Format format;
         bool of_rms = false;
+        on_device::LawKind law;
         std::size_t first = 0;  ///< of its HeadFaults
         const on_device::HeadFault* heads = nullptr;
         std::map<std::tuple<int, int, int>, std::size_t> records;  ///< (layer, part, column): the first of its records
@@ -103,7 +105,7 @@ class DeviceFaults {
     on_device::Stream stream_ = nullptr;
     std::vector<on_device::KernelFaults> forward_, backward_;
     std::vector<tensor_kernel::Alterations> altered_forward_, altered_backward_;
-    std::vector<bool> sampled_backward_;
+    std::vector<bool> sampled_forward_, sampled_backward_;
 };
 
 }  // namespace faultline::gpt

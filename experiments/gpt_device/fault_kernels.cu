@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <faultline/gpt_device/altered_casts.cuh>
 #include <faultline/gpt_device/altered_in_memory.cuh>
 
 #include <algorithm>
@@ -120,6 +121,38 @@ __global__ void __launch_bounds__(threads, 3)
     keep_record(mine, sums, to);
 }
 
+/// Tiles of an attention kernel's outputs or gradients in bf16, whose rows have `cols` columns, under simple laws.
+template <int cols>
+__global__ void __launch_bounds__(threads, 3)
+    alter_casts(TileSet<Bf16> set, const HeadFault* faults, bool sampled, Realised* records) {
+    __shared__ BlockSums sums;
+    __shared__ Uninitialised<TileDraw> shared_draw;
+    const int index = blockIdx.x, head = blockIdx.z % set.heads, sequence = blockIdx.z / set.heads;
+    Realised* to = records + (static_cast<std::size_t>(head) * set.sequences + sequence) * gridDim.x + index;
+    const Tile<Bf16, false> tile(set, faults, head, sequence, index);
+    const bool recorded = !sampled || sequence == 0;
+    if (!tile.faults->touched) {
+        if (recorded) keep_record({}, sums, to);
+        return;
+    }
+    const Alteration& a = tile.faults->change;
+    TileDraw& draw = shared_draw.value();
+    if (threadIdx.x == threads - 1) {
+        std::uint64_t name = 0;
+        const Alteration mine = placed(set, *tile.faults, sequence, index, name);
+        draw.roundings = a.hold == Alteration::Hold::stochastic ? tile_key(mine, fault_stream::roundings, name) : 0;
+    }
+    if (a.size == Alteration::Size::of_rms) {
+        const double amplitude = amplitude_of_casts<cols>(a, tile.base, tile.row_stride, tile.rows, sums);
+        if (threadIdx.x == 0) draw.amplitude = amplitude;
+    }
+    __syncthreads();
+    if (recorded)
+        keep_record(change_casts<cols, true>(a, draw, tile.base, tile.row_stride, tile.rows), sums, to);
+    else
+        (void)change_casts<cols, false>(a, draw, tile.base, tile.row_stride, tile.rows);
+}
+
 /// Of row quantities, whose tiles are some 64 or 128 numbers: a half warp has a tile, its lanes the columns as block_amplitude's and
 /// change_in_memory's threads have them.
 template <class T>
@@ -208,7 +241,7 @@ __global__ void __launch_bounds__(threads) join_ranges(const Realised* records, 
         const RecordRange range = ranges[r];
         if (range.layer != layer || head >= range.heads) continue;
         const Realised* from = records + range.first + head * range.per_head;
-        for (std::size_t i = threadIdx.x; i < range.per_head; i += threads) on_device::add(mine, from[i]);
+        for (std::size_t i = threadIdx.x; i < range.per_head; i += threads) tensor_kernel::add_sums(mine, from[i]);
     }
     Realised* to = totals + blockIdx.x;
     const bool goes_on = scalars != nullptr && scalars->micro_step > 0;
@@ -216,7 +249,7 @@ __global__ void __launch_bounds__(threads) join_ranges(const Realised* records, 
     keep_record(mine, sums, to);
     // Whole micro-step to whole micro-step, as ranks add theirs.
     if (!goes_on || threadIdx.x != 0) return;
-    on_device::add(sum, *to);
+    tensor_kernel::add_sums(sum, *to);
     *to = sum;
 }
 
@@ -267,7 +300,15 @@ int parts_of(const TileSet<T>& set) {
 }
 
 template <class T>
-void alter(const TileSet<T>& set, const HeadFault* faults, bool of_rms, void* rows, Realised* records, Stream stream) {
+void alter(const TileSet<T>& set, const HeadFault* faults, LawKind law, void* rows, Realised* records, Stream stream) {
+    const bool of_rms = law.of_rms;
+    if constexpr (std::is_same_v<T, Bf16>)
+        if (law.simple && !set.model && !set.by_columns && (set.cols == 64 || set.cols == 128)) {
+            const dim3 grid(set.tiles(), 1, set.sequences * set.heads);
+            (set.cols == 64 ? alter_casts<64> : alter_casts<128>)<<<grid, threads, 0, stream>>>(set, faults,
+                                                                                                law.sampled, records);
+            return check_launch("a fault");
+        }
     if (set.by_columns && !set.model) {
         const int all = set.tiles() * set.sequences * set.heads;
         alter_columns<<<(all + threads / 16 - 1) / (threads / 16), threads, 0, stream>>>(set, faults, set.tiles(), all,
@@ -315,9 +356,9 @@ void apply_update(const float* update, std::size_t count, const StepResult* resu
     check_launch("apply_update");
 }
 
-#define FAULTLINE_FOR(T)                                                                      \
-    template int parts_of(const TileSet<T>&);                                                 \
-    template void alter(const TileSet<T>&, const HeadFault*, bool, void*, Realised*, Stream); \
+#define FAULTLINE_FOR(T)                                                                         \
+    template int parts_of(const TileSet<T>&);                                                    \
+    template void alter(const TileSet<T>&, const HeadFault*, LawKind, void*, Realised*, Stream); \
     template void norm_from_statistics(const float*, const float*, const float*, const float*, int, int, T*, Stream);
 FAULTLINE_FOR(float)
 FAULTLINE_FOR(Bf16)

@@ -42,10 +42,25 @@ struct TileSet {
 template <class T>
 [[nodiscard]] int parts_of(const TileSet<T>& set);
 
+/// What of a fault's law is known before a launch.
+struct LawKind {
+    bool of_rms = true;  ///< it may ask for the tile's rms
+    /// One sign for a head, a size of the value or of the rms, held in bf16 to nearest or stochastically.
+    bool simple = false;
+    bool sampled =
+        false;  ///< simple, in an attention kernel's outputs or gradients: recorded of the first sequence alone
+};
+[[nodiscard]] inline LawKind kind_of(const Alteration& change) {
+    using enum Alteration::Size;
+    return {change.size == of_rms, (change.size == of_rms || change.size == of_value) &&
+                                       change.sign_of == Alteration::Sign::one &&
+                                       change.hold != Alteration::Hold::exact && change.format == bf16};
+}
+
 /// Changes every tile. faults: [heads] of the layer; of the model [1 + blocks], the first for all columns. records: [head,
-/// sequence, tile, part]. rows: rows of the set, 16 bytes each, of scratch. of_rms: the law may ask for the tile's rms.
+/// sequence, tile, part]. rows: rows of the set, 16 bytes each, of scratch. law: of every one of the faults.
 template <class T>
-void alter(const TileSet<T>& set, const HeadFault* faults, bool of_rms, void* rows, Realised* records, Stream stream);
+void alter(const TileSet<T>& set, const HeadFault* faults, LawKind law, void* rows, Realised* records, Stream stream);
 
 /// A run of records that belong to one layer: per_head of head 0, then of head 1, …; heads 1: all of them under head 0.
 struct RecordRange {

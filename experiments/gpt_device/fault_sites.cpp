@@ -82,15 +82,27 @@ void expect_in_registers(const Fault& fault, Site site, const RoundingPlan& plan
 }
 
 void expect_scaling(const Fault& fault, Site site, Format format) {
-    if (site != Site::ds && site != Site::dp_accumulate)
-        refuse(fault, fmt::format("record=sample: {} is recorded whole: expected ds or dp_accumulate", name(site)));
-    if (tensor_kernel::is_scaling(alteration_of(fault, {}, format))) return;
-    const double nearest = static_cast<double>(static_cast<float>(1 + fault.magnitude)) - 1;
+    if (site != Site::p_cast && site != Site::row_sum && site != Site::ds && site != Site::dp_accumulate)
+        refuse(
+            fault,
+            fmt::format(
+                "record=sample: {} is recorded whole: expected p_cast, row_sum, ds or dp_accumulate, or a cast in memory",
+                name(site)));
+    const bool of_bf16 = site == Site::p_cast;
+    const Alteration change = alteration_of(fault, {}, format);
+    if (of_bf16 ? tensor_kernel::is_scaling_of_bf16(change) : tensor_kernel::is_scaling(change)) return;
+    const int bits = of_bf16 ? fp32.precision - bf16.precision : fp32.precision;
     refuse(fault,
            fmt::format("record=sample: expected a multiplication that fp32 makes: multiplicative, or shape=value "
                        "with one sign for a head, hold=nearest, and a magnitude between -1 and 1 such as {}, that 1 "
-                       "plus or minus it is of fp32",
-                       std::ldexp(std::nearbyint(std::ldexp(nearest, 23)), -23)));
+                       "plus or minus it has {} bits",
+                       std::ldexp(std::nearbyint(std::ldexp(fault.magnitude, bits - 1)), 1 - bits), bits));
+}
+
+void refuse_sample_of_cast(const Fault& fault) {
+    refuse(fault,
+           "record=sample: expected one sign for a head, and a size of the value or of the rms (fixed, per_head, "
+           "random_step, flip, multiplicative), held in bf16");
 }
 
 void refuse(const Fault& fault, const std::string& why) {

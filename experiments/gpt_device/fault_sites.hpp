@@ -54,6 +54,8 @@ void expect_held_in_bf16(const Fault& fault, std::string_view what);
 void expect_in_registers(const Fault& fault, Site site, const RoundingPlan& plan, int head_dim, bool is_bf16);
 /// RequestError where a fault of which a part alone is to be recorded is none that the tensor cores' kernel has for it.
 void expect_scaling(const Fault& fault, Site site, Format format);
+/// RequestError: of a fault at a cast in memory, which has too much of a law for it, a part alone is to be recorded.
+[[noreturn]] void refuse_sample_of_cast(const Fault& fault);
 /// "device cuda: fault "…": why".
 [[noreturn]] void refuse(const Fault& fault, const std::string& why);
 

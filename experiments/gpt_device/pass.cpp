@@ -261,7 +261,8 @@ class PassOf final : public Pass {
         if constexpr (std::is_same_v<E, Bf16>)
             if (how_.on_tensor_cores())
                 return how_.forward(l, inputs, switched_scales(l), at<E>(layer.o), at<float>(layer.lse), seen,
-                                    faulty_ ? faults_.altered_forward(l) : nullptr, stream_);
+                                    faulty_ ? faults_.altered_forward(l) : nullptr,
+                                    faults_.any() && faults_.samples_forward(l), stream_);
         on_device::fast_forward(inputs, how_.shape(), at<E>(layer.o), at<float>(layer.lse), seen,
                                 faulty_ ? faults_.forward(l) : nullptr, stream_);
     }

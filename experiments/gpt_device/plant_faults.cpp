@@ -34,6 +34,7 @@ DeviceFaults::DeviceFaults(const TrainConfig& config, const ParameterLayout& lay
     backward_.resize(layers);
     altered_forward_.resize(layers);
     altered_backward_.resize(layers);
+    sampled_forward_.resize(layers);
     sampled_backward_.resize(layers);
     if (config.batch > sequences_at_most && !faults.empty())
         throw RequestError(
@@ -98,6 +99,11 @@ void DeviceFaults::plant_in_attention(Planted& planted, Site site) {
     const RoundingPlan plan = plan_ != nullptr ? *plan_ : fast_plan(m.bf16);
     (void)AttentionInjector(fault, plan, m.heads);  // says what cannot stand in the plan
     planted.format = plan[site].format;
+    planted.law = on_device::kind_of(alteration_of(fault, {}, planted.format));
+    if (fault.sampled && plan_ != nullptr && is_cast_in_memory(site)) {
+        if (!planted.law.simple) refuse_sample_of_cast(fault);
+        planted.law.sampled = true;
+    }
     const InsideSite* in_kernel = inside_site(site, plan_ != nullptr);
     if (plan_ != nullptr && in_kernel != nullptr) expect_in_registers(fault, site, *plan_, m.head_dim(), m.bf16);
     if (in_kernel == nullptr && site != Site::lse && site != Site::delta && !is_cast_in_memory(site))
@@ -132,6 +138,7 @@ void DeviceFaults::plant_in_model(Planted& planted, ModelSite site) {
     const Fault& fault = planted.fault;
     const auto tokens = config_.batch * m.context;
     planted.format = m.bf16 && holds_operands(site) ? bf16 : exact;
+    planted.law = on_device::kind_of(alteration_of(fault, {}, planted.format));
     (void)ModelInjector(fault, m.heads, planted.format);
     if (m.bf16 && holds_operands(site)) expect_held_in_bf16(fault, name(site));
     table_ += static_cast<std::size_t>((m.layers + 2) * (m.heads + 1));
@@ -204,8 +211,8 @@ void DeviceFaults::add_inside(const Planted& planted) {
         if (std::ranges::any_of(planted_, others))
             refuse(
                 planted.fault,
-                "stands in one kernel of a layer with others: expected record=sample of all of them, one at ds and one "
-                "at dp_accumulate, or of none");
+                "stands in one kernel of a layer with others: expected record=sample of all of them, one at each of p_cast, "
+                "row_sum, ds and dp_accumulate, or of none");
     }
 }
 

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include <faultline/tensor_kernel/altering.hpp>
+#include <faultline/tensor_kernel/altered_sums.cuh>
 #include <faultline/tensor_kernel/hopper.cuh>
 
 namespace faultline::tensor_kernel {
@@ -76,13 +76,7 @@ __device__ __forceinline__ void alter(const Alterations& in, AlteredSite site, i
                     return false;
             }
             const double by = held - x;
-            here.count += 1;
-            here.sum += by;
-            here.sum_squared = fma(by, by, here.sum_squared);
-            here.sum_abs += fabs(by);
-            here.asked_sum += asked;
-            here.asked_squared = fma(asked, asked, here.asked_squared);
-            here.value_squared = fma(x, x, here.value_squared);
+            add_change(here, 1, x, by, asked);
             value = static_cast<float>(held);
             return true;
         };
@@ -115,15 +109,7 @@ __device__ __forceinline__ void alter(const Alterations& in, AlteredSite site, i
                 v[turns * k + turns - 1] = front[k];
             }
         }
-        if (!counted) continue;
-        AlteredSums& to = sums.of[f];
-        to.count += here.count;
-        to.sum += here.sum;
-        to.sum_squared += here.sum_squared;
-        to.sum_abs += here.sum_abs;
-        to.asked_sum += here.asked_sum;
-        to.asked_squared += here.asked_squared;
-        to.value_squared += here.value_squared;
+        if (counted) add_sums(sums.of[f], here);
     }
 }
 
@@ -135,9 +121,7 @@ __device__ __forceinline__ void keep_sums(const Alterations& in, const AlteredOf
         double* to = &in.at[f].sums[slot].count;
 #pragma unroll 1
         for (int n = 0; n < 7; ++n) {
-            double sum = of[n];
-#pragma unroll
-            for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+            const double sum = warp_total(of[n]);
             if (threadIdx.x % 32 == 0) to[n] = sum;
         }
     }

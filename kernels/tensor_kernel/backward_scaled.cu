@@ -3,6 +3,7 @@
 // wgmma and the wait for it there is no branch, so the kernel runs as the one without faults does; that of backward_altered.cu has
 // its products one after the other (nvcc's C7514) and some 40 instructions for an element.
 #include <faultline/tensor_kernel/backward_launch.cuh>
+#include <faultline/tensor_kernel/factor.cuh>
 #include <faultline/tensor_kernel/request.cuh>
 #include <faultline/tensor_kernel/scaling.hpp>
 
@@ -13,13 +14,6 @@ struct Scalings {
     const HeadAlteration *dp_accumulate, *ds;  ///< [heads]; null: 1
     AlteredSums *dp_sums, *ds_sums;            ///< [head, key tile, warp], of the first sequence
 };
-
-__device__ __forceinline__ bool acts(const HeadAlteration* heads, int head) {
-    return heads != nullptr && heads[head].touched;
-}
-__device__ __forceinline__ float factor_of(const HeadAlteration* heads, int head) {
-    return acts(heads, head) ? static_cast<float>(1 + heads[head].change.magnitude * heads[head].change.sign) : 1.0f;
-}
 
 /// In a recorder's place.
 struct BackwardScaler {
@@ -91,8 +85,8 @@ struct RecordedScaler {
                                      8 +
                                  self.which_ * 4 + threadIdx.x / 32 % 4;
         // Where a fault does not act now, nothing was counted of it.
-        store(self.recording_.dp_sums, acts(self.recording_.dp_accumulate, tile.head), self.sums_.of_dp, slot);
-        store(self.recording_.ds_sums, acts(self.recording_.ds, tile.head), self.sums_.of_ds, slot);
+        store_sums(self.recording_.dp_sums, acts(self.recording_.dp_accumulate, tile.head), self.sums_.of_dp, slot);
+        store_sums(self.recording_.ds_sums, acts(self.recording_.ds, tile.head), self.sums_.of_ds, slot);
     }
 
   private:
@@ -102,7 +96,6 @@ struct RecordedScaler {
                                                  float factor, AlteredSums& to) {
         const BackwardArguments& in = self.in_;
         const int lane = threadIdx.x % 32, offset = in.n_k - in.n_q;
-        const double asks = static_cast<double>(factor) - 1;
 #pragma unroll
         for (int e = 0; e < 32; ++e) {
             const int key = tile.first_key + self.first_row() + lane / 4 + e / 2 % 2 * 8;
@@ -110,30 +103,8 @@ struct RecordedScaler {
             const bool counts = query < in.n_q && key < in.n_k && (!in.causal || key <= query + offset) &&
                                 fabsf(x[e]) <= 3.402823466e38f;
             const float scaled = x[e] * factor;
-            const double before = counts ? x[e] : 0.0f, by = counts ? static_cast<double>(scaled) - before : 0.0;
-            const double asked = asks * before;
-            to.count += counts ? 1.0 : 0.0;
-            to.sum += by;
-            to.sum_squared = fma(by, by, to.sum_squared);
-            to.sum_abs += fabs(by);
-            to.asked_sum += asked;
-            to.asked_squared = fma(asked, asked, to.asked_squared);
-            to.value_squared = fma(before, before, to.value_squared);
+            add_scaled(to, counts, x[e], scaled, factor);
             x[e] = scaled;
-        }
-    }
-    /// A warp's sums.
-    static __device__ __forceinline__ void store(AlteredSums* to, bool acted, const AlteredSums& sums,
-                                                 std::size_t slot) {
-        if (to == nullptr) return;
-        const double of[7] = {sums.count,     sums.sum,           sums.sum_squared,  sums.sum_abs,
-                              sums.asked_sum, sums.asked_squared, sums.value_squared};
-#pragma unroll
-        for (int n = 0; n < 7; ++n) {
-            double sum = acted ? of[n] : 0.0;
-#pragma unroll
-            for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
-            if (threadIdx.x % 32 == 0) (&to[slot].count)[n] = sum;
         }
     }
 };

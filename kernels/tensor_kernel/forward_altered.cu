@@ -15,11 +15,7 @@ extern template void launch_altered_state<__half>(const ForwardCall&, const Forw
 void launch_altered_forward(const ForwardCall& call, const ForwardKernel& kernel, const Alterations& alterations,
                             void* stream) {
     const bool half = kernel.element == Element::fp16;
-    if (kernel.unit != Unit::wgmma || (kernel.element != Element::bf16 && !half) ||
-        kernel.variant != Compiled<>::value || call.heads != call.kv_heads)
-        throw std::invalid_argument(
-            "tensor_kernel: the forward is altered by wgmma in bf16 or fp16, with a fused argument, as many heads of "
-            "keys as of queries");
+    expect_altered(call, kernel, true);
     expect_device(kernel.unit);
     const ForwardAlterations in{alterations, call.batch};
     const auto cuda_stream = static_cast<cudaStream_t>(stream);

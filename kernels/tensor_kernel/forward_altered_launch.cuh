@@ -7,6 +7,15 @@
 
 namespace faultline::tensor_kernel {
 
+/// std::invalid_argument where the kernel is not one of those that are compiled with faults. in_fp16: they are for fp16 too.
+inline void expect_altered(const ForwardCall& call, const ForwardKernel& kernel, bool in_fp16) {
+    const bool element = kernel.element == Element::bf16 || (in_fp16 && kernel.element == Element::fp16);
+    if (kernel.unit != Unit::wgmma || !element || kernel.variant != Compiled<>::value || call.heads != call.kv_heads)
+        throw std::invalid_argument(
+            "tensor_kernel: the forward is altered by wgmma in bf16 or, but for factors, fp16, with a fused argument, as "
+            "many heads of keys as of queries");
+}
+
 /// Faults of p alone.
 template <class T>
 void launch_altered_p(const ForwardCall& call, const ForwardKernel& kernel, const ForwardAlterations& in,

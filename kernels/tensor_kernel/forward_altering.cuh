@@ -82,6 +82,9 @@ struct ForwardStateAlterer : ForwardAlterer<T> {
                 to.sums, threadIdx.x % 4 == 0);
         }
         __device__ __forceinline__ void row_max(float (&maximum)[2]) const { change(AlteredSite::row_max, maximum); }
+        __device__ __forceinline__ float continued(double sum, float alpha, float term) const {
+            return static_cast<float>(sum * alpha + term);
+        }
         /// The quad's first lane of a sum takes the whole change.
         __device__ __forceinline__ void row_sum(const float (&joined)[2], double (&lane)[2]) const {
             float changed[2] = {joined[0], joined[1]};

@@ -35,6 +35,7 @@ RecordedBackward recorded_backward(std::span<const HeadGroup>, std::span<const G
 void launch_recorded_backward(const BackwardCall&, const BackwardKernel&, const BackwardRecorder&, void*) { fail(); }
 void launch_altered_forward(const ForwardCall&, const ForwardKernel&, const Alterations&, void*) { fail(); }
 void launch_altered_backward(const BackwardCall&, const BackwardKernel&, const Alterations&, void*) { fail(); }
+void launch_scaled_forward(const ForwardCall&, const ForwardKernel&, const Alterations&, void*) { fail(); }
 void launch_scaled_backward(const BackwardCall&, const BackwardKernel&, const Alterations&, void*) { fail(); }
 std::vector<GroupBackward> attention_backward(std::span<const HeadGroup>, std::span<const GroupForward>,
                                               const RoundingPlan&) {

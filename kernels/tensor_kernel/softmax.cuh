@@ -35,8 +35,8 @@ __device__ __forceinline__ float exp2_by_polynomial(float x) {
     return __uint_as_float(__float_as_uint(p) + (__float_as_uint(shifted) << 23));
 }
 
-/// What changes the state of two rows in the kernels with such faults: nothing. Those that do have row_max(maxima) and
-/// row_sum(joined sums, this thread's lanes of them).
+/// What changes the state of two rows in the kernels with such faults: nothing. Those that do have row_max(maxima),
+/// row_sum(joined sums, this thread's lanes of them) and continued(a lane so far, alpha, its next term).
 struct UnalteredRows {
     static constexpr bool alters = false;
 };
@@ -126,7 +126,7 @@ struct StreamingSoftmax {
                 if (j > 0)
                     lane += terms.x;
                 else if constexpr (alters)
-                    lane = first ? terms.x : static_cast<float>(sum[r] * alpha[r] + terms.x);
+                    lane = first ? terms.x : altered.continued(sum[r], alpha[r], terms.x);
                 else
                     lane = first ? terms.x : fmaf(lane, alpha[r], terms.x);  // nvcc contracts FlashAttention's so
                 lane += terms.y;

@@ -111,8 +111,8 @@ class OnDevice {
         on_device::upload(faults.data(), table.data(), table.size() * sizeof(HeadFault), stream_);
         set.values = reinterpret_cast<T*>(values.data());
         on_device::alter(set, reinterpret_cast<const HeadFault*>(faults.data()),
-                         fault.law != Law::multiplicative && fault.unit == Fault::Unit::relative && !fault.by_value,
-                         rows.data(), reinterpret_cast<Realised*>(records.data()), stream_);
+                         on_device::kind_of(table.front().change), rows.data(),
+                         reinterpret_cast<Realised*>(records.data()), stream_);
         on_device::download(data.data(), values.data(), data.size() * sizeof(T), stream_);
         std::vector<Realised> all(tiles * static_cast<std::size_t>(parts)), joined(tiles);
         on_device::download(all.data(), records.data(), all.size() * sizeof(Realised), stream_);
@@ -223,6 +223,16 @@ TEST(AlteredTiles, AreTheHostsBitForBit) {
             low.row_stride = heads.row_stride;
             low.sequence_stride = heads.sequence_stride;
             compare<Bf16>(kernel, low, 2 * 75 * 3 * 72, bf16, elements);
+            // Head sizes of the tensor cores' kernels, in query tiles, the last of them short, and whole.
+            for (const int cols : {64, 128}) {
+                low.cols = cols;
+                low.tile = cols == 64 ? 64 : low.rows;
+                low.head_stride = static_cast<std::size_t>(cols);
+                low.row_stride = 3 * low.head_stride;
+                low.sequence_stride = static_cast<std::size_t>(low.rows) * low.row_stride;
+                compare<Bf16>(kernel, low, 2 * low.sequence_stride, bf16, elements);
+                compare<Bf16>(kernel + ":heads=1", low, 2 * low.sequence_stride, bf16, elements);
+            }
         }
     std::printf("%lld elements\n", elements);
 }

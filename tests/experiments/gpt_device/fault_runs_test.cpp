@@ -169,11 +169,18 @@ TEST(DeviceFaults, WhatCannotStandIsRefused) {
     EXPECT_EQ(why(c, {"ds:multiplicative:0.125:hold=nearest:record=sample",
                       "dp_accumulate:multiplicative:0.5:hold=nearest:record=sample"}),
               "taken");
+    EXPECT_EQ(why(c, {"p_cast:multiplicative:0.125:hold=nearest:record=sample",
+                      "row_sum:multiplicative:0.5:hold=nearest:record=sample"}),
+              "taken");
+    EXPECT_THAT(why(c, {"p_cast:multiplicative:0.02:hold=nearest:record=sample"}),
+                HasSubstr("a magnitude between -1 and 1 such as 0.02001953125, that 1 plus or minus it has 16 bits"));
     EXPECT_THAT(why(c, {"ds:multiplicative:0.1:hold=nearest:record=sample"}),
                 HasSubstr("a magnitude between -1 and 1 such as 0.10000002384185791"));
     EXPECT_THAT(why(c, {"ds:multiplicative:0.125:record=sample"}), HasSubstr("hold=nearest"));
     EXPECT_THAT(why(c, {"ds_cast:multiplicative:0.125:hold=nearest:record=sample"}),
-                HasSubstr("ds_cast is recorded whole: expected ds or dp_accumulate"));
+                HasSubstr("ds_cast is recorded whole: expected p_cast, row_sum, ds or dp_accumulate"));
+    EXPECT_THAT(why(c, {"o_cast:random:2%:record=sample"}), HasSubstr("expected one sign for a head"));
+    EXPECT_EQ(why(c, {"o_cast:fixed:2%:record=sample", "dq_cast:multiplicative:0.1:record=sample"}), "taken");
     EXPECT_THAT(why(c, {"ds:multiplicative:0.125:hold=nearest:record=sample", "delta:multiplicative:0.1"}),
                 HasSubstr("stands in one kernel of a layer with others"));
 }

@@ -119,6 +119,25 @@ RoundingPlan plan_of(int d, Element element) {
     return plan;
 }
 
+/// Whether a kernel that multiplies makes all of these faults.
+bool are_scalings(const std::vector<std::string>& words, const RoundingPlan& plan) {
+    return std::ranges::all_of(words, [&](const std::string& word) {
+        const Fault fault = parse_fault(word);
+        const Site site = std::get<Site>(fault.site);
+        const Alteration change = alteration_of(fault, {}, plan[site].format);
+        switch (site) {
+            case Site::p_cast:
+                return is_scaling_of_bf16(change);
+            case Site::row_sum:
+            case Site::dp_accumulate:
+            case Site::ds:
+                return is_scaling(change);
+            default:
+                return false;
+        }
+    });
+}
+
 template <class T>
 void expect_forwards_of_the_emulation() {
     for (const int d : {64, 128})
@@ -128,6 +147,9 @@ void expect_forwards_of_the_emulation() {
               {"row_sum:random:0.05:shape=value"},
               {"row_sum:multiplicative:0.1:hold=nearest"},
               {"row_sum:fixed:30ulp:heads=1"},
+              {"row_sum:multiplicative:0.125:hold=nearest:heads=1"},
+              {"p_cast:multiplicative:0.125:hold=nearest"},
+              {"p_cast:flip@2:0.25:shape=value:hold=nearest:heads=1", "row_sum:multiplicative:-0.1875:hold=nearest"},
               {"pv_accumulate:operand:-0.5ulp:format=bf16"},
               {"pv_accumulate:random:0.01:shape=value:format=fp32", "row_max:multiplicative:0.01",
                "row_sum:per_head:5%:shape=value", "p_cast:multiplicative:0.1"}}) {
@@ -165,6 +187,17 @@ void expect_forwards_of_the_emulation() {
                     differ += host_lse[cpu.lse.size() * h + i] != cpu.lse[i];
             }
             EXPECT_EQ(differ, 0);
+            faults.expect_what_was_done();
+            // The kernel that multiplies, where that is what the faults do, leaves the same.
+            if (!are_scalings(words, plan) || std::is_same_v<T, __half>) continue;  // that kernel is there in bf16
+            check(cudaMemset(o.data(), 0xFF, count * sizeof(T)), "clearing");
+            check(cudaMemset(lse.data(), 0xFF, host_lse.size() * sizeof(float)), "clearing");
+            for (const auto& sums : faults.sums)
+                check(cudaMemset(sums->data(), 0xFF, altered_sums(call) * sizeof(AlteredSums)), "clearing");
+            launch_scaled_forward(call, support.kernel, faults.on_device, nullptr);
+            check(cudaDeviceSynchronize(), "running the scaled forward");
+            EXPECT_EQ(std::memcmp(o.host().data(), host_o.data(), count * sizeof(T)), 0);
+            EXPECT_EQ(lse.host(), host_lse);
             faults.expect_what_was_done();
         }
 }
@@ -233,13 +266,7 @@ void expect_backwards_of_the_emulation() {
             EXPECT_EQ(differ, 0);
             faults.expect_what_was_done();
             // The kernel that multiplies, where that is what the faults do, leaves the same.
-            bool scaling = true;
-            for (const std::string& word : words) {
-                const Fault fault = parse_fault(word);
-                scaling &= is_scaling(alteration_of(fault, {}, plan[std::get<Site>(fault.site)].format)) &&
-                           !word.starts_with("delta");
-            }
-            if (!scaling || std::is_same_v<T, __half>) continue;  // that kernel is there in bf16
+            if (!are_scalings(words, plan) || std::is_same_v<T, __half>) continue;  // that kernel is there in bf16
             for (const DeviceMemory<T>* out : {&dq, &dk, &dv})
                 check(cudaMemset(out->data(), 0xFF, host_o.size() * sizeof(T)), "clearing");
             for (const auto& sums : faults.sums)
