@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include <faultline/random/random_stream.hpp>
+#include <faultline/tensor/text.hpp>
 
 namespace faultline::attribution {
 
@@ -160,7 +161,7 @@ void expect_room(const std::string& layer, const std::vector<Group>& groups, con
     try {
         for (const Group& group : groups) backend.expect_room(group.inputs, plan, seen);
     } catch (const NoRoom& error) {
-        throw NoRoom(layer + ": " + error.what());
+        throw NoRoom(escaped(layer, layer.size()) + ": " + error.what());
     }
 }
 

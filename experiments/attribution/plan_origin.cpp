@@ -66,7 +66,7 @@ std::vector<std::string> plan_remarks(const PlanOrigin& origin, const std::strin
 std::vector<std::string> left_out_remarks(const std::vector<LeftOutPlan>& plans) {
     std::vector<std::string> remarks;
     for (const LeftOutPlan& p : plans)
-        remarks.push_back(fmt::format("{} is left out, for want of memory: {}", p.plan, escaped(p.reason)));
+        remarks.push_back(fmt::format("{} is left out, for want of memory: {}", p.plan, p.reason));
     return remarks;
 }
 

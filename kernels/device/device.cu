@@ -2,6 +2,7 @@
 #include <faultline/device/device.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <climits>
 #include <cstdlib>
@@ -55,14 +56,21 @@ void expect_same_shapes(std::span<const HeadGroup> groups) {
     }
 }
 
-emulated::Limits emulated_limits() {
-    return {wanted_teams, least_rows,
+/// For one of so many calls that share the card: the more there are, the fewer teams each need have, and the larger and so the
+/// faster a team's tiles may be.
+emulated::Limits emulated_limits(std::size_t calls = 1) {
+    return {std::max(1, wanted_teams / static_cast<int>(std::max<std::size_t>(calls, 1))), least_rows,
             static_cast<std::ptrdiff_t>((most_shared_bytes() - emulated::product::staging_bytes) / sizeof(double))};
 }
 class EmulatedBackend : public CudaBackend {
   public:
-    using CudaBackend::CudaBackend;
-    [[nodiscard]] emulated::Limits limits() const { return emulated_limits(); }
+    EmulatedBackend(const emulated::Limits& limits, std::size_t tile_bytes, std::size_t tape_bytes,
+                    std::size_t operand_bytes)
+        : CudaBackend(tile_bytes, tape_bytes, operand_bytes), limits_(limits) {}
+    [[nodiscard]] const emulated::Limits& limits() const { return limits_; }
+
+  private:
+    emulated::Limits limits_;
 };
 
 /// Calls beside each other: a run of one head has few teams (one for each query tile), and a card has room for thousands.
@@ -93,7 +101,7 @@ class Device final : public AttentionBackend {
         if (beside_each_other(groups))
             return each_by_itself<GroupForward>(
                 groups, [&](std::size_t g) { return forward(groups.subspan(g, 1), plan, instrument); });
-        Call call(room_, need_of(groups, plan, instrument, emulated::Passes::forward), plan);
+        Call call(*this, groups, plan, instrument, emulated::Passes::forward);
         return emulated::forward(call.backend, groups, plan, instrument);
     }
     [[nodiscard]] std::vector<GroupBackward> backward(std::span<const HeadGroup> groups,
@@ -103,7 +111,7 @@ class Device final : public AttentionBackend {
             return each_by_itself<GroupBackward>(groups, [&](std::size_t g) {
                 return backward(groups.subspan(g, 1), forwards.subspan(g, 1), plan, instrument);
             });
-        Call call(room_, need_of(groups, plan, instrument, emulated::Passes::backward), plan);
+        Call call(*this, groups, plan, instrument, emulated::Passes::backward);
         return emulated::backward(call.backend, groups, forwards, plan, instrument);
     }
     [[nodiscard]] Attention attention(std::span<const HeadGroup> groups, const RoundingPlan& plan) const {
@@ -117,13 +125,12 @@ class Device final : public AttentionBackend {
         out.backward.resize(groups.size());
         parallel_for(groups.size(), 0, [&](std::size_t g) {
             const std::span one = groups.subspan(g, 1);
-            const emulated::Need need = need_of(one, plan, nullptr, emulated::Passes::both);
-            if (bytes_of(need) > room_.all()) {  // one after the other takes less
+            if (bytes_of(need_of(one, plan, nullptr, emulated::Passes::both)) > room_.all()) {  // one by one takes less
                 out.forward[g] = std::move(forward(one, plan).front());
                 out.backward[g] = std::move(backward(one, std::span(&out.forward[g], 1), plan).front());
                 return;
             }
-            Call call(room_, need, plan);
+            Call call(*this, one, plan, nullptr, emulated::Passes::both, groups.size());
             emulated::Attention both = emulated::attention(call.backend, one, plan);
             out.forward[g] = std::move(both.forward.front());
             out.backward[g] = std::move(both.backward.front());
@@ -150,17 +157,47 @@ class Device final : public AttentionBackend {
             throw NoRoom(no_room(plan.name, bytes_of(room, need), need.tape_bytes(share(room)), room.all()));
     }
     static emulated::Need need_of(std::span<const HeadGroup> groups, const RoundingPlan& plan,
-                                  const Instrument* instrument, emulated::Passes passes) {
-        return emulated::NeedOf(groups, plan, emulated_limits(), instrument).of(passes);
+                                  const Instrument* instrument, emulated::Passes passes,
+                                  const emulated::Limits& limits = emulated_limits()) {
+        return emulated::NeedOf(groups, plan, limits, instrument).of(passes);
     }
-    /// Memory for one call, while it runs.
-    struct Call {
-        Lease lease;
+    /// Memory for one call, while it runs. beside: so many calls are known to begin with it; those that are under way count too.
+    /// Where larger tiles have no room, as a call by itself, which is what expect_room() speaks of.
+    class Call {
+        struct Sized {
+            emulated::Limits limits;
+            emulated::Need need;
+        };
+        struct Counted {
+            std::atomic<std::size_t>& calls;
+            explicit Counted(std::atomic<std::size_t>& of) : calls(of) { ++calls; }
+            Counted(const Counted&) = delete;
+            Counted& operator=(const Counted&) = delete;
+            ~Counted() { --calls; }
+        };
+        static Sized sized(const Device& device, std::span<const HeadGroup> groups, const RoundingPlan& plan,
+                           const Instrument* instrument, emulated::Passes passes, std::size_t beside) {
+            const emulated::Limits shared = emulated_limits(std::max(beside, device.calls_.load()));
+            emulated::Need need = need_of(groups, plan, instrument, passes, shared);
+            if (device.bytes_of(need) <= device.room_.all()) return {shared, std::move(need)};
+            need = need_of(groups, plan, instrument, passes);
+            expect(device.room_, need, plan);
+            return {emulated_limits(), std::move(need)};
+        }
+        Counted counted_;
+        Sized sized_;
+        Lease lease_;
+
+      public:
         EmulatedBackend backend;
 
-        Call(Room& room, const emulated::Need& need, const RoundingPlan& plan)
-            : lease(room, (expect(room, need, plan), bytes_of(room, need))),
-              backend(need.tile_bytes(share(room)), share(room), need.operands) {}
+        Call(const Device& device, std::span<const HeadGroup> groups, const RoundingPlan& plan,
+             const Instrument* instrument, emulated::Passes passes, std::size_t beside = 1)
+            : counted_(device.calls_),
+              sized_(sized(device, groups, plan, instrument, passes, beside)),
+              lease_(device.room_, device.bytes_of(sized_.need)),
+              backend(sized_.limits, sized_.need.tile_bytes(share(device.room_)), share(device.room_),
+                      sized_.need.operands) {}
     };
     /// Large groups are calls of several threads, so that the host casts and sends some while the card computes others; small
     /// ones are one launch. With a clock, too: its parts are one after the other.
@@ -225,6 +262,7 @@ class Device final : public AttentionBackend {
     }
 
     mutable Room room_;
+    mutable std::atomic<std::size_t> calls_{0};  ///< under way
 };
 
 const Device& device() {

@@ -5,6 +5,7 @@
 
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <faultline/tensor/safetensors.hpp>
@@ -73,6 +74,29 @@ TEST_F(DeviceRefusal, NoDevice) {
         EXPECT_THAT(folder.files(), ElementsAre("capture.safetensors")) << command.front();
     }
 }
+
+#ifdef FAULTLINE_DRIVER_STAND_IN
+// CUresult 100: no device; 803: a driver of the system that is not the module's; 999: unknown.
+TEST_F(DeviceRefusal, WhatADriverSays) {
+    const std::vector<std::pair<Environment, std::string>> cases = {
+        {{{"STAND_IN_VERSION", "12080"}}, "the driver is for CUDA 12.8: expected one for CUDA 13"},
+        {{{"STAND_IN_INIT", "100"}}, "there is no device: expected one that CUDA_VISIBLE_DEVICES leaves"},
+        {{{"STAND_IN_INIT", "803"}},
+         "looking for a device failed (system has unsupported display driver / cuda driver "
+         "combination): expected a device that works"},
+        {{{"STAND_IN_INIT", "999"}}, "looking for a device failed (unknown error): expected a device that works"}};
+    for (const std::vector<std::string>& command : commands)
+        for (auto [environment, why] : cases) {
+            environment["LD_LIBRARY_PATH"] = FAULTLINE_DRIVER_STAND_IN;
+            const Outcome outcome = outcome_of(command, environment);
+            EXPECT_EQ(outcome.status, 1) << command.front();
+            const std::vector<std::string> said = lines(outcome.err);
+            ASSERT_EQ(said.size(), 1u) << outcome.err;
+            EXPECT_THAT(said.front(), HasSubstr("faultline " + command.front() + ": device cuda: " + why));
+            EXPECT_THAT(folder.files(), ElementsAre("capture.safetensors")) << command.front();
+        }
+}
+#endif
 
 class DeviceRefusalOnACard : public DeviceRefusal {
   protected:

@@ -7,7 +7,9 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include <faultline/identification/json.hpp>
 #include <faultline/identification/nearer_plans.hpp>
+#include <faultline/identification/table.hpp>
 #include <faultline/plan/presets.hpp>
 
 #include "made_captures.hpp"
@@ -53,6 +55,60 @@ TEST(NearerPlans, LeaveAPlanThatIsTheKernel) {
     EXPECT_THAT(nearer_than(capture, own), IsEmpty());
     // Kernels that differ in the backward alone are told apart by the gradients.
     EXPECT_THAT(nearer_than(made_capture({{"k", plan("fa2")}}, {.n = 150, .d = 72}), own).at(0).plan, "fa2");
+}
+
+/// The processor's, without room for plans that save P, or for any.
+class SmallBackend final : public AttentionBackend {
+  public:
+    explicit SmallBackend(bool none) : none_(none) {}
+    [[nodiscard]] std::string_view name() const override { return "small"; }
+    [[nodiscard]] int calls_at_once(int threads) const override { return threads; }
+    void expect_room(const HeadGroup&, const RoundingPlan& plan, const Instrument*) const override {
+        if (none_ || plan.schedule.p_saved) throw NoRoom("plan \"" + plan.name + "\": no room");
+    }
+    [[nodiscard]] GroupForward forward(const HeadGroup& in, const RoundingPlan& plan, Instrument* i) const override {
+        expect_room(in, plan, i);
+        return cpu_backend().forward(in, plan, i);
+    }
+    [[nodiscard]] GroupBackward backward(const HeadGroup& in, const GroupForward& fwd, const RoundingPlan& plan,
+                                         Instrument* i) const override {
+        expect_room(in, plan, i);
+        return cpu_backend().backward(in, fwd, plan, i);
+    }
+    [[nodiscard]] GroupTruth truth(const TruthProblem& problem, const TruthOptions& options) const override {
+        return cpu_backend().truth(problem, options);
+    }
+
+  private:
+    bool none_;
+};
+
+// The search around the best tries tiles as long as the sequence and a saved P: what has no room there is passed over.
+TEST(NearerPlans, AreChosenAmongThoseThatHaveRoom) {
+    const Capture capture = made_capture({{"k", plan("fa2")}}, {.n = 40, .d = 32});
+    const SmallBackend small(false), none(true);
+    IdentifyOptions options;
+    options.backend = &small;
+    const Identification found = identify(capture, options);
+    std::vector<std::string> left_out;
+    for (const LeftOutPlan& p : found.left_out) {
+        left_out.push_back(p.plan);
+        EXPECT_EQ(p.reason, "layer0: plan \"" + p.plan + "\": no room");
+    }
+    EXPECT_THAT(left_out, ElementsAre("standard-bf16", "math", "llmc"));
+    EXPECT_EQ(found.kernels.at(0).match.all().share(), 1);
+    for (const RankedPlan& ranked : found.kernels.at(0).ranking)
+        EXPECT_THAT(left_out, ::testing::Not(::testing::Contains(ranked.plan)));
+    EXPECT_THAT(table(found, false), HasSubstr("math is left out, for want of memory: layer0: plan \"math\": no room"));
+    EXPECT_EQ(nlohmann::json::parse(to_json(found)).at("left_out").at(1).at("plan"), "math");
+
+    options.backend = &none;
+    try {
+        (void)identify(capture, options);
+        FAIL();
+    } catch (const NoRoom& error) {
+        EXPECT_THAT(error.what(), HasSubstr("layer0: plan \"exact\": no room"));
+    }
 }
 
 TEST(NearerPlans, NeedNoGradientAndNoKernel) {
