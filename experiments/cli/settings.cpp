@@ -13,6 +13,7 @@
 #include <CLI/CLI.hpp>
 
 #include <faultline/base/error.hpp>
+#include <faultline/plan/plan_files.hpp>
 
 namespace faultline::cli {
 namespace {
@@ -369,8 +370,12 @@ std::string Settings::setting_that_names(const std::string& file, std::string_vi
         if (is_or_holds(name)) return "--config";
     for (const auto& setting : settings_) {
         if (!setting->texts || setting->key == except) continue;
-        for (const std::string& name : setting->texts())
+        for (const std::string& name : setting->texts()) {
             if (is_or_holds(name)) return where(setting->key);
+            if (!name.ends_with(".toml")) continue;  // a plan, which is read with its bases
+            for (const fs::path& base : plan_files(name))
+                if (is_or_holds(base.string())) return where(setting->key);
+        }
     }
     return "";
 }

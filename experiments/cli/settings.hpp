@@ -68,7 +68,7 @@ class Settings {
     /// The configuration in force as TOML: [command] and every key that has a value.
     [[nodiscard]] std::string print() const;
     /// The setting, "--plan", whose value is the name of that very file or of a folder that holds it, whatever either is
-    /// called (a link, another path); "" for none. The key `except` does not count.
+    /// called (a link, another path), or of a plan that has it among its bases; "" for none. The key `except` does not count.
     [[nodiscard]] std::string setting_that_names(const std::string& file, std::string_view except) const;
     /// A file's table of settings; `where` begins the place in its refusals ("sweep.toml: train"). For commands whose file
     /// holds more than one set of them; see setting.hpp for the table. RequestError as of read().

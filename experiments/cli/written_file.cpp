@@ -32,12 +32,30 @@ void expect_writable(const Settings& settings, std::string_view key, const std::
                                        settings.where(key), escaped(path, path.size())));
 }
 
+namespace {
+
+/// Whether two outputs would be written under one name, however it is spelled: whole, or until they are whole.
+bool collide(const std::string& a, const std::string& b) {
+    const auto resolved = [](const std::string& name) {
+        std::error_code problem;
+        const std::filesystem::path path =
+            std::filesystem::weakly_canonical(std::filesystem::absolute(name, problem), problem);
+        return problem ? std::filesystem::path(name) : path;
+    };
+    for (const std::string& one : {a, a + ".partial"})
+        for (const std::string& other : {b, b + ".partial"})
+            if (resolved(one) == resolved(other)) return true;
+    return false;
+}
+
+}  // namespace
+
 WrittenText::WrittenText(const Invocation& call, std::string_view key, const std::string& path) {
-    expect_writable(call.settings, key, path, call.common.force);
-    if (path.empty()) return;
-    if (path == call.common.output)
+    if (!path.empty() && !call.common.output.empty() && collide(path, call.common.output))
         throw RequestError(fmt::format("{}: {}: is the file of -o too: expected another name", call.settings.where(key),
                                        escaped(path, path.size())));
+    expect_writable(call.settings, key, path, call.common.force);
+    if (path.empty()) return;
     file_.emplace(path);
 }
 

@@ -48,6 +48,51 @@ TEST(Output, IsNotTheFileOfAnotherOutput) {
     EXPECT_THAT(run.err, HasSubstr("is what --report writes: expected another file"));
 }
 
+// Neither whole nor while it is written, however the names are spelled.
+TEST(Output, IsNotTheFileOfAnotherOutputThatIsNotThereYet) {
+    const Folder folder;
+    const std::string file = small_capture(folder);
+    fs::create_directory(folder / "sub");
+    for (const auto& [junit, output] : {std::pair{"y.h5", "y.h5"},
+                                        {"y.h5", "sub/../y.h5"},
+                                        {"./y.h5", "y.h5"},
+                                        {"y.h5.partial", "y.h5"},
+                                        {"y.h5", "y.h5.partial"}}) {
+        SCOPED_TRACE(junit);
+        EXPECT_THAT(refused("check", {file, "--runs", "8", "--junit", folder / junit, "-o", folder / output}, &folder),
+                    HasSubstr("is the file of -o too: expected another name"));
+    }
+    // Names alone, from the folder in which the program runs.
+    const Outcome run = run_program({"check", file, "--runs", "8", "--junit", "./not-there.h5", "-o", "not-there.h5"});
+    EXPECT_EQ(run.status, 2);
+    EXPECT_THAT(run.err, HasSubstr("--junit: ./not-there.h5: is the file of -o too"));
+}
+
+TEST(Output, NeverReplacesABaseOfThePlan) {
+    const Folder folder;
+    const std::string file = small_capture(folder);
+    fs::create_directory(folder / "sub");
+    folder.write("first.toml", "base = \"fa2\"\nname = \"first\"\n");
+    folder.write("sub/second.toml", "base = \"../first.toml\"\nname = \"second\"\n");
+    folder.write("third.toml", "base = \"sub/second.toml\"\nname = \"third\"\n");
+    for (const char* base : {"third.toml", "sub/second.toml", "first.toml"}) {
+        SCOPED_TRACE(base);
+        const std::string before = bytes_of(folder / base);
+        EXPECT_THAT(refused("check", {file, "--plan", folder / "third.toml", "--junit", folder / base, "--force"}),
+                    HasSubstr("is what --plan reads: expected another file"));
+        EXPECT_THAT(refused("identify", {file, "--plans", folder / "third.toml", "-o", folder / base, "--force"}),
+                    HasSubstr("is what --plans reads: expected another file"));
+        EXPECT_EQ(bytes_of(folder / base), before);
+    }
+    // A base that comes back, or is no TOML, ends the search: the plan's own refusal is what is said.
+    folder.write("first.toml", "base = \"third.toml\"\n");
+    EXPECT_THAT(refused("check", {file, "--plan", folder / "third.toml", "--junit", folder / "j.xml"}),
+                HasSubstr("has this plan as its base in turn"));
+    folder.write("first.toml", "base = \n");
+    EXPECT_THAT(refused("check", {file, "--plan", folder / "third.toml", "-o", folder / "j.h5"}),
+                HasSubstr("first.toml"));
+}
+
 TEST(Output, NeverReplacesWhatIsRead) {
     const Folder folder;
     const std::string file = small_capture(folder);
