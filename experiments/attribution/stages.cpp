@@ -13,6 +13,7 @@
 #include <faultline/base/parallel.hpp>
 #include <faultline/injectors/passed_sites.hpp>
 #include <faultline/plan/presets.hpp>
+#include <faultline/tensor/text.hpp>
 
 namespace faultline::attribution {
 namespace {
@@ -81,8 +82,8 @@ Work::Work(const LayerCapture& the_layer, const RoundingPlan& the_plan, const At
                                    [](const ObservedKernel& kernel) { return kernel.lse.has_value(); }))
         places.push_back(lse_place);
     if (places.empty() && options.outputs.empty())
-        throw RequestError(
-            fmt::format("{}: no kernel has an lse there: expected LAYER.KERNEL.lse, or another output", layer.name));
+        throw RequestError(fmt::format("{}: no kernel has an lse there: expected LAYER.KERNEL.lse, or another output",
+                                       escaped(layer.name)));
     if (places.empty())
         throw RequestError(
             fmt::format("{}: the layer has no \"{}.do\": expected it for dq, dk, dv; only o can be attributed",
@@ -113,11 +114,12 @@ Work::Work(const LayerCapture& the_layer, const RoundingPlan& the_plan, const At
     }
     for (const int head : options.heads)
         if (head < 0 || head >= layer.heads())
-            throw RequestError(fmt::format("head {} of {}: expected 0 to {}", head, layer.name, layer.heads() - 1));
+            throw RequestError(
+                fmt::format("head {} of {}: expected 0 to {}", head, escaped(layer.name), layer.heads() - 1));
     const std::string problem = problem_with(plan);
     if (!problem.empty()) throw RequestError(fmt::format("plan \"{}\": {}", plan.name, problem));
     if (const std::string cannot = problem_with(plan, layer.extras()); !cannot.empty())
-        throw RequestError(fmt::format("{}: {}", layer.name, cannot));
+        throw RequestError(fmt::format("{}: {}", escaped(layer.name), cannot));
     expect_faults_passed(*this);
     std::string left_out;
     for (const Correction& correction : options.corrections) {
@@ -128,7 +130,7 @@ Work::Work(const LayerCapture& the_layer, const RoundingPlan& the_plan, const At
             left_out = cannot;
     }
     if (corrections.empty() && !options.corrections.empty())
-        throw RequestError(fmt::format("{}: {}", layer.name, left_out));
+        throw RequestError(fmt::format("{}: {}", escaped(layer.name), left_out));
 }
 
 FirstStage::FirstStage(const Work& work, const AttributionOptions& options, WorkCount& count)
@@ -198,11 +200,11 @@ SecondStage::SecondStage(const Work& work, const FirstStage& first, const Attrib
             const Site site = work.sites[item];
             sites[item][g] = site_counterfactuals(work.groups[g], first.bases[g], work.plan, work.faults, site,
                                                   work.places, work.backend);
-            count.step(fmt::format("{}: site {}", work.layer.name, faultline::name(site)));
+            count.step(fmt::format("{}: site {}", escaped(work.layer.name), faultline::name(site)));
         } else {
             const std::size_t c = item - work.sites.size();
             corrections[c][g] = corrected(work, work.groups[g], first.bases[g], work.corrections[c]);
-            count.step(fmt::format("{}: correction {}", work.layer.name, work.corrections[c].name));
+            count.step(fmt::format("{}: correction {}", escaped(work.layer.name), work.corrections[c].name));
         }
     });
 }

@@ -55,7 +55,7 @@ Oracle::Oracle(const Capture& capture, const RoundingPlan& plan, const Bisection
         const std::string problem = problem_with(named.plan);
         if (!problem.empty()) throw RequestError(fmt::format("plan \"{}\": {}", plan.name, problem));
         if (const std::string cannot = problem_with(named.plan, layer.extras()); !cannot.empty())
-            throw RequestError(fmt::format("{}: {}", layer.name, cannot));
+            throw RequestError(fmt::format("{}: {}", escaped(layer.name), cannot));
         layers_.push_back(std::move(named));
     }
     choose_sites();

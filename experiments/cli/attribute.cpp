@@ -188,7 +188,7 @@ Manifest manifest_of(const AttributeSettings& own, const Invocation& call) {
 std::string missing_layers(const Capture& capture, const Attribution& result) {
     std::vector<std::string> missing;
     for (std::size_t i = result.layers.size(); i < capture.layers.size(); ++i)
-        missing.push_back(capture.layers[i].name);
+        missing.push_back(escaped(capture.layers[i].name));
     return fmt::format("{}", fmt::join(missing, ","));
 }
 
@@ -341,7 +341,9 @@ Status run(const AttributeSettings& own, const Invocation& call) {
         "faultline attribute: interrupted after {} of {} layers{}{}; the rest: --layers {}", result.layers.size(),
         capture.layers.size(),
         file ? fmt::format(", written to {} with complete = 0", written(call.common.output, part_of_file)) : "",
-        part_of_report ? fmt::format(", the report to {}", written(own.report, true)) : "",
+        own.report.empty()
+            ? ""
+            : fmt::format(", the report {}to {}", file ? "" : "written ", written(own.report, part_of_report)),
         missing_layers(capture, result)));
     return Status::failed;
 }

@@ -12,6 +12,7 @@
 #include <faultline/base/work_count.hpp>
 #include <faultline/format/format.hpp>
 #include <faultline/generation/family.hpp>
+#include <faultline/tensor/text.hpp>
 
 namespace faultline {
 namespace {
@@ -57,7 +58,7 @@ void observe(LayerCapture& layer, const RoundingPlan& plan, const std::string& k
     const std::string problem = problem_with(settled);
     if (!problem.empty()) throw RequestError(fmt::format("plan \"{}\": {}", plan.name, problem));
     if (const std::string cannot = problem_with(settled, layer.extras()); !cannot.empty())
-        throw RequestError(fmt::format("{}: {}", layer.name, cannot));
+        throw RequestError(fmt::format("{}: {}", escaped(layer.name), cannot));
     ObservedKernel seen;
     seen.name = kernel;
     std::replace(seen.name.begin(), seen.name.end(), '.', '-');

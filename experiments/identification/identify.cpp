@@ -85,7 +85,8 @@ void check_heads(const Capture& capture, const std::vector<int>& heads) {
     for (const LayerCapture& layer : capture.layers)
         for (const int head : heads)
             if (head < 0 || head >= layer.heads())
-                throw RequestError(fmt::format("head {} of {}: expected 0 to {}", head, layer.name, layer.heads() - 1));
+                throw RequestError(
+                    fmt::format("head {} of {}: expected 0 to {}", head, escaped(layer.name), layer.heads() - 1));
 }
 
 std::vector<std::string> chosen_kernels(const Capture& capture, const IdentifyOptions& options) {

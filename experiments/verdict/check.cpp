@@ -35,8 +35,8 @@ std::string chosen_kernel(const Capture& capture, const CheckOptions& options) {
     const std::vector<std::string_view> names(known.begin(), known.end());
     if (options.kernel.empty()) {
         if (known.size() == 1) return known.front();
-        throw RequestError(fmt::format("{}: {} kernels left outputs: expected one, chosen with --kernel: {}", file,
-                                       known.size(), expected_one_of("", names)));
+        throw RequestError(fmt::format("{}: {} kernels left outputs, chosen with --kernel: {}", file, known.size(),
+                                       expected_one_of("", names)));
     }
     if (std::find(known.begin(), known.end(), options.kernel) == known.end())
         throw RequestError(

@@ -13,6 +13,7 @@
 #include <faultline/base/error.hpp>
 #include <faultline/base/parallel.hpp>
 #include <faultline/random/random_stream.hpp>
+#include <faultline/tensor/text.hpp>
 #include <faultline/verdict/lse.hpp>
 #include <faultline/verdict/null_model.hpp>
 
@@ -116,7 +117,7 @@ LayerWork::LayerWork(const LayerCapture& layer, const ObservedKernel& kernel, co
     const std::string problem = problem_with(plan_);
     if (!problem.empty()) throw RequestError(fmt::format("plan \"{}\": {}", plan.name, problem));
     if (const std::string cannot = problem_with(plan_, layer.extras()); !cannot.empty())
-        throw RequestError(fmt::format("{}: {}", layer.name, cannot));
+        throw RequestError(fmt::format("{}: {}", escaped(layer.name), cannot));
     SignFlip flip(flipped_, options.seed, 0);  // of every run of the null model
     OtherSumOrder order(plan_, options.seed, 0);
     Instruments both({&flip, &order});

@@ -5,6 +5,8 @@
 #include <array>
 #include <vector>
 
+#include <faultline/tensor/text.hpp>
+
 namespace faultline {
 namespace {
 
@@ -48,10 +50,10 @@ std::string_view nearest_name(std::string_view wanted, std::span<const std::stri
 
 std::string expected_one_of(std::string_view wanted, std::span<const std::string_view> candidates) {
     const std::string_view nearest = nearest_name(wanted, candidates);
-    const std::string hint = nearest.empty() ? "" : "did you mean \"" + std::string(nearest) + "\"?";
+    const std::string hint = nearest.empty() ? "" : "did you mean " + in_quotes(nearest) + "?";
     if (!hint.empty() && candidates.size() > longest_list) return "expected a known name (" + hint + ")";
     std::string text = candidates.size() == 1 ? "expected " : "expected one of ";
-    for (std::size_t i = 0; i < candidates.size(); ++i) (text += i == 0 ? "" : ", ") += candidates[i];
+    for (std::size_t i = 0; i < candidates.size(); ++i) (text += i == 0 ? "" : ", ") += escaped(candidates[i]);
     return hint.empty() ? text : text + " (" + hint + ")";
 }
 

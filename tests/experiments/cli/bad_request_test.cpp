@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <faultline/tensor/safetensors.hpp>
+
 #include "bad_input.hpp"
 #include "paths.hpp"
 
@@ -108,6 +110,24 @@ TEST(BadRequest, WhatIsGivenTwice) {
                                       "--causal", "--quiet", "--quiet", "--inject", "o_cast:fixed:0.5", "--inject",
                                       "o_cast:fixed:0.5", "--seed", "3", "--seed", "4"});
     EXPECT_EQ(same.status, 0) << same.err;
+}
+
+// What is in a file may be any text; a message is one line.
+TEST(BadRequest, NamesOfFilesAreEscaped) {
+    const Folder folder;
+    const std::string file = folder / "nl.safetensors";
+    TensorSet set;
+    add_layer(set, "x\ny");
+    for (const char* kernel : {"k 1\n", "k 2\n"}) {
+        Tensor tensor = set.tensors.at("x\ny.toy.o");
+        tensor.name = std::string("x\ny.") + kernel + ".o";
+        set.add(std::move(tensor));
+    }
+    write_safetensors(file, set);
+    EXPECT_THAT(refused("check", {file}), HasSubstr("chosen with --kernel: expected one of k 1\\n, k 2\\n, toy"));
+    EXPECT_THAT(refused("identify", {file, "--kernel", "k 1"}), HasSubstr("(did you mean \"k 1\\n\"?)"));
+    EXPECT_THAT(refused("attribute", {file, "--layers", "x"}), HasSubstr("expected x\\ny"));
+    EXPECT_THAT(refused("bisect", {file, "--until", "z.dq.rel_error < 1"}), HasSubstr("expected x\\ny"));
 }
 
 TEST(BadRequest, NamesFileTableAndKeyOfAConfiguration) {

@@ -70,6 +70,24 @@ TEST(KeptFile, AnInterruptedRunDoesNotReplaceAWholeOne) {
                                     HasSubstr("page.html.partial (")));
 }
 
+TEST(KeptFile, AnInterruptedRunNamesItsReport) {
+    const Folder folder;
+    TensorSet set;
+    add_layer(set, "layer0", {.n_q = 128, .n_k = 128, .d = 64, .d_v = 64});
+    const std::string file = folder / "long.safetensors", page = folder / "page.html";
+    write_safetensors(file, set);
+    Child child({"attribute", file, "--plan", "fa2", "--report", page, "--verify-truth", "9223372036854775807",
+                 "--correction", "none", "--sites", "p_cast"},
+                folder / "err");
+    child.wait_until_it_catches(SIGINT);
+    while (!fs::exists(page + ".partial")) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    child.signal(SIGINT);
+    EXPECT_EQ(child.wait(), 1);
+    EXPECT_TRUE(fs::exists(page));
+    EXPECT_THAT(child.error(),
+                HasSubstr("interrupted after 0 of 1 layers, the report written to " + page + "; the rest"));
+}
+
 TEST(KeptFile, OneThatAppearsMeanwhileStays) {
     const Folder folder;
     const std::string path = folder / "a.txt";
