@@ -89,6 +89,11 @@ std::string layer_named(std::string_view given, const std::vector<std::string>& 
                                    expected_one_of(given, known)));
 }
 
+bool may_be_negative(Metric metric) {
+    return metric == Metric::signed_bias || metric == Metric::t_statistic || metric == Metric::gain ||
+           metric == Metric::mean_key_sign;
+}
+
 double log2_of(const WideReal& x) { return std::log2(x.mantissa) + static_cast<double>(x.exponent); }
 
 }  // namespace
@@ -157,9 +162,7 @@ Target parse_target(std::string_view text, const std::vector<std::string>& layer
     target.metric = static_cast<Metric>(position(metric, metric_names, "measure", text));
     target.output = static_cast<Output>(position(last_component(rest), output_names, "output", text));
     // Sizes and shares: of those with a sign only inside abs().
-    const bool has_sign = (target.metric == Metric::signed_bias || target.metric == Metric::t_statistic ||
-                           target.metric == Metric::gain || target.metric == Metric::mean_key_sign) &&
-                          !target.absolute;
+    const bool has_sign = may_be_negative(target.metric) && !target.absolute;
     const WideReal zero(0.0);
     if (!has_sign && ((target.relation == Target::Relation::less && target.bound <= zero) ||
                       (target.relation == Target::Relation::less_equal && target.bound < zero)))
@@ -179,6 +182,22 @@ Target parse_target(std::string_view text, const std::vector<std::string>& layer
                                    metric));
     target.layer = layer_named(rest, layers, text);
     return target;
+}
+
+void expect_compatible(const std::vector<Target>& targets) {
+    using R = Target::Relation;
+    for (const Target& above : targets)
+        for (const Target& below : targets) {
+            if (above.relation != R::greater && above.relation != R::greater_equal) continue;
+            if (below.relation != R::less && below.relation != R::less_equal) continue;
+            if (above.layer != below.layer || above.output != below.output || above.metric != below.metric) continue;
+            // |x| may be large where x is below a bound, but not the other way round.
+            if (above.absolute && !below.absolute && may_be_negative(above.metric)) continue;
+            const bool both_equal = above.relation == R::greater_equal && below.relation == R::less_equal;
+            if (above.bound < below.bound || (both_equal && above.bound <= below.bound)) continue;
+            throw RequestError(fmt::format("{}: cannot be met together with {}: expected targets that one value meets",
+                                           in_quotes(above.text), in_quotes(below.text)));
+        }
 }
 
 WideReal value_of(const Target& target, const ErrorMeasure& m, double plan_distance) {

@@ -56,6 +56,9 @@ struct Target {
 [[nodiscard]] Target parse_target(std::string_view text, const std::vector<std::string>& layers,
                                   std::optional<double> tolerance);
 
+/// RequestError, which names the two, where one value of a measure is asked to be below a bound and above one that is no less.
+void expect_compatible(const std::vector<Target>& targets);
+
 /// The value that the target is about. `plan_distance` is what ErrorMeasure does not have. Of an output with elements that
 /// are not finite the size of the error is infinite, and what has a sign or a share is NaN, which meets no target.
 [[nodiscard]] WideReal value_of(const Target& target, const ErrorMeasure& measure, double plan_distance);

@@ -17,6 +17,7 @@
 #include <faultline/attribution/table.hpp>
 #include <faultline/attribution/write_h5.hpp>
 #include <faultline/base/error.hpp>
+#include <faultline/bisection/bisect.hpp>
 #include <faultline/cli/capture_request.hpp>
 #include <faultline/cli/command.hpp>
 #include <faultline/cli/plan_choice.hpp>
@@ -246,6 +247,47 @@ Status print_own_plan(const Attribution& result, const Identification& ranked, c
     return Status::failed;
 }
 
+bool draws_anything(const RoundingPlan& plan, const AttributionOptions& options) {
+    return options.verify_truth > 0 || draws(plan) ||
+           std::any_of(options.corrections.begin(), options.corrections.end(), [&](const Correction& correction) {
+               const std::vector<std::string> layers = correction.layers();
+               return draws(apply(correction, plan)) ||
+                      std::any_of(layers.begin(), layers.end(),
+                                  [&](const std::string& layer) { return draws(apply(correction, plan, layer)); });
+           });
+}
+
+/// What was asked for by its name and cannot change an output that was asked for has a share of 0, which alone would look as
+/// if it had been found. The lse is one of the forward, and nothing is said of it.
+void remark_unreached(const AttributeSettings& own, const RoundingPlan& plan, const AttributionOptions& options) {
+    if (own.outputs.empty() || options.lse) return;
+    const auto reached = [&](Site site) {
+        return std::any_of(options.outputs.begin(), options.outputs.end(),
+                           [&](Output output) { return can_touch(plan, site, output); });
+    };
+    std::vector<std::string_view> outputs;
+    for (const Output output : options.outputs) outputs.push_back(name(output));
+    const std::string to = fmt::format("{}", fmt::join(outputs, ", "));
+    for (const Site site : options.sites)
+        if (!reached(site))
+            remark(fmt::format("faultline attribute: --sites: no data flows from {} to {}", name(site), to));
+    for (const std::string& given : own.corrections) {
+        if (given == "all" || given == "none") continue;
+        const Correction correction = parse_correction(given);
+        if (correction.changes_function() || !correction.layers().empty() || !changes_plan(correction, plan)) continue;
+        RoundingPlan corrected = apply(correction, plan);
+        for (const SiteInfo& site : sites())
+            if (!reached(site.site)) corrected.set(site.site, plan[site.site]);
+        if (!reached(Site::delta)) {  // delta and the projection enter what ds does
+            corrected.schedule.delta_from = plan.schedule.delta_from;
+            corrected.schedule.zero_sum = plan.schedule.zero_sum;
+        }
+        if (corrected.same_numerics(plan))
+            remark(fmt::format("faultline attribute: --correction: no data flows from what {} changes to {}",
+                               correction.name, to));
+    }
+}
+
 Status run(const AttributeSettings& own, const Invocation& call) {
     watch_for_interrupts();
     AttributionOptions options;
@@ -274,6 +316,11 @@ Status run(const AttributeSettings& own, const Invocation& call) {
         options.corrections = chosen_corrections(own, plan, call.settings);
         options.faults = chosen_faults(own, plan, call.settings);
     }
+
+    if (!draws_anything(plan, options))
+        call.settings.refuse_unread({"seed"},
+                                    "where nothing is rounded stochastically and --verify-truth samples nothing");
+    remark_unreached(own, plan, options);
 
     // Made before the work, so that a disk that refuses is known now. Without commit() nothing is left.
     std::optional<RecordFile> file;

@@ -37,6 +37,11 @@ std::vector<Target> targets(const std::vector<std::string>& texts, const Capture
             throw RequestError(fmt::format("{}: {}", settings.where(key), error.what()));
         }
     }
+    try {
+        expect_compatible(list);
+    } catch (const RequestError& error) {
+        throw RequestError(fmt::format("{}: {}", settings.where(key), error.what()));
+    }
     return list;
 }
 
@@ -74,6 +79,7 @@ Status run(const BisectSettings& own, const Invocation& call) {
         file = RecordFile::create(call.common.output, manifest);
     }
     choice.choose(capture, kernel_asked_about(capture), ranking_of(options), call);
+    if (!draws(choice.plan)) call.settings.refuse_unread({"seed"}, "where the plan rounds nothing stochastically");
     Progress line(call.talks());
     options.progress = [&](std::size_t done, std::size_t total, const std::string& what) {
         line.update(done, total, what);

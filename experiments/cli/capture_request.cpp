@@ -86,6 +86,9 @@ Capture CaptureRequest::read(const Invocation& call) const {
     if (capture.empty())
         throw RequestError(
             "CAPTURE: is missing: expected a safetensors file, a folder of .npy files, or an HDF5 capture");
+    if (softcap && !is_softcap(*softcap))
+        throw RequestError(fmt::format("{}: {}: expected 0 for none, or a number from {} to {}",
+                                       settings.where("softcap"), *softcap, least_softcap, most_softcap));
     CaptureOptions options;
     options.layers = layers;
     options.causal = causal;

@@ -102,7 +102,7 @@ std::vector<const InputFamily*> chosen_families(const GenerateSettings& own) {
     return chosen;
 }
 
-InputShape shape_of(const GenerateSettings& own, InputShape shape) {
+InputShape shape_of(const GenerateSettings& own, const Settings& settings, InputShape shape) {
     shape.batch = own.batch;
     if (own.heads > 0) shape.heads = shape.kv_heads = own.heads;
     if (own.kv_heads > 0) shape.kv_heads = own.kv_heads;
@@ -111,6 +111,12 @@ InputShape shape_of(const GenerateSettings& own, InputShape shape) {
     if (own.keys > 0) shape.keys = own.keys;
     if (own.head_dim > 0) shape.head_dim = own.head_dim;
     shape.causal = own.causal.value_or(true);
+    if (shape.keys < least_keys)
+        throw RequestError(
+            own.keys > 0
+                ? fmt::format("{}: {}: expected {} keys or more", settings.where("keys"), own.keys, least_keys)
+                : fmt::format("{}: {}: expected {} keys or more (--keys, where they are not as many as queries)",
+                              settings.where("seq"), own.seq, least_keys));
     return shape;
 }
 
@@ -135,7 +141,7 @@ Status families(const GenerateSettings& own, const Invocation& call) {
     const std::vector<const InputFamily*> chosen = chosen_families(own);
     if (call.common.output.empty())
         throw RequestError("--output: is missing: expected a name for the capture, as in -o out.safetensors");
-    const InputShape shape = shape_of(own, {});
+    const InputShape shape = shape_of(own, call.settings, {});
     for (const InputFamily* family : chosen)
         if (own.causal && *own.causal && family->masked)
             throw RequestError(fmt::format("{}: family {} has a mask of its own: expected no --causal with it",
@@ -247,12 +253,13 @@ Status search(const GenerateSettings& own, const Invocation& call) {
         throw RequestError(fmt::format("{}: {}: {}", call.settings.where("maximize"), in_quotes(own.maximize),
                                        expected_one_of(own.maximize, known)));
     }
+    if (call.common.output.empty()) call.settings.refuse_unread({"dtype"}, "without -o");
     if (!own.families.empty())
         throw RequestError(fmt::format("FAMILY: {}: expected none with --maximize, which starts from all of them",
                                        in_quotes(own.families)));
     const Dtype dtype = chosen_dtype(own, call.settings);
     MaximizeOptions options;
-    options.shape = shape_of(own, options.shape);
+    options.shape = shape_of(own, call.settings, options.shape);
     options.largest = own.largest.value_or(options.largest);
     if (!(options.largest >= generation::smallest_value && options.largest <= generation::largest_value))
         throw RequestError(fmt::format("{}: {}: expected {} to {}, which every format holds",
@@ -284,6 +291,9 @@ Status run(const GenerateSettings& own, const Invocation& call) {
         call.settings.refuse_unread({"families", "plan", "maximize", "evaluations", "largest", "batch", "heads",
                                      "kv-heads", "seq", "keys", "head-dim", "causal", "dtype", "seed"},
                                     "with --list");
+        if (!call.common.output.empty() && !call.common.output.ends_with(".h5"))
+            throw RequestError(fmt::format("{}: {}: with --list expected a name that ends in .h5, for the families",
+                                           call.settings.where("output"), in_quotes(call.common.output)));
         return list_families(call);
     }
     expect_safetensors(call);

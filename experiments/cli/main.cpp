@@ -29,6 +29,11 @@ std::string also_written(const Settings& settings) {
     return {};
 }
 
+bool writes_a_file(const Settings& settings) {
+    const auto named = [&](const char* key) { return settings.has_value(key); };
+    return named("output") || named("report") || named("junit");
+}
+
 /// One command, its options declared.
 struct Prepared {
     Command command;
@@ -104,6 +109,7 @@ Status run_command(Prepared& prepared, const std::vector<std::string_view>& name
     if (!prepared.command.output_is_folder)
         expect_writable(prepared.settings, "output", prepared.common.output, prepared.common.force);
     expect_name_of_h5(prepared);
+    if (!writes_a_file(prepared.settings)) prepared.settings.refuse_unread({"force"}, "without a file to write");
     return prepared.run(Invocation{prepared.settings, prepared.common, std::move(command_line), group});
 }
 

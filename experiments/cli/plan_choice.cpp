@@ -71,6 +71,12 @@ void PlanChoice::choose(const Capture& capture, const std::string& kernel, const
     origin.nearer = nearer_plans(ranked, plan.name, options.heads);
 }
 
+bool draws(const RoundingPlan& plan) {
+    const std::vector<Site> rounding = plan.rounding_sites();
+    return std::any_of(rounding.begin(), rounding.end(),
+                       [&](Site site) { return plan[site].rounding == Rounding::stochastic; });
+}
+
 std::string kernel_asked_about(const Capture& capture) {
     const std::vector<std::string> known = observed_kernels(capture);
     if (std::find(known.begin(), known.end(), "flash") != known.end()) return "flash";

@@ -54,6 +54,9 @@ template <class Options>
     return ranking;
 }
 
+/// Whether the plan rounds stochastically at some site: else no seed changes what it computes.
+[[nodiscard]] bool draws(const RoundingPlan& plan);
+
 /// The kernel that a command is about where it names none: flash, or the first by name; empty where there is none.
 [[nodiscard]] std::string kernel_asked_about(const Capture& capture);
 

@@ -13,6 +13,7 @@
 #include <faultline/plan/effect.hpp>
 #include <faultline/plan/plan_toml.hpp>
 #include <faultline/plan/presets.hpp>
+#include <faultline/tensor/text.hpp>
 
 namespace faultline::cli {
 namespace {
@@ -107,10 +108,12 @@ std::string shown(const RoundingPlan& plan, const std::string& field, const std:
     return idle ? "-" : value;
 }
 
-Status show_difference(const std::vector<std::string>& names, const Invocation& call) {
+/// `name`: the argument that stands alone, which is among the names, or "".
+Status show_difference(const std::vector<std::string>& names, const std::string& name, const Invocation& call) {
     if (names.size() != 2) {
-        throw RequestError(fmt::format("{}: {} plan{}: expected two, such as --diff fa2,fa3",
-                                       call.settings.where("diff"), names.size(), names.size() == 1 ? "" : "s"));
+        const std::string alone = name.empty() ? "" : fmt::format(", with {} that stands alone", in_quotes(name));
+        throw RequestError(fmt::format("{}: {} plan{}{}: expected two, such as --diff fa2,fa3",
+                                       call.settings.where("diff"), names.size(), names.size() == 1 ? "" : "s", alone));
     }
     const RoundingPlan from = plan(names[0]), to = plan(names[1]);
     Listing listing{"difference", {{"field", "field", {}}, {"from", names[0], {}}, {"to", names[1], {}, true}}};
@@ -143,7 +146,7 @@ Command plans_command() {
                 if (!own->diff.empty()) {
                     std::vector<std::string> names = own->diff;
                     if (!own->name.empty()) names.push_back(own->name);  // --diff A B
-                    return show_difference(names, call);
+                    return show_difference(names, own->name, call);
                 }
                 return own->name.empty() ? list_all(call) : show_one(own->name, call);
             };

@@ -387,6 +387,11 @@ bool Settings::given(std::string_view key) const {
     return false;
 }
 
+bool Settings::has_value(std::string_view key) const {
+    return std::any_of(settings_.begin(), settings_.end(),
+                       [&](const auto& setting) { return setting->key == key && setting->to_toml().has_value(); });
+}
+
 void Settings::refuse_unread(std::initializer_list<std::string_view> unread, std::string_view without) const {
     for (const std::string_view key : unread)
         if (given(key)) throw RequestError(fmt::format("{}: means nothing {}: expected none", where(key), without));

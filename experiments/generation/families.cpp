@@ -208,7 +208,7 @@ void check(const InputFamily& family, const InputShape& s) {
                                       {"queries", s.queries},
                                       {"head_dim", s.head_dim}})
         if (value < 1) wrong(fmt::format("{} is {}: expected 1 or more", name, value));
-    if (s.keys < 8) wrong(fmt::format("keys is {}: expected 8 or more", s.keys));
+    if (s.keys < least_keys) wrong(fmt::format("keys is {}: expected {} or more", s.keys, least_keys));
     if (s.heads % s.kv_heads != 0)
         wrong(fmt::format("{} query heads and {} key heads: expected a whole number of query heads for each key head",
                           s.heads, s.kv_heads));

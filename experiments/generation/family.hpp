@@ -26,6 +26,9 @@ struct InputShape {
     bool causal = true;  ///< families with a mask of their own are not causal, whatever this says
 };
 
+/// Fewer have no room for what the families put beside each other.
+inline constexpr std::ptrdiff_t least_keys = 8;
+
 struct InputFamily {
     std::string_view name;
     std::string_view description;  ///< what the inputs are
@@ -40,7 +43,7 @@ struct InputFamily {
 [[nodiscard]] const InputFamily* find_family(std::string_view name);
 
 /// A layer of that family, named as it; depends on the arguments alone. RequestError where the shape cannot hold it: a size
-/// below 1, query heads that key heads do not divide, a causal row without a key, fewer than 8 keys.
+/// below 1, query heads that key heads do not divide, a causal row without a key, fewer than least_keys.
 [[nodiscard]] LayerCapture make_inputs(const InputFamily& family, const InputShape& shape, std::uint64_t seed);
 
 /// The layers of a family: one, or one for each of its sequences, NAME[0], NAME[1], … (batch and queries are then not the

@@ -201,13 +201,6 @@ Maximized maximize(Site site, const RoundingPlan& plan, const MaximizeOptions& o
             name(site), counted(options.shape.queries, "row", "rows"),
             counted(options.shape.heads, "query head", "query heads"), counted(options.shape.keys, "key", "keys"),
             plan.name));
-    double squares = 0;
-    for (const Candidate& c : first) {
-        squares += c.bias.objective * c.bias.objective;
-        result.random_largest = std::max(result.random_largest, c.bias.objective);
-    }
-    result.random_rms = std::sqrt(squares / static_cast<double>(first.size()));
-    Candidate best = *best_of(first);
     std::vector<Candidate> known;
     for (const InputFamily& family : input_families()) {
         if (family.masked || family.extras || family.name == "benign") continue;
@@ -217,6 +210,21 @@ Maximized maximize(Site site, const RoundingPlan& plan, const MaximizeOptions& o
             for (double& x : a->values) x = limited(x, largest);
     }
     evaluate(known);
+    const auto has_no_error = [](const Candidate& c) { return c.bias.rms == 0; };  // a NaN is one
+    if (std::ranges::all_of(first, has_no_error) && std::ranges::all_of(known, has_no_error))
+        throw RequestError(fmt::format(
+            "site {}: rounds nothing in {} of {} and {} under plan \"{}\", for {} inputs: expected a site that has an "
+            "error there, or another shape",
+            name(site), counted(options.shape.queries, "row", "rows"),
+            counted(options.shape.heads, "query head", "query heads"), counted(options.shape.keys, "key", "keys"),
+            plan.name, first.size() + known.size()));
+    double squares = 0;
+    for (const Candidate& c : first) {
+        squares += c.bias.objective * c.bias.objective;
+        result.random_largest = std::max(result.random_largest, c.bias.objective);
+    }
+    result.random_rms = std::sqrt(squares / static_cast<double>(first.size()));
+    Candidate best = *best_of(first);
     if (best_of(known)->bias.objective > best.bias.objective) best = *best_of(known);
     for (std::uint64_t generation = 0; result.evaluations + children <= options.evaluations; ++generation) {
         if (options.cancelled && options.cancelled()) {

@@ -44,7 +44,8 @@ struct Maximized {
     bool complete = true;
 };
 
-/// RequestError where the site is exact in the plan or its pass does not reach it.
+/// RequestError where the site is exact in the plan, its pass does not reach it, or none of the inputs that the search starts from
+/// has an error there.
 [[nodiscard]] Maximized maximize(Site site, const RoundingPlan& plan, const MaximizeOptions& options);
 /// What a plan does at a site for these inputs.
 [[nodiscard]] SiteBias site_bias(const LayerCapture& inputs, const RoundingPlan& plan, Site site);

@@ -63,6 +63,8 @@ TEST(BisectProgram, RefusesInASentence) {
     EXPECT_THAT(refusal({file, "--until", "layer0.dq.rel_error < 1", "--plan", "fa22"}),
                 HasSubstr("did you mean \"fa2\"?"));
     EXPECT_THAT(refusal({file, "--reproduce", "layer0.dq.rel_error", "--within", "-1"}), HasSubstr("--within"));
+    EXPECT_THAT(refusal({file, "--until", "layer0.dq.rel_error < 1e-3", "--until", "layer0.dq.rel_error > 1e-2"}),
+                HasSubstr("--until: \"layer0.dq.rel_error > 1e-2\": cannot be met together with"));
     EXPECT_THAT(refusal({file, "--until", "layer0.dq.rel_error < 1", "--within", "0.2"}),
                 HasSubstr("--within: means nothing without --reproduce"));
     EXPECT_THAT(refusal({file, "--reproduce", "layer0.dq.rel_error > 1e-3", "--within", "0.2"}),

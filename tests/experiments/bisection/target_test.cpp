@@ -42,6 +42,39 @@ TEST(Target, IsReadPartByPart) {
     EXPECT_TRUE(parsed("abs(layer1.dq.signed_bias) < 0.01").absolute);
 }
 
+TEST(Target, ContradictoryOnesAreRefused) {
+    const auto problem = [](const std::vector<std::string>& texts) -> std::string {
+        std::vector<Target> targets;
+        for (const std::string& text : texts) targets.push_back(parse_target(text, {"a", "b"}, 0.1));
+        try {
+            expect_compatible(targets);
+        } catch (const RequestError& error) {
+            return error.what();
+        }
+        return "";
+    };
+    EXPECT_THAT(
+        problem({"a.dq.rel_error < 1e-3", "a.dq.rel_error > 1e-2"}),
+        HasSubstr("\"a.dq.rel_error > 1e-2\": cannot be met together with \"a.dq.rel_error < 1e-3\": expected"));
+    for (const auto& [one, other] : {std::pair{"a.dq.gain <= 1", "a.dq.gain > 1"},
+                                     {"a.dq.gain < 1", "a.dq.gain >= 1"},
+                                     {"abs(a.dq.gain) < 1", "a.dq.gain > 1"},
+                                     {"abs(a.dq.gain) < 1", "abs(a.dq.gain) > 2"},
+                                     {"a.dq.rel_error < 1", "abs(a.dq.rel_error) > 2"}}) {
+        EXPECT_NE(problem({one, other}), "") << one << other;
+        EXPECT_NE(problem({other, one}), "") << one << other;
+    }
+    for (const auto& [one, other] : {std::pair{"a.dq.gain <= 1", "a.dq.gain >= 1"},  // 1 meets both
+                                     {"a.dq.gain < 2", "a.dq.gain > 1"},
+                                     {"a.dq.gain < 1", "b.dq.gain > 2"},
+                                     {"a.dq.gain < 1", "a.dk.gain > 2"},
+                                     {"a.dq.gain < 1", "a.dq.rel_error > 2"},
+                                     {"a.dq.gain < -1", "abs(a.dq.gain) > 2"},  // -3 does
+                                     {"a.dq.rel_error", "a.dq.rel_error > 2"},
+                                     {"a.dq.gain < 1", "a.dq.gain < 2"}})
+        EXPECT_EQ(problem({one, other}), "") << one << other;
+}
+
 TEST(Target, HoldsBoundsThatNoDoubleHolds) {
     const Target t = parsed("layer1.dq.error_norm < 1e-4000");
     EXPECT_FALSE(t.met(WideReal(1e-300)));

@@ -108,8 +108,49 @@ TEST(BadRequest, WhatIsGivenTwice) {
     // A flag says the same twice, two faults that are alike are two, and of a value that is given again the last counts.
     const Outcome same = run_program({"attribute", file, "--outputs", "o", "--correction", "none", "--causal",
                                       "--causal", "--quiet", "--quiet", "--inject", "o_cast:fixed:0.5", "--inject",
-                                      "o_cast:fixed:0.5", "--seed", "3", "--seed", "4"});
+                                      "o_cast:fixed:0.5", "--scale", "3", "--scale", "0.25"});
     EXPECT_EQ(same.status, 0) << same.err;
+}
+
+TEST(BadRequest, WhatMeansNothing) {
+    const Folder folder;
+    const std::string file = small_capture(folder);
+    EXPECT_THAT(refusal(folder, file, {"--correction", "none", "--seed", "4"}),
+                HasSubstr("--seed: means nothing where nothing is rounded stochastically and --verify-truth samples"));
+    const std::string target = "layer0.o.rel_error < 1e-3";
+    EXPECT_THAT(refused("bisect", {file, "--until", target, "--plan", "fa2", "--seed", "5"}),
+                HasSubstr("--seed: means nothing where the plan rounds nothing stochastically"));
+    // These have something to draw.
+    folder.write("drawn.toml", "base = \"fa2\"\n[sites.o_cast]\nformat = \"bf16\"\nrounding = \"stochastic\"\n");
+    EXPECT_THAT(refused("bisect", {file, "--until", target, "--plan", folder / "drawn.toml", "--seed", "5", "-o",
+                                   folder / "no/x.h5"}),
+                testing::Not(HasSubstr("--seed")));
+    const Outcome drawn =
+        run_program({"attribute", file, "--plan", "fa2", "--outputs", "o", "--sites", "o_cast", "--seed", "4",
+                     "--correction", "stochastic_rounding:o_cast", "--layers", "layer0"});
+    EXPECT_EQ(drawn.status, 0) << drawn.err;
+    EXPECT_THAT(refused("plans", {"--force"}), HasSubstr("--force: means nothing without a file to write"));
+    EXPECT_THAT(refused("check", {file, "--force"}), HasSubstr("--force: means nothing without a file to write"));
+    EXPECT_THAT(refused("generate", {"--list", "--force"}), HasSubstr("--force: means nothing"));
+    EXPECT_THAT(refused("generate", {"--list", "-o", folder / "q.safetensors"}, &folder),
+                HasSubstr("with --list expected a name that ends in .h5"));
+    EXPECT_THAT(refused("generate", {"--maximize", "o_cast", "--dtype", "float16"}),
+                HasSubstr("--dtype: means nothing without -o"));
+    // A file of settings may be meant for other calls too.
+    folder.write("run.toml", "[plans]\nforce = true\n");
+    EXPECT_EQ(run_program({"plans", "--config", folder / "run.toml"}).status, 0);
+}
+
+TEST(BadRequest, NamesOptionsAsTheyWereGiven) {
+    const Folder folder;
+    const std::string file = small_capture(folder), out = folder / "x.safetensors";
+    EXPECT_THAT(refusal(folder, file, {"--softcap", "-1"}), HasSubstr("attribute: --softcap: -1: expected 0 for none"));
+    EXPECT_THAT(refused("generate", {"benign", "--seq", "1", "-o", out}),
+                HasSubstr("--seq: 1: expected 8 keys or more"));
+    EXPECT_THAT(refused("generate", {"benign", "--keys", "7", "-o", out}),
+                HasSubstr("--keys: 7: expected 8 keys or more"));
+    EXPECT_THAT(refused("plans", {"fa2", "--diff", "fa2,fa3"}),
+                HasSubstr("--diff: 3 plans, with \"fa2\" that stands alone: expected two"));
 }
 
 // What is in a file may be any text; a message is one line.
@@ -128,6 +169,23 @@ TEST(BadRequest, NamesOfFilesAreEscaped) {
     EXPECT_THAT(refused("identify", {file, "--kernel", "k 1"}), HasSubstr("(did you mean \"k 1\\n\"?)"));
     EXPECT_THAT(refused("attribute", {file, "--layers", "x"}), HasSubstr("expected x\\ny"));
     EXPECT_THAT(refused("bisect", {file, "--until", "z.dq.rel_error < 1"}), HasSubstr("expected x\\ny"));
+}
+
+TEST(Remark, SaysWhatCannotReachAnOutput) {
+    const Folder folder;
+    const std::string file = small_capture(folder);
+    const auto said = [&](const std::string& outputs) {
+        const Outcome run =
+            run_program({"attribute", file, "--plan", "fa2", "--layers", "layer0", "--outputs", outputs, "--sites",
+                         "dq_cast,o_cast", "--correction", "delta_exact", "--correction", "fp32_forward_o"});
+        EXPECT_EQ(run.status, 0) << run.err;
+        return run.err;
+    };
+    EXPECT_THAT(said("o"),
+                ::testing::AllOf(HasSubstr("--sites: no data flows from dq_cast to o\n"),
+                                 HasSubstr("--correction: no data flows from what delta_exact changes to o\n"),
+                                 testing::Not(HasSubstr("from o_cast")), testing::Not(HasSubstr("fp32_forward_o"))));
+    EXPECT_THAT(said("o,dq"), testing::Not(HasSubstr("no data flows")));
 }
 
 TEST(BadRequest, NamesFileTableAndKeyOfAConfiguration) {

@@ -65,6 +65,13 @@ TEST(Maximize, RefusesSitesThatHaveNoErrorToMaximize) {
     // One tile of keys is never rescaled, one query head's gradients are summed with nobody's.
     EXPECT_THROW((void)maximize(Site::rescale_factor, plan("fa2"), small()), RequestError);
     EXPECT_THROW((void)maximize(Site::kv_group_reduce, plan("fa2"), small()), RequestError);
+    // What is cast is in fp32 already.
+    try {
+        (void)maximize(Site::partial_o_cast, plan("fa2-unfused-splitkv"), small());
+        ADD_FAILURE();
+    } catch (const RequestError& error) {
+        EXPECT_THAT(error.what(), testing::HasSubstr("site partial_o_cast: rounds nothing in "));
+    }
     MaximizeOptions grouped = small();
     grouped.shape.heads = 2;
     EXPECT_GT(maximize(Site::kv_group_reduce, plan("fa2"), grouped).reached.rms, 0);
