@@ -56,6 +56,7 @@ bool scaled_in_exponent(const RoundingPlan& plan) { return plan.schedule.scale_a
 bool recomputes_p(const RoundingPlan& plan) { return !plan.schedule.p_saved; }
 bool delta_of_output(const RoundingPlan& plan) { return !needs_dp(plan.schedule.delta_from); }
 bool polynomial(const RoundingPlan& plan) { return in_some_case(plan, has_polynomial); }
+bool lazy(const RoundingPlan& plan) { return plan.schedule.max_policy == MaxPolicy::lazy; }
 bool stable(const RoundingPlan& plan) { return plan.schedule.max_policy == MaxPolicy::stable; }
 
 constexpr std::string_view
@@ -63,6 +64,7 @@ constexpr std::string_view
     several_backward_key_tiles = "bwd_block_k above 0 (several key tiles)",
     several_query_tiles = "bwd_block_q above 0 (several query tiles)", scale_in_exponent = "scale_at = \"exponent\"",
     p_recomputed = "p_saved = false", delta_of_o = "delta_from = \"o\" or \"o_unrounded\"",
+    lag = "block_k above 0, or a sink that the maximum starts at (a maximum that can lag)",
     policy_is_stable = "max_policy = \"stable\"",
     some_columns =
         "an exp_poly_every, exp_poly_count, exp_poly_skip and block_k that leave some columns to "
@@ -84,8 +86,15 @@ constexpr std::array needs{
     Need{"rescale_argument", scaled_in_exponent, scale_in_exponent},
     Need{"sink_in_max", [](const RoundingPlan& plan) { return plan.schedule.normalize != Normalize::each_tile; },
          "normalize = \"after_pv\" or \"before_pv\" (a place for a sink)"},
-    Need{"max_threshold", [](const RoundingPlan& plan) { return plan.schedule.max_policy == MaxPolicy::lazy; },
-         "max_policy = \"lazy\""},
+    Need{"sink_in_max",
+         [](const RoundingPlan& plan) {
+             return plan.schedule.zero_sum == ZeroSum::none && !plan.schedule.key_centering;
+         },
+         "zero_sum = \"none\" and key_centering = false, with which alone a sink is computed"},
+    Need{"max_policy",  // the others are read in one tile, too
+         [](const RoundingPlan& plan) { return !lazy(plan) || maximum_can_lag(plan); }, lag},
+    Need{"max_threshold", lazy, "max_policy = \"lazy\""},
+    Need{"max_threshold", maximum_can_lag, lag},
     Need{"stable_beta", stable, policy_is_stable},
     Need{"stable_tolerance", stable, policy_is_stable},
     Need{"pv_carry", key_tiles, several_key_tiles},
@@ -130,10 +139,45 @@ void settle_schedule(RoundingPlan& plan) {
         // Without its own the case would have the schedule's, which may take some columns.
         tile.exp_poly_every = s.exp_poly_every == 0 ? std::nullopt : std::optional(0);
     }
+    for (std::size_t at = settled.tiles.size(); at-- > 0;)
+        if (is_idle_case(settled, at)) settled.tiles.erase(settled.tiles.begin() + static_cast<std::ptrdiff_t>(at));
     plan = std::move(settled);
 }
 
+/// Whether the plan has the step that a difference's field speaks of.
+bool has_step(const RoundingPlan& plan, std::string_view field) {
+    constexpr std::string_view of_schedule = "schedule.", of_sites = "sites.";
+    if (field.starts_with(of_schedule)) return lacking(plan, field.substr(of_schedule.size())).empty();
+    if (!field.starts_with(of_sites)) return true;
+    field.remove_prefix(of_sites.size());
+    return reaches(plan, *find_site(field.substr(0, field.find('.'))));
+}
+
 }  // namespace
+
+bool maximum_can_lag(const RoundingPlan& plan) {
+    return key_tiles(plan) || (plan.schedule.sink_in_max && problem_with(plan, Extras{.sink = true}).empty());
+}
+
+bool is_idle_case(const RoundingPlan& plan, std::size_t at) {
+    const TileCase& here = plan.tiles[at];
+    if (here != TileCase{.head_dim = here.head_dim, .causal = here.causal, .window = here.window}) return false;
+    // Of calls of one kind the case decides the heads above the earlier ones' sizes, (decided, here.head_dim]; each of those goes
+    // to the first later case that is large enough.
+    for (const bool causal : {false, true})
+        for (const bool window : {false, true}) {
+            int decided = 0;
+            for (std::size_t i = 0; i < plan.tiles.size() && decided < here.head_dim; ++i) {
+                const TileCase& tile = plan.tiles[i];
+                const bool fits = tile.causal.value_or(causal) == causal && tile.window.value_or(window) == window;
+                if (i == at && !fits) break;
+                if (i == at || !fits) continue;
+                if (i > at && tile.head_dim > decided && schedule_of(plan, tile) != plan.schedule) return false;
+                decided = std::max(decided, tile.head_dim);
+            }
+        }
+    return true;
+}
 
 std::string_view lacking(const RoundingPlan& plan, std::string_view field) {
     for (const Need& need : needs)
@@ -161,6 +205,14 @@ RoundingPlan without_idle(const RoundingPlan& plan) {
         settled.set(site.site, rule);
     }
     return settled;
+}
+
+std::vector<Difference> differences_that_are_read(const RoundingPlan& a, const RoundingPlan& b) {
+    std::vector<Difference> found = differences(without_idle(a), without_idle(b));
+    std::vector<Difference> read;
+    for (const Difference& d : found)
+        if (has_step(a, d.field) && has_step(b, d.field)) read.push_back(d);
+    return read.empty() ? found : read;
 }
 
 RoundingPlan comparable(const RoundingPlan& given) {

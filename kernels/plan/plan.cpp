@@ -6,6 +6,9 @@
 #include <charconv>
 #include <cmath>
 
+#include <faultline/plan/effect.hpp>
+#include <faultline/plan/schedule_fields.hpp>
+
 namespace faultline {
 
 RoundingPlan RoundingPlan::with(Site site, const Rule& rule) const {
@@ -105,12 +108,13 @@ std::optional<PlanProblem> contradiction(const Schedule& s) {
         (s.exp_base != ExpBase::two || s.scale_at != ScaleAt::exponent || s.normalize != Normalize::after_pv))
         return PlanProblem{
             "schedule.max_offset",
-            "is in log2 units of the exponent: expected exp_base = \"two\", scale_at = \"exponent\" and normalize = \"after_pv\" with it"};
+            "is set: expected exp_base = \"two\", scale_at = \"exponent\" and normalize = \"after_pv\" with it, as the kernels that have an offset do; it is implemented for no other form"};
     if (s.lse_form != LseForm::natural &&
         (s.exp_base != ExpBase::two || s.scale_at != ScaleAt::exponent || s.normalize == Normalize::each_tile))
         return PlanProblem{
             "schedule.lse_form",
-            "is of a maximum in log2 units: expected exp_base = \"two\", scale_at = \"exponent\" and normalize = \"after_pv\" or \"before_pv\", where the maximum is scaled to log2 units"};
+            "is \"" + std::string(name(s.lse_form)) +
+                "\": expected exp_base = \"two\", scale_at = \"exponent\" and normalize = \"after_pv\" or \"before_pv\", where the maximum is scaled to log2 units for lse; it is implemented for no other form"};
     if (s.max_policy == MaxPolicy::lazy && s.exp_base != ExpBase::two)
         return PlanProblem{"schedule.max_policy",
                            "is \"lazy\": expected exp_base = \"two\", because its threshold is in log2 units"};
@@ -129,7 +133,7 @@ std::optional<PlanProblem> contradiction(const Schedule& s) {
     if (s.max_policy == MaxPolicy::lazy && s.scale_at != ScaleAt::exponent)
         return PlanProblem{
             "schedule.max_policy",
-            "is \"lazy\": expected scale_at = \"exponent\", because its threshold is in log2 units of the exponent"};
+            "is \"lazy\": expected scale_at = \"exponent\", as the kernels that have it do; it is implemented for no other place of the scale"};
     return std::nullopt;
 }
 
@@ -145,11 +149,12 @@ std::array<Holder, 3> holders_of_p(const RoundingPlan& plan) {
             Holder{Site::row_sum, in_fp32 ? fp32 : sum.format}};
 }
 
-/// p is at most 2^(offset + threshold) and its largest at least 2^offset: both have to be numbers wherever p is held.
+/// p is at most 2^(offset + threshold), the threshold where the maximum can lag, and its largest at least 2^offset: both have
+/// to be numbers wherever p is held.
 /// Source: flash-attention 0251105a, flash_attn/cute/flash_fwd_sm100.py, `assert max_offset + threshold < log2(dtype max)`.
 std::optional<PlanProblem> unfit_maximum(const RoundingPlan& plan) {
     const Schedule& s = plan.schedule;
-    const bool lazy = s.max_policy == MaxPolicy::lazy;
+    const bool lazy = s.max_policy == MaxPolicy::lazy && maximum_can_lag(plan);
     if (!lazy && s.max_offset == 0) return std::nullopt;
     const double largest = s.max_offset + (lazy ? s.max_threshold : 0);
     const char* field = s.max_offset == 0 ? "schedule.max_threshold" : "schedule.max_offset";
@@ -261,6 +266,8 @@ bool takes_part(Site site, const Extras& extras) {
 
 bool reaches(const RoundingPlan& plan, Site site) {
     const Schedule& s = plan.schedule;
+    for (const Extras& alone : {Extras{.softcap = true}, Extras{.sink = true}, Extras{.dropout = true}})
+        if (!takes_part(site, {}) && takes_part(site, alone) && !problem_with(plan, alone).empty()) return false;
     const auto several = [](const TileCase& tile) { return tile.block_k.value_or(0) != 0; };
     switch (site) {
         case Site::rescale_argument:
@@ -287,11 +294,6 @@ bool reaches(const RoundingPlan& plan, Site site) {
         case Site::bwd_exp_argument:
         case Site::bwd_exp:
             return !s.p_saved;
-        case Site::sink_exp:
-        case Site::sink_sum:
-        case Site::sink_p:
-        case Site::dsink:
-            return s.normalize != Normalize::each_tile;
         case Site::p_dropout:
         case Site::dp_dropout:
             return s.normalize == Normalize::before_pv;

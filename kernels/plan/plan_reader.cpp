@@ -113,6 +113,8 @@ void PlanReader::read_sites(const toml::node& node, RoundingPlan& plan) const {
         if (!site) fail(key.source(), field, "no such site: " + expected_one_of(key.str(), names));
         Rule rule = plan[*site];
         const toml::table& fields = table(rule_node, field, "a table with format, rounding, accumulation");
+        if (fields.empty())
+            fail(rule_node.source(), field, "is empty: expected format, rounding or accumulation, or no entry");
         read_fields(fields, field, [&](auto&& visit) {
             visit("format", rule.format);
             visit("rounding", rule.rounding);

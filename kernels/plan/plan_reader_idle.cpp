@@ -47,6 +47,10 @@ void PlanReader::refuse_idle_cases(const toml::table& root, const RoundingPlan& 
     for (std::size_t i = 0; i < given->size(); ++i) {
         const toml::table& entry = *given->get(i)->as_table();
         const TileCase& tile = plan.tiles[i];
+        if (is_idle_case(plan, i))
+            fail(entry.source(), "tiles[" + std::to_string(i) + "]",
+                 "replaces nothing of the schedule, and keeps no head from a later case: expected a size in it, or no "
+                 "such case");
         const auto refuse = [&](std::string_view field, const std::optional<int>& value, int of_schedule) {
             if (!value || *value == of_schedule) return;
             if (const std::string_view lacks = lacking(plan, tile, field); !lacks.empty())

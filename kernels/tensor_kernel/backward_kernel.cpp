@@ -119,8 +119,8 @@ BackwardSupport supported_backward(const RoundingPlan& plan, int head_dim, bool 
         for (const Named& named : variants) {
             if (unit == Unit::wgmma ? !named.by_wgmma : !named.by_mma) continue;
             if (named.variant.bf16_scores && kernel.element != Element::bf16) continue;
-            std::vector<Difference> left = differences(
-                without_idle(backward), without_idle(with_variant(own, unit, named.variant, asked.schedule)));
+            std::vector<Difference> left =
+                differences_that_are_read(backward, with_variant(own, unit, named.variant, asked.schedule));
             if (left.empty()) {
                 kernel.name = named.name;
                 kernel.unit = unit;

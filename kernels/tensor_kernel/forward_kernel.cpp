@@ -170,7 +170,7 @@ ForwardSupport supported(const RoundingPlan& plan, int head_dim, bool causal, st
         const RoundingPlan own = forward_plan(kernel.element, unit, head_dim);
         const RoundingPlan forward = forward_of(asked, own);
         const auto is = [&](const Named& named, const RoundingPlan& compiled) {
-            std::vector<Difference> left = differences(without_idle(forward), without_idle(compiled));
+            std::vector<Difference> left = differences_that_are_read(forward, compiled);
             if (!left.empty()) {
                 if (nearest.empty() || left.size() < nearest.size()) nearest = std::move(left);
                 return false;

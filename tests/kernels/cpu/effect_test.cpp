@@ -11,6 +11,7 @@
 #include <faultline/plan/difference.hpp>
 #include <faultline/plan/effect.hpp>
 #include <faultline/plan/plan_toml.hpp>
+#include <faultline/plan/presets.hpp>
 #include <faultline/plan/schedule_fields.hpp>
 
 #include "../emulated/plans.hpp"
@@ -168,6 +169,71 @@ TEST(Effect, WhatIsSaidToHaveNoneMovesNoBit) {
         const bool can_be_idle = !lacking(nothing_matters(), field).empty();
         EXPECT_EQ(met.contains(std::string(field)) || !can_be_idle, true) << field << " has not been tried";
     }
+}
+
+/// Of one key tile a lazy maximum is the true one unless a sink starts it, and what a plan refuses to compute passes no site.
+TEST(Effect, NothingLagsInOneTileAndWhatIsRefusedIsNeverReached) {
+    RoundingPlan whole = small(plan("fa2"));
+    whole.schedule.block_k = 0;
+    const auto with = [&](auto&& change) {
+        RoundingPlan changed = whole;
+        change(changed.schedule);
+        return changed;
+    };
+    const auto lazy = [](RoundingPlan plan, double threshold) {
+        plan.schedule.max_policy = MaxPolicy::lazy;
+        plan.schedule.max_threshold = threshold;
+        return plan;
+    };
+    for (const RoundingPlan& plan :
+         {whole, with([](Schedule& s) { s.zero_sum = ZeroSum::weighted; }), with([](Schedule& s) {
+              s.sink_in_max = true;
+              s.key_centering = true;
+          }),
+          with([](Schedule& s) { s.normalize = Normalize::each_tile; }), with([](Schedule& s) {
+              s.normalize = Normalize::before_pv;
+              s.delta_in = DeltaIn::accumulator;
+          })}) {
+        const std::vector<Head> heads = heads_for(plan);
+        const std::vector<std::vector<double>> before = outputs_of(heads, plan);
+        for (const double threshold : {0.0, 8.0}) {
+            EXPECT_TRUE(same_effect(plan, lazy(plan, threshold))) << to_toml(plan);
+            EXPECT_FALSE(is_seen(heads, before, lazy(plan, threshold))) << to_toml(plan);
+        }
+        RoundingPlan coarse = plan;
+        for (const SiteInfo& site : sites())
+            if (!reaches(plan, site.site)) coarse.set(site.site, {.format = e4m3, .rounding = Rounding::upward});
+        EXPECT_TRUE(same_effect(plan, coarse));
+        EXPECT_FALSE(is_seen(heads, before, coarse)) << to_toml(plan);
+    }
+    const RoundingPlan from_sink = with([](Schedule& s) { s.sink_in_max = true; });
+    std::vector<Head> heads{Head(13, 21, 12, 7, 1, 2.0)};
+    heads[0].sink.push_back(0.5);
+    EXPECT_FALSE(same_effect(from_sink, lazy(from_sink, 8)));
+    EXPECT_TRUE(is_seen(heads, outputs_of(heads, from_sink), lazy(from_sink, 8)));
+    EXPECT_FALSE(is_seen(heads, outputs_of(heads, whole), lazy(whole, 8)));
+}
+
+/// Rows do not meet in the forward but in the numbers of a stochastic rounding; under a causal mask the tile decides how many
+/// key tiles a row is led through that it sees nothing of, which are seen where such a tile rounds: where it normalises again,
+/// or where a maximum that does not move rescales by something else than 1.
+TEST(Effect, AQueryTileIsSeenByStochasticSitesAndWhereAMaskedTileRounds) {
+    for (const RoundingPlan& preset : presets()) {
+        RoundingPlan plan = small(preset), other = plan;
+        for (const auto& [a, b] : {std::pair{0, 16}, {4, 9}}) {
+            plan.schedule.block_q = a;
+            other.schedule.block_q = b;
+            const std::vector<Head> heads = heads_for(plan);
+            const bool masked_tile_rounds =
+                plan.schedule.normalize == Normalize::each_tile ||
+                (plan.schedule.rescale_argument == ArgumentForm::fused && lacking(plan, "rescale_argument").empty());
+            EXPECT_EQ(is_seen(heads, outputs_of(heads, plan), other), masked_tile_rounds) << plan.name;
+        }
+    }
+    RoundingPlan plan = small(faultline::plan("fa2")).with(Site::p_cast, {bf16, Rounding::stochastic}), other = plan;
+    other.schedule.block_q = 0;
+    const std::vector<Head> heads = heads_for(plan);
+    EXPECT_TRUE(is_seen(heads, outputs_of(heads, plan), other));
 }
 
 /// Each value of each field, in the first preset that shows it, with its casts or with wide ones. The rows of a query tile share

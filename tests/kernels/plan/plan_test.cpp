@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <faultline/plan/difference.hpp>
+#include <faultline/plan/effect.hpp>
 #include <faultline/plan/nearest_name.hpp>
 #include <faultline/plan/presets.hpp>
 
@@ -91,6 +92,16 @@ TEST(Plan, DifferencesNameEveryField) {
                             Difference{"sites.delta.rounding", "nearest_even", "toward_zero"},
                             Difference{"sites.delta.accumulation", "exact", "fp32-sequential"}));
     EXPECT_THAT(differences(a, a), IsEmpty());
+}
+
+/// Of a plan that refuses every sink and softcap: the cause, not the rules and the field that nothing reads then.
+TEST(Plan, DifferencesThatAreReadNameTheCause) {
+    RoundingPlan centered = plan("fa2");
+    centered.schedule.key_centering = true;
+    const Difference cause{"schedule.key_centering", "false", "true"};
+    EXPECT_THAT(differences(plan("fa2"), without_idle(centered)), testing::SizeIs(testing::Gt(1u)));
+    EXPECT_THAT(differences_that_are_read(plan("fa2"), centered), ElementsAre(cause));
+    EXPECT_THAT(differences_that_are_read(centered, without_idle(centered)), IsEmpty());
 }
 
 TEST(Tiles, FirstCaseThatFitsDecides) {

@@ -181,77 +181,6 @@ TEST(PlanErrors, ValuesOutOfRange) {
     });
 }
 
-/// What the file itself says and nothing reads. Accepted ones: plan_toml_test.cpp.
-TEST(PlanErrors, WhatChangesNothing) {
-    const auto idle = [](const std::string& place, const std::string& lacks) {
-        return "f.toml:" + place +
-               ": changes nothing that this plan computes: expected it to be left out, or a plan with " + lacks;
-    };
-    const std::string in_exponent = "scale_at = \"exponent\"", recomputed = "p_saved = false",
-                      of_o = "delta_from = \"o\" or \"o_unrounded\"", stable = "max_policy = \"stable\"",
-                      tiles = "block_k above 0 (several key tiles)",
-                      columns =
-                          "an exp_poly_every, exp_poly_count, exp_poly_skip and block_k that leave some columns to "
-                          "the polynomial";
-    const std::vector<std::pair<const char*, std::string>> all{
-        {"base = \"fa2\"\n[schedule]\nscale_at = \"scores\"\nargument = \"fused\"",
-         idle("4:12: schedule.argument", in_exponent)},
-        {"base = \"fa2\"\n[schedule]\nscale_at = \"scores\"\nrescale_argument = \"fused\"",
-         idle("4:20: schedule.rescale_argument", in_exponent)},
-        {"[schedule]\nargument = \"unfused\"\nscale_at = \"scores\"", idle("2:12: schedule.argument", in_exponent)},
-        {"base = \"math\"\nschedule.argument = \"fused\"", idle("2:21: schedule.argument", in_exponent)},
-        {"base = \"math\"\nschedule.bwd_argument = \"fused\"", idle("2:25: schedule.bwd_argument", recomputed)},
-        {"base = \"llmc\"\nschedule.bwd_exp_base = \"two\"", idle("2:25: schedule.bwd_exp_base", recomputed)},
-        {"base = \"efficient\"\nschedule.bwd_argument = \"fused\"", idle("2:25: schedule.bwd_argument", in_exponent)},
-        {"base = \"fa2\"\nschedule.max_threshold = 5", idle("2:26: schedule.max_threshold", "max_policy = \"lazy\"")},
-        {"base = \"fa4\"\n[schedule]\nmax_policy = \"exact\"\nmax_threshold = 5",
-         idle("4:17: schedule.max_threshold", "max_policy = \"lazy\"")},
-        {"base = \"fa2\"\nschedule.stable_beta = 3", idle("2:24: schedule.stable_beta", stable)},
-        {"base = \"fa2\"\nschedule.stable_tolerance = 0.5", idle("2:29: schedule.stable_tolerance", stable)},
-        {"base = \"fa2\"\nschedule.exp_poly_count = 6", idle("2:27: schedule.exp_poly_count", columns)},
-        {"base = \"fa2\"\nschedule.exp_poly_skip = 0", idle("2:26: schedule.exp_poly_skip", columns)},
-        {"[schedule]\nblock_k = 64\nexp_poly_every = 16", idle("3:18: schedule.exp_poly_every", columns)},
-        {"[schedule]\nexp_poly_every = 16\nexp_poly_count = 1", idle("3:18: schedule.exp_poly_count", columns)},
-        {"base = \"fa2\"\n[schedule]\ndelta_from = \"p_dp\"\ndelta_order = \"mod_8\"",
-         idle("4:15: schedule.delta_order", of_o)},
-        {"base = \"fa2\"\n[schedule]\ndelta_from = \"p_dp\"\ndelta_threads = 4",
-         idle("4:17: schedule.delta_threads", of_o)},
-        {"base = \"fa2\"\n[schedule]\ndelta_order = \"sequential\"\ndelta_threads = 4",
-         idle("4:17: schedule.delta_threads", "delta_order = \"octets\" or \"octet_pairs\"")},
-        {"base = \"fa1\"\nschedule.sink_in_max = false",
-         idle("2:24: schedule.sink_in_max", "normalize = \"after_pv\" or \"before_pv\" (a place for a sink)")},
-        {"schedule.key_order = \"descending\"", idle("1:22: schedule.key_order", tiles)},
-        {"schedule.pv_carry = \"added\"", idle("1:21: schedule.pv_carry", tiles)},
-        {"schedule.rescale_argument = \"fused\"", idle("1:29: schedule.rescale_argument", tiles)},
-        {"schedule.bwd_key_order = \"descending\"",
-         idle("1:26: schedule.bwd_key_order", "bwd_block_k above 0 (several key tiles)")},
-        {"schedule.dq_carry = \"chained\"", idle("1:21: schedule.dq_carry", "bwd_block_k above 0 (several key tiles)")},
-        {"schedule.bwd_query_order = \"descending\"",
-         idle("1:28: schedule.bwd_query_order", "bwd_block_q above 0 (several query tiles)")},
-        {"schedule.dkv_carry = \"added\"",
-         idle("1:22: schedule.dkv_carry", "bwd_block_q above 0 (several query tiles)")},
-        {"[[tiles]]\nhead_dim = 64\ndelta_threads = 4",
-         idle("3:17: tiles[0].delta_threads", "delta_order = \"octets\" or \"octet_pairs\"")},
-        {"[[tiles]]\nhead_dim = 64\nexp_poly_count = 2", idle("3:18: tiles[0].exp_poly_count", columns)},
-        {"[[tiles]]\nhead_dim = 64\nblock_k = 32\nexp_poly_every = 8", idle("4:18: tiles[0].exp_poly_every", columns)},
-        {"base = \"fa4\"\n[[tiles]]\nhead_dim = 64\nexp_poly_every = 0\nexp_poly_count = 2",
-         idle("5:18: tiles[0].exp_poly_count", columns)},
-        {"sites.p_cast.rounding = \"toward_zero\"",
-         "f.toml:1:25: sites.p_cast.rounding: is of a site whose format is exact, which rounds nothing: expected a "
-         "format with it"},
-        {"base = \"fa2\"\n[sites.p_cast]\nformat = \"exact\"\nrounding = \"stochastic\"",
-         "f.toml:4:12: sites.p_cast.rounding: is of a site whose format is exact, which rounds nothing: expected a "
-         "format with it"},
-        {"base = \"fa2\"\nsites.row_sum.accumulation = \"fp32-pairwise\"",
-         "f.toml:2:30: sites.row_sum.accumulation: names an order of its own: expected \"fp32-sequential\", which stands "
-         "for fp32 additions, or an exact site, because the order is that of schedule.row_sum_order"},
-        {"base = \"fa2\"\nsites.delta.accumulation = \"fp32-fma\"",
-         "f.toml:2:28: sites.delta.accumulation: names an order of its own: expected \"fp32-sequential\", which stands "
-         "for fp32 additions, or an exact site, because the order is that of schedule.delta_order"},
-    };
-    for (const auto& [text, error] : all) EXPECT_EQ(error_of(text), error) << text;
-}
-
 TEST(PlanErrors, WhatNoKernelCanHave) {
     const std::string together = ": expected max_offset and a lazy maximum's max_threshold to be together less than ";
     const std::vector<std::pair<const char*, std::string>> all{
@@ -271,6 +200,20 @@ TEST(PlanErrors, WhatNoKernelCanHave) {
         {"base = \"fa2\"\nschedule.max_offset = -127",
          "2:23: schedule.max_offset: is -127: expected -126 or more, so that the largest p is a normal number at "
          "sites.exp"},
+        // One tile, behind a sink.
+        {"[schedule]\nmax_policy = \"lazy\"\nmax_threshold = 200\n[sites]\nexp = { format = \"fp32\" }",
+         "3:17: schedule.max_threshold: lets p reach 2^200" + together +
+             "128, log2 of the largest number at sites.exp"},
+        {"base = \"fa4\"\nschedule.scale_at = \"scores\"",
+         "2:1: schedule.max_policy: is \"lazy\": expected scale_at = \"exponent\", as the kernels that have it do; it is "
+         "implemented for no other place of the scale"},
+        {"base = \"fa3-fp8\"\nschedule.scale_at = \"scores\"",
+         "2:1: schedule.max_offset: is set: expected exp_base = \"two\", scale_at = \"exponent\" and normalize = "
+         "\"after_pv\" with it, as the kernels that have an offset do; it is implemented for no other form"},
+        {"[schedule]\nscale_at = \"scores\"\nlse_form = \"log2\"",
+         "3:12: schedule.lse_form: is \"log2\": expected exp_base = \"two\", scale_at = \"exponent\" and normalize = "
+         "\"after_pv\" or \"before_pv\", where the maximum is scaled to log2 units for lse; it is implemented for no "
+         "other form"},
         {"base = \"fa4\"\nschedule.max_threshold = -1",
          "2:26: schedule.max_threshold: is -1: expected 0 or more log2 units by which the maximum may lag"},
         {"base = \"fa2\"\n[schedule]\nmax_policy = \"stable\"\nstable_tolerance = -1",

@@ -188,7 +188,24 @@ TEST(PlanToml, FieldsThatABaseHasAndTheScheduleLeavesBehindAreDropped) {
     EXPECT_EQ(for_head_dim(short_tiles, 256, true).schedule.exp_poly_every, 14) << "none skipped";
     const RoundingPlan scores = parse_plan("base = \"fa2\"\nschedule.scale_at = \"scores\"", "x");
     EXPECT_EQ(scores.schedule.argument, ArgumentForm::subtract_then_scale);
-    for (const RoundingPlan* plan : {&lazy, &from_p, &short_tiles, &scores}) expect_round_trip(*plan);
+    const RoundingPlan one_tile = parse_plan("base = \"fa4\"\nschedule.block_k = 0", "x");
+    EXPECT_EQ(one_tile.schedule.max_policy, MaxPolicy::exact) << "nothing to lag behind";
+    const RoundingPlan projected = parse_plan("base = \"fa2\"\nschedule.zero_sum = \"weighted\"", "x");
+    for (const Site site : {Site::softcap, Site::ds_softcap, Site::sink_p}) {
+        EXPECT_FALSE(plan("fa2")[site].is_exact());
+        EXPECT_EQ(projected[site], Rule{});
+    }
+    const RoundingPlan one_size = parse_plan(
+        "base = \"fa2\"\n[schedule]\nblock_q = 16\nblock_k = 48\nbwd_block_q = 16\nbwd_block_k = 48\ndelta_threads = 2",
+        "x");
+    EXPECT_THAT(one_size.tiles, IsEmpty()) << "its cases are left nothing to replace";
+    for (const RoundingPlan* plan : {&lazy, &from_p, &short_tiles, &scores, &one_tile, &projected, &one_size})
+        expect_round_trip(*plan);
+    RoundingPlan shielded;
+    shielded.tiles = {{.head_dim = 64}, {.head_dim = 128, .block_k = 32}, {.head_dim = 256}};
+    const RoundingPlan left = without_idle(shielded);
+    EXPECT_EQ(left.tiles, (std::vector<TileCase>{shielded.tiles[0], shielded.tiles[1]}));
+    expect_round_trip(shielded);
 }
 
 TEST(PlanToml, WhatABaseHasAndTheScheduleLeavesBehindIsDropped) {
