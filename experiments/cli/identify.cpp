@@ -105,7 +105,7 @@ Status run(const IdentifySettings& own, const Invocation& call) {
     const std::string written = file ? "" : call.common.output;  // the plan's
     std::optional<PartialFile> plan_file;  // opened now, so that a folder that is not there is said before the search
     if (!written.empty()) plan_file.emplace(written);
-    Progress line(call.talks());
+    Progress line(call.talks(), true);  // each step of the search asks for more
     options.progress = [&](std::size_t done, std::size_t total, const std::string& what) {
         line.update(done, total, what);
     };
@@ -147,8 +147,9 @@ Status run(const IdentifySettings& own, const Invocation& call) {
                                             others.size() == 1 ? "is" : "are")));
         }
     if (result.complete) return Status::done;
-    remark(fmt::format("faultline identify: interrupted after {} kernels{}; --kernel NAME asks for one alone",
-                       result.kernels.size(), call.common.output.empty() ? "" : ", nothing written"));
+    remark(fmt::format("faultline identify: interrupted after {} kernel{}{}; --kernel NAME asks for one alone",
+                       result.kernels.size(), result.kernels.size() == 1 ? "" : "s",
+                       call.common.output.empty() ? "" : ", nothing written"));
     return Status::failed;
 }
 

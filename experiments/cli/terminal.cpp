@@ -104,7 +104,8 @@ std::string duration_text(double seconds) {
     return fmt::format("{} h {} min", whole / 3600, whole / 60 % 60);
 }
 
-Progress::Progress(bool shown) : shown_(shown), terminal_(::isatty(STDERR_FILENO) == 1) {}
+Progress::Progress(bool shown, bool open_ended)
+    : shown_(shown), open_ended_(open_ended), terminal_(::isatty(STDERR_FILENO) == 1) {}
 Progress::~Progress() { clear(); }
 
 void Progress::clear() {
@@ -120,9 +121,12 @@ void Progress::update(std::size_t done, std::size_t total, std::string_view what
     last_ = now;
     const double seconds = std::chrono::duration<double>(now - started_).count();
     const double rate = static_cast<double>(done) / seconds;
-    std::string line =
-        fmt::format("{:3.0f}%  {} of {}", 100.0 * static_cast<double>(done) / static_cast<double>(total), done, total);
-    if (done > 0)
+    std::string line = open_ended_
+                           ? fmt::format("{} of {} or more", done, total)
+                           : fmt::format("{:3.0f}%  {} of {}",
+                                         100.0 * static_cast<double>(done) / static_cast<double>(total), done, total);
+    if (done > 0 && open_ended_) line += fmt::format(", {:.3g}/s", rate);
+    if (done > 0 && !open_ended_)
         line += fmt::format(", {:.3g}/s, {} left", rate, duration_text(static_cast<double>(total - done) / rate));
     line += fmt::format("  {}", what);
     if (!terminal_) {

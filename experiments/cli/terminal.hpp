@@ -34,7 +34,9 @@ void end_if_interrupted();
 /// seconds. Not for several threads at once.
 class Progress {
   public:
-    explicit Progress(bool shown);
+    /// `open_ended`: the total is what is known of so far, as of a search that goes on from what it finds; then neither a share
+    /// nor a time that is left is said.
+    explicit Progress(bool shown, bool open_ended = false);
     ~Progress();
     Progress(const Progress&) = delete;
     Progress& operator=(const Progress&) = delete;
@@ -46,6 +48,7 @@ class Progress {
   private:
     using Clock = std::chrono::steady_clock;
     bool shown_;
+    bool open_ended_;
     bool terminal_;
     bool line_on_screen_ = false;
     Clock::time_point started_ = Clock::now();

@@ -237,7 +237,8 @@ std::string table(const Check& c, bool full) {
     out +=
         "\nerror, plan: |value - truth| / |truth| of the kernel and of the plan's own run; expected: of the plan with its\n"
         "roundings given random signs, the median run; ratio: size of the kernel's error to that, row by row, of\n"
-        "what is finite; =plan: equal elements\n";
+        "what is finite; =plan: equal elements, nearly all where the kernel rounds as the plan does: a rounding more of\n"
+        "the same size is within its rounding, and identify looks for it\n";
     return out;
 }
 
