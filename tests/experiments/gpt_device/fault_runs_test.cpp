@@ -172,8 +172,9 @@ TEST(DeviceFaults, WhatCannotStandIsRefused) {
     EXPECT_EQ(why(c, {"p_cast:multiplicative:0.125:hold=nearest:record=sample",
                       "row_sum:multiplicative:0.5:hold=nearest:record=sample"}),
               "taken");
-    EXPECT_THAT(why(c, {"p_cast:multiplicative:0.02:hold=nearest:record=sample"}),
-                HasSubstr("a magnitude between -1 and 1 such as 0.019989013671875, that 1 plus or minus it has 16 bits"));
+    EXPECT_THAT(
+        why(c, {"p_cast:multiplicative:0.02:hold=nearest:record=sample"}),
+        HasSubstr("a magnitude between -1 and 1 such as 0.019989013671875, that 1 plus or minus it has 16 bits"));
     EXPECT_THAT(why(c, {"ds:multiplicative:0.1:hold=nearest:record=sample"}),
                 HasSubstr("a magnitude between -1 and 1 such as 0.10000002384185791"));
     EXPECT_THAT(why(c, {"ds:multiplicative:0.125:record=sample"}), HasSubstr("hold=nearest"));
