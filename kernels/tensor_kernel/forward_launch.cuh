@@ -4,29 +4,31 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <stdexcept>
+#include <thread>
 #include <type_traits>
 
 #include <faultline/tensor_kernel/call_arguments.cuh>
 #include <faultline/tensor_kernel/forward.cuh>
 #include <faultline/tensor_kernel/forward.hpp>
 #include <faultline/tensor_kernel/head_map.cuh>
+#include <faultline/tensor_kernel/launch_counters.hpp>
 #include <faultline/tensor_kernel/run_beside.cuh>
 
 namespace faultline::tensor_kernel {
 
 /// Counters of the launches in flight (of this element type); each kernel leaves its own at zero.
-static __device__ int next_tiles[64][2];
-static std::atomic<unsigned> launches{0};
+static __device__ int next_tiles[LaunchCounters::count][2];
+static LaunchCounters launch_counters;
 
 /// All of `in` but the tensor maps, and what is of its element type alone.
 template <class T, class Tiles>
-void set_launch(ForwardArguments<T>& in, const ForwardCall& call, const ForwardKernel& kernel) {
+void set_launch(ForwardArguments<T>& in, const ForwardCall& call, const ForwardKernel& kernel, cudaStream_t stream) {
     set_call(in, call, kernel, Tiles::block_q);
     void* counters = nullptr;
     check(cudaGetSymbolAddress(&counters, next_tiles), "finding the tile counters");
-    in.next = static_cast<int*>(counters) + launches++ % std::size(next_tiles) * 2;
+    const std::thread::id thread = stream == cudaStreamPerThread ? std::this_thread::get_id() : std::thread::id{};
+    in.next = static_cast<int*>(counters) + launch_counters.next(stream, thread) * 2;
 }
 
 template <class Tiles, class Rec, class... Parameters, class... Arguments>
@@ -42,7 +44,7 @@ void start_forward(void (*run)(Parameters...), int blocks, cudaStream_t stream, 
 template <class T, class Tiles, class Variant, class Rec>
 void launch_filled(ForwardArguments<T>& in, const ForwardCall& call, const ForwardKernel& kernel,
                    const typename Rec::Arguments& recording, cudaStream_t stream) {
-    set_launch<T, Tiles>(in, call, kernel);
+    set_launch<T, Tiles>(in, call, kernel, stream);
     bool beside_the_last = false;
     if constexpr (Scales<Rec>) beside_the_last = !Rec::begins_the_next;
     start_forward<Tiles, Rec>(forward<T, Tiles, Variant, Rec>, std::min(in.tiles, multiprocessors()), stream,

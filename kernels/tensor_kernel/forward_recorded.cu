@@ -32,7 +32,7 @@ void launch_of(const ForwardCall& call, const ForwardKernel& kernel, const Forwa
     const typename Rec::Arguments recording{recorder.cells,   threshold,     recorder.seed,
                                             shape.row_groups, shape.k_tiles, part};
     ForwardArguments<T> in = with_maps<T, Tiles>(call);
-    set_launch<T, Tiles>(in, call, kernel);
+    set_launch<T, Tiles>(in, call, kernel, stream);
     const bool is_all = recording.is_all();
     const int blocks = recording_blocks(std::min(recorder.fraction, 1.0), in.tiles);
     const auto launched = [&]<class Variant>(Variant) {
