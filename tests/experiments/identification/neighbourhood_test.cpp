@@ -50,11 +50,12 @@ TEST(Neighbourhood, HoldsNoPlanTwiceUnderOtherFields) {
 
 TEST(Neighbourhood, OfHeadsOfOneTileHoldsNoOrder) {
     const RoundingPlan plan = for_head_dim(faultline::plan("fa2"), 64, true);  // 128 keys forward and backward
-    const auto fields = [&](const NeighbourhoodOptions& options) {
+    const auto fields_of = [](const RoundingPlan& around, const NeighbourhoodOptions& options) {
         std::set<std::string> found;
-        for (const Neighbour& n : neighbours(plan, options)) found.insert(n.field);
+        for (const Neighbour& n : neighbours(around, options)) found.insert(n.field);
         return found;
     };
+    const auto fields = [&](const NeighbourhoodOptions& options) { return fields_of(plan, options); };
     const std::set<std::string> of_one = fields({.queries = 128, .keys = 128}),
                                 of_two = fields({.queries = 129, .keys = 129});
     for (const char* order : {"key_order", "bwd_query_order", "bwd_key_order", "rescale_argument", "pv_carry",
@@ -63,8 +64,11 @@ TEST(Neighbourhood, OfHeadsOfOneTileHoldsNoOrder) {
         EXPECT_TRUE(of_two.contains(order)) << order;
     }
     EXPECT_TRUE(of_one.contains("block_k")) << "smaller ones";
-    EXPECT_TRUE(fields({.extras = {.sink = true}, .queries = 128, .keys = 128}).contains("max_policy"))
-        << "the maximum starts at the sink";
+    RoundingPlan from_sink = plan;
+    from_sink.schedule.sink_in_max = true;
+    const NeighbourhoodOptions sink_and_one_tile{.extras = {.sink = true}, .queries = 128, .keys = 128};
+    EXPECT_TRUE(fields_of(from_sink, sink_and_one_tile).contains("max_policy")) << "the maximum starts at the sink";
+    EXPECT_FALSE(fields(sink_and_one_tile).contains("max_policy")) << "fa2's does not";
 }
 
 // efficient says nothing of the argument's form, its scores being scaled: the forms come with the scale.
