@@ -11,17 +11,10 @@
 #include <faultline/plan/plan_toml.hpp>
 #include <faultline/plan/presets.hpp>
 
+#include "error_of.hpp"
+
 namespace faultline {
 namespace {
-
-std::string error_of(const std::string& toml) {
-    try {
-        (void)parse_plan(toml, "f.toml");
-    } catch (const RequestError& error) {
-        return error.what();
-    }
-    return "no error";
-}
 
 struct Case {
     const char* toml;

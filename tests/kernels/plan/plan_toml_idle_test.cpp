@@ -7,20 +7,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <faultline/base/error.hpp>
-#include <faultline/plan/plan_toml.hpp>
+#include "error_of.hpp"
 
 namespace faultline {
 namespace {
-
-std::string error_of(const std::string& toml) {
-    try {
-        (void)parse_plan(toml, "f.toml");
-    } catch (const RequestError& error) {
-        return error.what();
-    }
-    return "no error";
-}
 
 /// What the file itself says and nothing reads. Accepted ones: plan_toml_test.cpp.
 TEST(PlanWithoutEffect, WhatChangesNothing) {

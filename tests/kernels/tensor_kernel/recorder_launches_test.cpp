@@ -208,7 +208,8 @@ TEST(TensorRecorderLaunches, LeaveTheForwardsBits) {
     expect_plain_forward({64, 6, 2, 777, 901, true}, stable);
 }
 
-/// Each launch leaves the counters from which its blocks draw as it found them: there are 64 pairs, taken in turn.
+/// Each launch leaves the counters from which its blocks draw as it found them: a stream's launches take turns at
+/// a few pairs (launch_counters.hpp).
 TEST(TensorRecorderLaunches, LeaveTheirCountersForTheNext) {
     NEEDS_HOPPER();
     const Forward on({64, 40, 40, 700, 300, true});
