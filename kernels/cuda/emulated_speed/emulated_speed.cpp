@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// How long a plan takes on a card, part by part, and beside the CPU.
-//   emulated_speed [--plan fa2] [--n 4096] [--heads 16] [--d 128] [--non-causal] [--repeat 3] [--cpu-threads 2]
+// How long plans take on a card, part by part, and beside the CPU.
+//   emulated_speed [--plan fa2[,fa3,…]] [--n 4096] [--heads 16] [--d 128] [--non-causal] [--repeat 3] [--cpu-threads 2]
 //                  [--calls 0] [--runs 64]
-// bf16 inputs, normal; a forward and a backward of all heads in one call, the best of --repeat; then one more, the passes
+// Plan by plan, on the same inputs: bf16, normal; a forward and a backward of all heads in one call, the best of --repeat; then one more, the passes
 // one after the other, whose every step is waited for, part by part. --cpu-threads: the same on so many threads of the processor, and the elements that
 // differ (0: not). --calls: --runs forwards and backwards of one head each, so many threads at once, as commands run
 // counterfactuals.
@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -31,7 +32,7 @@ using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 struct Request {
-    std::string plan = "fa2";
+    std::vector<std::string> plans{"fa2"};
     std::ptrdiff_t n = 4096, d = 128;
     std::size_t heads = 16, runs = 64;
     bool causal = true;
@@ -115,9 +116,7 @@ void print_parts(const std::vector<HeadGroup>& groups, const RoundingPlan& plan)
     std::printf(", the host %.4f s\n", rest);
 }
 
-void run(const Request& request) {
-    const device::Info info = device::info();
-    const std::vector<Head> heads = drawn_heads(request);
+void run(const Request& request, const std::vector<Head>& heads, const std::string& name) {
     std::vector<HeadGroup> groups;
     for (const Head& head : heads) {
         HeadGroup group;
@@ -130,12 +129,12 @@ void run(const Request& request) {
         group.first_head = static_cast<int>(groups.size());
         groups.push_back(group);
     }
-    const RoundingPlan plan = for_head_dim(faultline::plan(request.plan), static_cast<int>(request.d), request.causal);
+    const RoundingPlan plan = for_head_dim(faultline::plan(name), static_cast<int>(request.d), request.causal);
     const auto n = static_cast<double>(request.n);
     const double pairs = static_cast<double>(request.heads) * (request.causal ? n * (n + 1) / 2 : n * n);
     const double products = pairs * static_cast<double>(request.d) * 7;  // q k, p v; q k, do v, ds k, ds q, p do
-    std::printf("%s, plan %s, %zu heads of %td, d %td%s\n", info.name.c_str(), request.plan.c_str(), request.heads,
-                request.n, request.d, request.causal ? ", causal" : "");
+    std::printf("plan %s, %zu heads of %td, d %td%s\n", name.c_str(), request.heads, request.n, request.d,
+                request.causal ? ", causal" : "");
     device::Attention outputs;
     double best = HUGE_VAL;
     for (int r = 0; r <= request.repeat; ++r) {  // the first loads the code
@@ -161,6 +160,13 @@ void run(const Request& request) {
                 products / static_cast<double>(request.heads) * static_cast<double>(request.runs) / seconds);
 }
 
+std::vector<std::string> names_of(const std::string& list) {
+    std::vector<std::string> names;
+    std::istringstream text(list);
+    for (std::string one; std::getline(text, one, ',');) names.push_back(one);
+    return names;
+}
+
 Request parse(int argc, char** argv) {
     Request request;
     const auto next = [&](int& i) {
@@ -171,7 +177,7 @@ Request parse(int argc, char** argv) {
     for (int i = 1; i < argc; ++i) {
         const std::string option = argv[i];
         if (option == "--plan")
-            request.plan = next(i);
+            request.plans = names_of(next(i));
         else if (option == "--n")
             request.n = number(i);
         else if (option == "--d")
@@ -191,6 +197,7 @@ Request parse(int argc, char** argv) {
         else
             throw RequestError(option + ": no such option: see the head of emulated_speed.cpp");
     }
+    if (request.plans.empty()) throw RequestError("--plan: expected the name of a preset, or several with commas");
     if (request.n < 1 || request.d < 1 || request.heads < 1 || request.repeat < 1)
         throw RequestError("--n, --d, --heads and --repeat: expected 1 or more");
     return request;
@@ -201,7 +208,14 @@ Request parse(int argc, char** argv) {
 
 int main(int argc, char** argv) {
     try {
-        faultline::run(faultline::parse(argc, argv));
+        const faultline::Request request = faultline::parse(argc, argv);
+        for (const std::string& name : request.plans) (void)faultline::plan(name);  // none is there in vain
+        std::printf("%s\n", faultline::device::info().name.c_str());
+        const std::vector<faultline::Head> heads = faultline::drawn_heads(request);
+        for (const std::string& name : request.plans) {
+            faultline::run(request, heads, name);
+            std::fflush(stdout);
+        }
     } catch (const faultline::RequestError& e) {
         std::fprintf(stderr, "emulated_speed: %s\n", e.what());
         return 2;
