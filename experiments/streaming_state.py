@@ -7,8 +7,8 @@ plans of experiments/configs/plans/streaming64, some at a time on each card, and
     experiments/streaming_state.py … --recipe 'slow=--lr 0.0015' --recipe 'small=--layers 6' --runs none:0 all:0
 
 From the repository's root. FOLDER gets PLAN-seedN.h5 of every run, summary.json, summary.md and losses.svg; with --recipe, each
-recipe has a folder of its name in it, and a panel in the figure. Called again it goes on: finished runs are left alone, those that were stopped are
-resumed, --collect runs nothing. Needs h5py.
+recipe has a folder of its name in it, and a panel in the figure (--by-seed: a panel for each of its seeds). Called again it goes
+on: finished runs are left alone, those that were stopped are resumed, --collect runs nothing. Needs h5py.
 
 A run has separated where its loss, a mean over 50 steps, stays more than 0.3 nat above that of the control (plan none) of its
 seed; the separation step is the first from which that holds to the end of both, first gap the first at which it holds at all. A
@@ -62,6 +62,7 @@ def arguments():
     p.add_argument("--time-limit", type=float, help="seconds; then runs are stopped, and may be resumed")
     p.add_argument("--keep-checkpoints", action="store_true", help="of finished runs, 255 MB each")
     p.add_argument("--collect", action="store_true", help="sum up what is there, run nothing")
+    p.add_argument("--by-seed", action="store_true", help="a panel of the figure for each seed")
     p.add_argument("extra", nargs="*", help="after --: more options of faultline train, of every run")
     a = p.parse_args()
     a.recipes = {"": []}
@@ -320,6 +321,12 @@ def panel(title, found, left, top, width, height, legend):
     return out
 
 
+def by_seed(panels):
+    """The runs of each panel, a panel for each of their seeds."""
+    return [(f"{title} seed {seed}".lstrip(), {key: of for key, of in found.items() if key[1] == seed})
+            for title, found in panels for seed in sorted({seed for _, seed in found})]
+
+
 def figure(panels, path):
     """A panel for every (title, runs), in rows; each plan is named in the first panel that has it."""
     columns = min(len(panels), PANELS_IN_A_ROW)
@@ -362,7 +369,7 @@ def main():
     panels = [(recipe, found) for recipe, (_, found) in summaries.items() if found]
     if not panels:
         sys.exit(f"streaming_state: {a.out}: no run there: expected --out with runs, or no --collect")
-    figure(panels, os.path.join(a.out, "losses.svg"))
+    figure(by_seed(panels) if a.by_seed else panels, os.path.join(a.out, "losses.svg"))
     for recipe, (text, _) in summaries.items():
         print(f"{recipe}\n\n{text}" if recipe and text else text or f"{recipe}: no run yet\n")
 

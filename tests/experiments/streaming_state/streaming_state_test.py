@@ -85,6 +85,12 @@ class Figure(unittest.TestCase):
             self.assertTrue(all(0 < x < wide and 0 < y < high for x, y in points))
             self.assertEqual(len({(line[0], line[-1]) for line in lines}), len(lines))  # none lies on another
 
+    def test_by_seed_each_run_stands_in_its_seeds_panel(self):
+        runs = {("none", 0): series(1.0), ("lse", 0): series(2.0), ("none", 3): series(3.0)}
+        self.assertEqual(script.by_seed([("", runs), ("slow", {("none", 1): series(4.0)})]),
+                         [("seed 0", {("none", 0): series(1.0), ("lse", 0): series(2.0)}),
+                          ("seed 3", {("none", 3): series(3.0)}), ("slow seed 1", {("none", 1): series(4.0)})])
+
 
 class Runs(unittest.TestCase):
     """One layer of one head on the CPU; the control of 120 steps, the other of 60."""
