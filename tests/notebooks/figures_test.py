@@ -222,6 +222,8 @@ def test_the_marks_of_seeds_are_the_outcomes(dissociation):
             (marks,) = [line for line in axis.get_lines() if line.get_label() == "seed 0"]
             found = outcome[quantity].sel(source=source, seed=0).values
             np.testing.assert_array_equal(marks.get_ydata(), found[np.isfinite(found)])
+    low, high = drawn.axes[2].get_ylim()
+    assert sum(low <= tick <= high for tick in drawn.axes[2].get_yticks()) >= 2  # of losses 1.0 to 1.4 times the control's, say
 
 
 def test_what_a_probe_file_lacks_is_said_with_the_command_that_records_it(recorded, tmp_path, capsys):

@@ -71,7 +71,9 @@ def seeds(tree):
     drawn, axes = new(PAGE, 0.7 + 2.9 * blocks, rows=2 * blocks, columns=columns, sharex=True, sharey="row")
     at = np.arange(len(named))
     losses = data["loss_ratio"].sel(source=sources, intervention=named).values
-    close, fine = np.nanmax(losses) < 1.3 * np.nanmin(losses), [0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1, 1.05, 1.1, 1.15, 1.2, 1.25, 1.3]
+    spread = np.nanmax(losses) / np.nanmin(losses)
+    by_spread = ((1.3, np.arange(0.7, 1.31, 0.05)), (1.8, np.arange(0.5, 1.81, 0.1)), (np.inf, [0.5, 0.7, 1, 1.5, 2, 3, 5, 10]))
+    marked = next(ticks for most, ticks in by_spread if spread < most or most == np.inf)
     for place in range(blocks * columns):
         pair = axes[2 * (place // columns) : 2 * (place // columns) + 2, place % columns]
         if place >= len(sources):
@@ -88,7 +90,7 @@ def seeds(tree):
             axis.axhline(float(limit), color="0.6", lw=0.6, ls=":")
             axis.set_yscale("log")
         pair[0].set_title("\n".join(str(sources[place]).split(":", 1)))
-        for axis, ticks in zip(pair, ([0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500], fine if close else [0.5, 0.7, 1, 1.5, 2, 3, 5, 10])):
+        for axis, ticks in zip(pair, ([0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500], marked)):
             axis.margins(y=0.1)
             axis.yaxis.set_minor_locator(mpl.ticker.NullLocator())
             axis.yaxis.set_major_locator(mpl.ticker.FixedLocator(ticks))
