@@ -23,7 +23,9 @@
 
 #include <faultline/base/clones.hpp>
 #include <faultline/tensor_core/fused_add.hpp>
+#include <faultline/tensor_core/instruction_set.hpp>
 #include <faultline/tensor_core/lanes.hpp>
+#include <faultline/tensor_core/narrow.hpp>
 #include <faultline/tensor_core/reference.hpp>
 
 namespace faultline::fused {
@@ -35,11 +37,6 @@ using lanes::load;
 using lanes::store;
 using lanes::width;
 
-// Stands in for the exponent of a zero factor that takes no part. Two of them, or one and the largest exponent (500),
-// stay below any exponent that takes part, and within 16 bits.
-constexpr std::int16_t no_exponent = -8000;
-constexpr int no_product = -4000;
-
 // Past this exponent a product could leave binary64's range.
 constexpr int huge_exponent = 500;
 
@@ -48,9 +45,6 @@ constexpr int huge_exponent = 500;
 constexpr std::int64_t exponent_cap = 1015;
 
 constexpr int narrow_significant_bits = 12;
-constexpr int narrow_fraction_bits = 25;  // products below 2^27, so that 15 of them fit an int32
-constexpr int narrow_lowest = narrow_fraction_bits - 125;
-constexpr int narrow_highest = 100;  // the sum is below 2^(100 + 2 + 10), so no overflow either
 
 /// A or B with inputs truncated, exponents as the unit aligns them, and what is known of all its elements.
 struct Operands {
@@ -256,14 +250,18 @@ struct Scaling {
     std::memcpy(c, bits, sizeof bits);
 }
 
+/// So many products, and the accumulator, do not overflow an int32.
+int most_products(const MatrixUnit& unit) {
+    return static_cast<int>(((std::int64_t{1} << 31) - 1) >> (unit.fraction_bits + 2)) - 1;
+}
+
 /// One fused add in fp32 lanes; c holds `width` floats. False, with c untouched, when it is a case for wide_add.
 FAULTLINE_CLONES bool narrow_add(const MatrixUnit& unit, const Group& g, float* c) {
     alignas(64) std::int16_t product_exponent[width];
     largest_exponents(g, product_exponent);
     Scaling s;
     if (!scaling(unit, c, product_exponent, s)) return false;
-    // At most so many products, and the accumulator, before an int32 could overflow.
-    const int chunk = static_cast<int>(((std::int64_t{1} << 31) - 1) >> (unit.fraction_bits + 2)) - 1;
+    const int chunk = most_products(unit);
     Float16 c0, c1, up0, up1;
     load(c0, c);
     load(c1, c + 16);
@@ -337,11 +335,36 @@ struct Row {
     }
 };
 
+/// The narrow path on this processor.
+class Narrow {
+  public:
+    explicit Narrow(const MatrixUnit& unit)
+        : unit_(unit),
+          in_v3_{unit.fraction_bits, accumulator_min_exponent(unit.output), zero_accumulator_exponent,
+                 most_products(unit), unit.output == OutputFormat::e8m13_rz ? ~0x3FF : ~0},
+          by_v3_(takes_v3_kernels() && unit.output != OutputFormat::f16_rne) {}
+
+    /// narrow_add().
+    bool add(const Group& g, float* c) const {
+#if defined(FAULTLINE_V3_KERNELS)
+        if (by_v3_)
+            return narrow_add_v3(in_v3_, {g.a_narrow, g.a_exponents, g.b_narrow, g.b_exponents, g.stride, g.count}, c);
+#endif
+        return narrow_add(unit_, g, c);
+    }
+
+  private:
+    const MatrixUnit& unit_;
+    NarrowUnit in_v3_;
+    bool by_v3_;
+};
+
 /// All columns before the next group of k: neighbouring blocks do not wait for each other.
 void accumulate_row(const MatrixUnit& unit, const Operands& a, const Operands& b, std::ptrdiff_t i, std::ptrdiff_t k,
                     Row& c) {
     const bool may_narrow = a.is_narrow && b.is_narrow && unit.fraction_bits <= narrow_fraction_bits;
     const auto cols = static_cast<std::ptrdiff_t>(c.wide.size());
+    const Narrow narrow_path(unit);
     for (std::ptrdiff_t j = 0; j < cols; j += width) c.is_narrow[j / width] = may_narrow && c.narrow_block(j);
     for (std::ptrdiff_t t = 0; t < k; t += unit.terms) {
         const int count = static_cast<int>(std::min<std::ptrdiff_t>(unit.terms, k - t));
@@ -349,7 +372,7 @@ void accumulate_row(const MatrixUnit& unit, const Operands& a, const Operands& b
             unsigned char& narrow = c.is_narrow[j / width];
             const Group g{a.wide.row(i) + t,   a.narrow.row(i) + t,    a.exponents.row(i) + t, b.wide.row(t) + j,
                           b.narrow.row(t) + j, b.exponents.row(t) + j, b.wide.stride,          count};
-            if (narrow && narrow_add(unit, g, c.narrow.data() + j)) continue;
+            if (narrow && narrow_path.add(g, c.narrow.data() + j)) continue;
             if (narrow) c.widen_block(j);
             wide_add(unit, g, c.wide.data() + j);
             narrow = may_narrow && c.narrow_block(j);

@@ -4,7 +4,9 @@
 #include <cmath>
 
 #include <faultline/base/clones.hpp>
+#include <faultline/tensor_core/instruction_set.hpp>
 #include <faultline/tensor_core/lanes.hpp>
+#include <faultline/tensor_core/ordered_block.hpp>
 
 namespace faultline::ordered {
 namespace {
@@ -14,19 +16,7 @@ using lanes::Float16;
 using lanes::load;
 using lanes::store;
 using lanes::width;
-
-// Rows that share one pass over B, so that a load of B serves several multiply-adds.
-constexpr int row_block = 4;
-
-// One block of rows: a[r][k], b row-major with `stride`, c[r][width] in registers meanwhile.
-template <class T>
-struct Block {
-    const T* a[row_block];
-    const T* b;
-    std::ptrdiff_t stride;
-    std::ptrdiff_t k;
-    T (*c)[width];
-};
+static_assert(width == block_width);
 
 template <class T, class Vector>
 [[gnu::always_inline]] inline void multiply_then_add(const Block<T>& g) {
@@ -125,23 +115,40 @@ void run(void (*kernel)(const Block<T>&), MatrixView<const double> a, MatrixView
     }
 }
 
+/// The kernels of `exact`, `sequential` and `pairwise` on this processor.
+struct Kernels {
+    void (*exact)(const Block<double>&) = ordered::exact;
+    void (*sequential)(const Block<float>&) = ordered::sequential;
+    void (*pairwise)(const Block<float>&) = ordered::pairwise;
+
+    Kernels() {
+#if defined(FAULTLINE_V3_KERNELS)
+        if (!takes_v3_kernels()) return;
+        exact = exact_v3;
+        sequential = sequential_v3;
+        pairwise = pairwise_v3;
+#endif
+    }
+};
+
 }  // namespace
 
 void multiply_accumulate(Accumulation::Kind kind, MatrixView<const double> a, MatrixView<const double> b,
                          const MatrixView<double>& c) {
     using Kind = Accumulation::Kind;
+    static const Kernels kernels;
     switch (kind) {
         case Kind::exact:
-            run<double>(exact, a, b, c);
+            run<double>(kernels.exact, a, b, c);
             break;
         case Kind::sequential:
-            run<float>(sequential, a, b, c);
+            run<float>(kernels.sequential, a, b, c);
             break;
         case Kind::fma:
             run<float>(fma, a, b, c);
             break;
         case Kind::pairwise:
-            run<float>(pairwise, a, b, c);
+            run<float>(kernels.pairwise, a, b, c);
             break;
         case Kind::fused:
             break;
