@@ -201,7 +201,7 @@ void add_redundant(const Work& work, const FirstStage& first, const AttributionO
         }
 }
 
-/// Of the plan with its recorder and of what corrections make of it, with faults; what is wrong with a plan itself is said later.
+/// Of the plan with its recorder, of truth and of what corrections make of it, with faults; what is wrong with a plan itself is said later.
 void expect_room_for(const LayerCapture& layer, const RoundingPlan& plan, const AttributionOptions& options) {
     const std::vector<Group> groups = groups_of(layer, options.heads, options.seed);
     Faults faults{{}, static_cast<int>(layer.heads())};
@@ -213,6 +213,7 @@ void expect_room_for(const LayerCapture& layer, const RoundingPlan& plan, const 
         if (problem_with(own).empty()) expect_room(layer.name, groups, own, *options.backend, instrument, faults);
     };
     check(plan, &all_sites);
+    expect_room_for_truth(layer.name, groups, *options.backend);
     for (const Correction& correction : options.corrections) check(apply(correction, plan, layer.name), nullptr);
 }
 

@@ -153,16 +153,35 @@ RunOutputs run_plan(const Group& group, const RoundingPlan& plan, const Faults& 
     return out;
 }
 
+namespace {
+
+/// What it has no room for is the layer's.
+template <class Ask>
+void with_name(const std::string& layer, const Ask& ask) {
+    try {
+        ask();
+    } catch (const NoRoom& error) {
+        throw NoRoom(escaped(layer, layer.size()) + ": " + error.what());
+    }
+}
+
+}  // namespace
+
 void expect_room(const std::string& layer, const std::vector<Group>& groups, const RoundingPlan& plan,
                  const AttentionBackend& backend, Instrument* instrument, const Faults& faults) {
     const auto injectors = injectors_of(faults, plan);
     const Instruments all = joined(injectors, instrument);
     const Instrument* const seen = injectors.empty() ? instrument : &all;
-    try {
+    with_name(layer, [&] {
         for (const Group& group : groups) backend.expect_room(group.inputs, plan, seen);
-    } catch (const NoRoom& error) {
-        throw NoRoom(escaped(layer, layer.size()) + ": " + error.what());
-    }
+    });
+}
+
+void expect_room_for_truth(const std::string& layer, const std::vector<Group>& groups,
+                           const AttentionBackend& backend) {
+    with_name(layer, [&] {
+        for (const Group& group : groups) backend.expect_room_for_truth(group.problem);
+    });
 }
 
 const CertifiedMatrix& truth_of(const GroupTruth& truth, Output output, std::size_t i) {

@@ -78,6 +78,9 @@ class SeenSites final : public Instrument {
 void expect_room(const std::string& layer, const std::vector<Group>& groups, const RoundingPlan& plan,
                  const AttentionBackend& backend, Instrument* instrument = nullptr, const Faults& faults = {});
 
+/// The same of the groups' truth.
+void expect_room_for_truth(const std::string& layer, const std::vector<Group>& groups, const AttentionBackend& backend);
+
 /// The truth of matrix `i` of an output (i < query heads for o and dq; i = 0 for dk and dv).
 const CertifiedMatrix& truth_of(const GroupTruth& truth, Output output, std::size_t i);
 

@@ -91,6 +91,7 @@ void Oracle::prepare_units() {
     for (const Unit& unit : units_) {
         const LayerPlan& layer = layers_[unit.layer];
         attribution::expect_room(layer.layer->name, {unit.group}, layer.plan, *options_.backend);
+        attribution::expect_room_for_truth(layer.layer->name, {unit.group}, *options_.backend);
     }
     count_.expect(units_.size());
     parallel_for(units_.size(), options_.threads, [&](std::size_t u) {

@@ -13,6 +13,7 @@
 #include <faultline/cli/terminal.hpp>
 #include <faultline/cli/written_file.hpp>
 #include <faultline/device/device.hpp>
+#include <faultline/device/refusals.hpp>
 #include <faultline/plan/nearest_name.hpp>
 #include <faultline/ranks/errors.hpp>
 #include <faultline/tensor/text.hpp>
@@ -76,6 +77,7 @@ void check_device(const Prepared& prepared, const RankGroup& group) {
     if (device == "cuda" && !prepared.command.on_device)
         throw RequestError(fmt::format("{}: {} runs on the CPU alone: expected cpu", where, prepared.command.name));
     if (device != "cuda") return;
+    (void)faultline::device::memory_limit();
     const Ranks* const ranks = group.ranks();
     const bool chosen = ranks != nullptr && !prepared.common.share_card && choose_card(*ranks);
     // Before anything is read, so that nobody waits to hear of it.

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include <faultline/attribution/group_run.hpp>
 #include <faultline/cli/capture_request.hpp>
 #include <faultline/cli/terminal.hpp>
 #include <faultline/identification/capture_storage.hpp>
@@ -28,6 +29,13 @@ PlanChoice::PlanChoice(const std::string& name, const Settings& settings) {
 
 void PlanChoice::compare(const Capture& capture, const std::string& kernel, const AttributionOptions& options,
                          const Invocation& call) {
+    try {  // what follows asks for truth
+        for (const LayerCapture& layer : capture.layers)
+            attribution::expect_room_for_truth(layer.name, attribution::groups_of(layer, options.heads, options.seed),
+                                               *options.backend);
+    } catch (const NoRoom& error) {
+        throw NoRoom(fmt::format("{}: {}", capture.path, error.what()));
+    }
     Progress line(call.talks());
     AttributionOptions ranking = options;
     ranking.progress = [&](std::size_t done, std::size_t total, const std::string& what) {

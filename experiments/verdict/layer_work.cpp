@@ -122,6 +122,7 @@ LayerWork::LayerWork(const LayerCapture& layer, const ObservedKernel& kernel, co
     OtherSumOrder order(plan_, options.seed, 0);
     Instruments both({&flip, &order});
     attribution::expect_room(layer.name, groups_, plan_, *options.backend, options.runs > 0 ? &both : nullptr);
+    attribution::expect_room_for_truth(layer.name, groups_, *options.backend);
 }
 
 std::size_t LayerWork::held(const Group& group) const {

@@ -37,6 +37,8 @@ class AttentionBackend {
     /// be given it, since what is seen takes memory too. Only shapes are read.
     virtual void expect_room(const HeadGroup& /*in*/, const RoundingPlan& /*plan*/,
                              const Instrument* /*instrument*/) const {}
+    /// The same of truth: NoRoom where the back end has not the memory for it.
+    virtual void expect_room_for_truth(const TruthProblem& /*problem*/) const {}
     /// attention_truth. WorkError where the back end fails, RequestError as attention_truth.
     [[nodiscard]] virtual GroupTruth truth(const TruthProblem& problem, const TruthOptions& options) const = 0;
 };

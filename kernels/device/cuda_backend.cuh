@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <cuda_runtime.h>
@@ -130,6 +131,53 @@ const char* name_of(const Job& job) {
         return "truth";
 }
 
+/// Memory of the stream of a host's thread: given back in the stream's order, and awaited, when it ends.
+class StreamMemory {
+  public:
+    explicit StreamMemory(cudaStream_t stream) : stream_(stream) {}
+    StreamMemory(const StreamMemory&) = delete;
+    StreamMemory& operator=(const StreamMemory&) = delete;
+    ~StreamMemory() {
+        for (void* part : parts_) (void)cudaFreeAsync(part, stream_);
+        (void)cudaStreamSynchronize(stream_);
+    }
+    void* allocate(std::size_t bytes, const char* what) {
+        parts_.reserve(parts_.size() + 1);  // what is allocated has its place
+        void* part = nullptr;
+        check(cudaMallocAsync(&part, std::max<std::size_t>(bytes, 1), stream_), what);
+        parts_.push_back(part);
+        return part;
+    }
+    void free(void* part) {
+        std::erase(parts_, part);
+        check(cudaFreeAsync(part, stream_), "freeing memory");
+    }
+
+  private:
+    cudaStream_t stream_;
+    std::vector<void*> parts_;
+};
+
+/// A point in a stream, made when it is first recorded.
+class StreamEvent {
+  public:
+    StreamEvent() = default;
+    StreamEvent(const StreamEvent&) = delete;
+    StreamEvent& operator=(const StreamEvent&) = delete;
+    ~StreamEvent() {
+        if (event_ != nullptr) (void)cudaEventDestroy(event_);
+    }
+    void record(cudaStream_t stream, const char* what) {
+        constexpr unsigned flags = cudaEventDisableTiming | cudaEventBlockingSync;
+        if (event_ == nullptr) check(cudaEventCreateWithFlags(&event_, flags), what);
+        check(cudaEventRecord(event_, stream), what);
+    }
+    [[nodiscard]] cudaEvent_t get() const { return event_; }
+
+  private:
+    cudaEvent_t event_ = nullptr;
+};
+
 /// What one call of one host thread does, in the order of that thread's stream; calls of several threads run beside each
 /// other. Its memory is given back when it ends, however it ends.
 class CudaBackend {
@@ -143,17 +191,10 @@ class CudaBackend {
         left_bytes_ = operand_bytes;
         mirror_.emplace(left_, operand_bytes);
         if (!mirror_->is_there()) check(cudaMemsetAsync(left_, 0, operand_bytes, stream()), "clearing memory");
+        made_.record(stream(), "clearing memory");
     }
     CudaBackend(const CudaBackend&) = delete;
     CudaBackend& operator=(const CudaBackend&) = delete;
-    ~CudaBackend() {
-        staging_.wait();  // its stream knows nothing of the memory's end
-        for (void* part : parts_) (void)cudaFreeAsync(part, stream());
-        if (memory_ != nullptr) (void)cudaFreeAsync(memory_, stream());
-        (void)cudaStreamSynchronize(stream());
-        for (cudaEvent_t event : {mark_, now_})
-            if (event != nullptr) (void)cudaEventDestroy(event);
-    }
 
     [[nodiscard]] std::size_t tape_doubles() const { return tape_bytes_ / sizeof(double); }
 
@@ -164,16 +205,17 @@ class CudaBackend {
         return to;
     }
     double* tape(std::size_t n) { return static_cast<double*>(allocated(n * sizeof(double))); }
-    void write(double* to, const double* from, std::size_t n) { copy(to, from, n); }
+    void write(double* to, const double* from, std::size_t n) { copy(to, from, n, nullptr); }
     const double* upload(const double* from, std::size_t n) { return upload_values(from, n); }
     void download(const double* from, std::size_t n, double* to) { download_after(now_, true, from, n, to); }
-    void mark() { check(recorded(mark_), "running the kernel"); }
+    void mark() { mark_.record(stream(), "running the kernel"); }
     void download_marked(const double* from, std::size_t n, double* to) { download_after(mark_, false, from, n, to); }
     template <class T>
     const T* upload_values(const T* values, std::size_t n) {
         void* part = piece(n * sizeof(T));
         auto* to = static_cast<T*>(part != nullptr ? part : allocated(n * sizeof(T)));
-        copy(to, values, n);
+        // A piece is nobody's before, unless the mirror's copy of all pieces is under way.
+        copy(to, values, n, part != nullptr && !mirror_->is_there() ? made_.get() : nullptr);
         return to;
     }
 
@@ -200,14 +242,15 @@ class CudaBackend {
         const auto fit = static_cast<std::ptrdiff_t>(each == 0 ? 1 : std::max<std::size_t>(tile_bytes_ / each, 1));
         const std::ptrdiff_t wave = each == 0 ? teams : std::min(teams, fit);
         const std::size_t bytes = static_cast<std::size_t>(wave) * each;
-        if (bytes > memory_size_) {
-            if (memory_ != nullptr) check(cudaFreeAsync(memory_, stream()), "freeing memory");
-            memory_ = nullptr;
-            check(cudaMallocAsync(&memory_, bytes, stream()), "allocating tiles");
-            memory_size_ = bytes;
+        if (bytes > tiles_size_) {
+            void* const before = std::exchange(tiles_, nullptr);
+            tiles_size_ = 0;
+            if (before != nullptr) memory_.free(before);
+            tiles_ = memory_.allocate(bytes, "allocating tiles");
+            tiles_size_ = bytes;
         }
         for (std::ptrdiff_t first = 0; first < teams; first += wave) {
-            start(job, first, std::min(wave, teams - first), static_cast<double*>(memory_), doubles, shared_by<Job>);
+            start(job, first, std::min(wave, teams - first), static_cast<double*>(tiles_), doubles, shared_by<Job>);
         }
     }
 
@@ -216,31 +259,20 @@ class CudaBackend {
 
     void* allocated(std::size_t bytes) {
         const Timed timed(stream(), Timed::part(&Parts::allocating));
-        void* part = nullptr;
-        check(cudaMallocAsync(&part, std::max<std::size_t>(bytes, 1), stream()), "allocating memory");
-        parts_.push_back(part);
-        return part;
+        return memory_.allocate(bytes, "allocating memory");
     }
 
   private:
-    cudaError_t recorded(cudaEvent_t& event) {
-        if (event == nullptr) {
-            constexpr unsigned flags = cudaEventDisableTiming | cudaEventBlockingSync;
-            const cudaError_t status = cudaEventCreateWithFlags(&event, flags);
-            if (status != cudaSuccess) return status;
-        }
-        return cudaEventRecord(event, stream());
-    }
     /// What is there when the event is reached, which is now where `record` says so.
-    void download_after(cudaEvent_t& event, bool record, const double* from, std::size_t n, double* to) {
+    void download_after(StreamEvent& event, bool record, const double* from, std::size_t n, double* to) {
         if (n == 0) return;
         const Timed timed(stream(), Timed::part(&Parts::fetching));
         cudaError_t status = cudaSuccess;
         if (mirror_ && mirror_->read(from, n * sizeof(double), to, stream(), status))
             return check(status, "reading results");
         if (n * sizeof(double) >= Staging::least && staging_.is_there()) {
-            if (record) check(recorded(event), "running the kernel");
-            return check(staging_.read(to, from, n, event), "running the kernel");
+            if (record) event.record(stream(), "running the kernel");
+            return check(staging_.read(to, from, n, event.get()), "running the kernel");
         }
         check(cudaMemcpyAsync(to, from, n * sizeof(double), cudaMemcpyDeviceToHost, stream()), "reading results");
         check(cudaStreamSynchronize(stream()), "running the kernel");
@@ -262,20 +294,21 @@ class CudaBackend {
     }
     /// Large copies of doubles; false where it is none.
     template <class T>
-    bool staged(T* to, const T* from, std::size_t n) {
+    bool staged(T* to, const T* from, std::size_t n, cudaEvent_t free) {
         if constexpr (std::is_same_v<T, double>) {
             if (n * sizeof(T) < Staging::least || !staging_.is_there()) return false;
-            check(staging_.write(to, from, n, stream()), "writing operands");
+            check(staging_.write(to, from, n, stream(), free), "writing operands");
             return true;
         }
         return false;
     }
+    /// free: `to` may be written from then on; nullptr: when all is done that the stream has been told.
     template <class T>
-    void copy(T* to, const T* from, std::size_t n) {
+    void copy(T* to, const T* from, std::size_t n, cudaEvent_t free) {
         const Timed timed(stream(), Timed::part(&Parts::sending));
         const std::size_t bytes = n * sizeof(T);
         if (bytes == 0 || (mirror_ && mirror_->write(to, from, bytes))) return;
-        if (!staged(to, from, n))
+        if (!staged(to, from, n, free))
             check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream()), "writing operands");
         if (mirror_) mirror_->changed();
     }
@@ -283,12 +316,14 @@ class CudaBackend {
     std::size_t tile_bytes_, tape_bytes_;
     unsigned char* left_ = nullptr;
     std::size_t left_bytes_ = 0;
+    void* tiles_ = nullptr;
+    std::size_t tiles_size_ = 0;
+    // Whatever of them a constructor that fails has made is given back, in the order: copies end, then the memory, and what the
+    // stream copies from, when the stream has ended.
+    StreamEvent made_, mark_, now_;
     std::optional<Mirror> mirror_;  ///< of what was allocated at once, where that is little
+    StreamMemory memory_{stream()};
     Staging staging_;
-    std::vector<void*> parts_;
-    void* memory_ = nullptr;
-    std::size_t memory_size_ = 0;
-    cudaEvent_t mark_ = nullptr, now_ = nullptr;
 };
 
 }  // namespace faultline::device

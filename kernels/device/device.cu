@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <climits>
 #include <cstdlib>
 #include <stdexcept>
@@ -142,6 +141,7 @@ class Device final : public AttentionBackend {
         expect(room_, need_of(one, plan, instrument, emulated::Passes::forward), plan);
         if (!in.dout.empty()) expect(room_, need_of(one, plan, instrument, emulated::Passes::backward), plan);
     }
+    void expect_room_for_truth(const TruthProblem& problem) const override { device::expect_room_for_truth(problem); }
     [[nodiscard]] std::size_t all() const { return room_.all(); }
     [[nodiscard]] Room& shared() const { return room_; }
 
@@ -228,7 +228,7 @@ class Device final : public AttentionBackend {
         check(cudaDeviceGetDefaultMemPool(&pool, device), "asking for the pool of its memory");
         std::uint64_t keep = UINT64_MAX;  // what a call gives back the next one takes
         check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep), "setting the pool of its memory");
-        return std::min(static_cast<std::size_t>(static_cast<double>(found.free_memory) * usable), allowed());
+        return std::min(static_cast<std::size_t>(static_cast<double>(found.free_memory) * usable), memory_limit());
     }
     /// A card that is newer than the build has code for takes no kernel.
     static void expect_code(const Info& card) {
@@ -248,19 +248,6 @@ class Device final : public AttentionBackend {
         (void)mallopt(M_TRIM_THRESHOLD, INT_MAX);
 #endif
     }
-    /// By FAULTLINE_DEVICE_MIB, for who shares the card.
-    static std::size_t allowed() {
-        const char* const text = std::getenv("FAULTLINE_DEVICE_MIB");
-        if (text == nullptr || *text == 0) return SIZE_MAX;
-        char* end = nullptr;
-        errno = 0;
-        const long long mib = std::strtoll(text, &end, 10);
-        if (*end != 0 || errno != 0 || mib < 1 || mib > (1LL << 40))
-            throw RequestError(std::string("FAULTLINE_DEVICE_MIB: \"") + text +
-                               "\": expected the MiB of the card's memory that may be used, 1 or more");
-        return static_cast<std::size_t>(mib) << 20;
-    }
-
     mutable Room room_;
     mutable std::atomic<std::size_t> calls_{0};  ///< under way
 };

@@ -77,16 +77,17 @@ class Mirror {
         sent_ = true;
         return cudaMemcpyAsync(base_, copy_, size_, cudaMemcpyHostToDevice, stream);
     }
-    /// False as write(). The first after a kernel fetches all.
+    /// False where it is not of this memory. The first after a kernel fetches all; before any, what was written is here alone.
     bool read(const void* from, std::size_t bytes, void* to, cudaStream_t stream, cudaError_t& status) {
         const unsigned char* const here = of(from, bytes);
-        if (here == nullptr || !sent_) return false;
-        if (!fetched_) {
+        status = cudaSuccess;
+        if (here == nullptr) return false;
+        if (sent_ && !fetched_) {
             status = cudaMemcpyAsync(copy_, base_, size_, cudaMemcpyDeviceToHost, stream);
             if (status == cudaSuccess) status = cudaStreamSynchronize(stream);
             fetched_ = status == cudaSuccess;
         }
-        if (fetched_) std::memcpy(to, here, bytes);
+        if (!sent_ || fetched_) std::memcpy(to, here, bytes);
         return true;
     }
     /// After the caller has changed the card's memory itself.

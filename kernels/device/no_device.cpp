@@ -25,6 +25,7 @@ std::vector<GroupBackward> attention_backward(std::span<const HeadGroup>, std::s
     fail();
 }
 Attention attention(std::span<const HeadGroup>, const RoundingPlan&) { fail(); }
+void expect_room_for_truth(const TruthProblem&) { fail(); }
 GroupTruth attention_truth(const TruthProblem&, const TruthOptions&, std::size_t) { fail(); }
 
 }  // namespace faultline::device

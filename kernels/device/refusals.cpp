@@ -2,8 +2,15 @@
 #include <faultline/device/refusals.hpp>
 
 #include <algorithm>
+#include <charconv>
+#include <cstdint>
+#include <cstdlib>
 #include <string>
+#include <system_error>
 #include <vector>
+
+#include <faultline/base/error.hpp>
+#include <faultline/tensor/text.hpp>
 
 namespace faultline::device {
 namespace {
@@ -19,6 +26,24 @@ std::string no_room(std::string_view plan, std::size_t needed, std::size_t tape,
     if (tape > 0) text += ", " + std::to_string(mib_rounded_up(tape)) + " of them for what is recorded,";
     return text + " and " + std::to_string(room >> 20) +
            " MiB are free: expected a shorter sequence, or smaller tiles (block_q, block_k) of the plan";
+}
+
+std::string no_room_for_truth(std::ptrdiff_t keys, std::size_t needed, std::size_t room) {
+    return "device cuda: truth: rows of " + std::to_string(keys) + " keys need " +
+           std::to_string(mib_rounded_up(needed)) + " MiB, one at a time, and " + std::to_string(room >> 20) +
+           " MiB are free: expected a shorter sequence, or more memory";
+}
+
+std::size_t memory_limit() {
+    const char* const text = std::getenv("FAULTLINE_DEVICE_MIB");
+    if (text == nullptr || *text == 0) return SIZE_MAX;
+    const std::string_view words(text);
+    long long mib = 0;
+    const auto [end, error] = std::from_chars(words.data(), words.data() + words.size(), mib);
+    if (error != std::errc() || end != words.data() + words.size() || mib < 1 || mib > (1LL << 40))
+        throw RequestError("FAULTLINE_DEVICE_MIB: " + in_quotes(words) +
+                           ": expected the MiB of the card's memory that may be used, 1 or more");
+    return static_cast<std::size_t>(mib) << 20;
 }
 
 std::string architectures_of(std::string_view list) {

@@ -141,8 +141,8 @@ bool Staging::is_there() {
     return lane_ != nullptr;
 }
 
-cudaError_t Staging::write(double* to, const double* from, std::size_t count, cudaStream_t stream) {
-    cudaError_t status = before(lane_->stream, stream);
+cudaError_t Staging::write(double* to, const double* from, std::size_t count, cudaStream_t stream, cudaEvent_t free) {
+    cudaError_t status = free == nullptr ? before(lane_->stream, stream) : cudaStreamWaitEvent(lane_->stream, free, 0);
     PieceType kind = PieceType::bf16;
     for (std::size_t at = 0; at < count && status == cudaSuccess;) {
         const std::size_t slot = next_++ % Lane::slots;

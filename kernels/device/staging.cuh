@@ -31,8 +31,10 @@ class Staging {
     void wait() const;
 
     /// On return `from` may change; what the stream does next finds the values there. Both in memory of the card begin at a
-    /// multiple of 16 bytes. After an error nothing reads or writes either any more.
-    cudaError_t write(double* to, const double* from, std::size_t count, cudaStream_t stream);
+    /// multiple of 16 bytes. After an error nothing reads or writes either any more. free: nobody uses `to` from that event on, so
+    /// that the copy goes beside what the stream has still to do; nullptr: when the stream has done what it has been told.
+    cudaError_t write(double* to, const double* from, std::size_t count, cudaStream_t stream,
+                      cudaEvent_t free = nullptr);
     /// Of what is there when `ready` is reached.
     cudaError_t read(double* to, const double* from, std::size_t count, cudaEvent_t ready);
 

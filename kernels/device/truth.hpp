@@ -13,9 +13,13 @@ namespace faultline::device {
 /// for (inputs outside 2^[-180, 180], no key or query), the processor computes as ever: GroupTruth counts them. May be
 /// called from several threads: the device takes one head group at a time, what the host does before and after runs
 /// side by side. RequestError as attention_truth, and for keep_matrices; WorkError, one sentence: no back end in this
-/// build, no device, a device that fails or has not the memory for one row. `memory_limit`: bytes of device memory that
+/// build, no device, a device that fails; NoRoom where it has not the memory for one row. `memory_limit`: bytes of device memory that
 /// it may use, where that is less than what is free.
 [[nodiscard]] GroupTruth attention_truth(const TruthProblem& problem, const TruthOptions& options = {},
                                          std::size_t memory_limit = static_cast<std::size_t>(-1));
+
+/// Before work that begins with something else: NoRoom where the device has not the memory for one row of the problem, as
+/// attention_truth would say. It reads which path the values take.
+void expect_room_for_truth(const TruthProblem& problem);
 
 }  // namespace faultline::device

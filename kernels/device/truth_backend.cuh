@@ -3,22 +3,24 @@
 #pragma once
 
 #include <cstddef>
+#include <stdexcept>
 
 #include <faultline/device/cuda_backend.cuh>
+#include <faultline/truth_teams/sizes.hpp>
 
 namespace faultline::device {
 
 class TruthBackend : public CudaBackend {
   public:
-    /// `bytes`: what it may use, in all, `tile_bytes` of them for the teams of a wave.
-    TruthBackend(std::size_t bytes, std::size_t tile_bytes)
-        : CudaBackend(tile_bytes), left_(bytes > tile_bytes ? bytes - tile_bytes : 0) {}
+    /// `bytes`: what it may use, in all, at least truth_teams::TruthNeed's least; `tile_bytes` of them for the teams of a wave.
+    TruthBackend(std::size_t bytes, std::size_t tile_bytes) : CudaBackend(tile_bytes), left_(bytes - tile_bytes) {}
 
     template <class T>
     T* allocate(std::size_t n) {
-        const std::size_t bytes = n * sizeof(T), granule = 512;
+        const std::size_t bytes = n * sizeof(T), granule = truth_teams::piece_bytes;
         const std::size_t whole = (bytes + granule - 1) / granule * granule;
-        left_ = whole < left_ ? left_ - whole : 0;
+        if (whole > left_) throw std::logic_error("device: truth takes more memory than TruthNeed says");
+        left_ -= whole;
         return static_cast<T*>(allocated(bytes));
     }
     template <class T>

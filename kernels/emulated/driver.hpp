@@ -171,12 +171,10 @@ class Backward {
         prepare_rows();
         prepare_job();
         if (needs_dp(schedule_.delta_from)) delta_of_probabilities();
-        if (n_q_ > 0) {
-            if (schedule_.zero_sum != ZeroSum::none) run_part(BackwardPart::collect);
-            if (n_k_ > 0) key_part();
-            backend_.mark();
-            query_part();
-        }
+        if (n_q_ > 0 && schedule_.zero_sum != ZeroSum::none) run_part(BackwardPart::collect);
+        if (n_q_ > 0 && n_k_ > 0) key_part();
+        backend_.mark();  // without a query, too: dk and dv are zeros
+        if (n_q_ > 0) query_part();
         return gradients();
     }
 

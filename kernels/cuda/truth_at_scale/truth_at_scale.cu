@@ -133,8 +133,9 @@ void print_parts(const Group& group) {
         GroupTruth truth = detail::shaped_truth(group.problem, false);
         const double shaped = seconds_since(begin) - host;
         detail::FastReport report;
-        const std::size_t teams = truth_teams::row_memory(device::threads_per_team, inputs.n_k) * 8 * 2048;
-        TimedBackend backend(truth_teams::bytes_of_all_rows(inputs) + teams, teams);
+        const truth_teams::TruthNeed need(group.problem, device::threads_per_team);
+        constexpr std::size_t teams = 2048;
+        TimedBackend backend(need.all(teams), teams * need.team());
         truth_teams::Driver<TimedBackend>(backend, inputs).run(false, truth, report);
         if (round == 0) continue;
         std::printf("  one head group, %.4f s in all, FastInputs on the host %.4f s, space for results %.4f s\n",

@@ -240,11 +240,15 @@ Capture two_layers() {
 /// The processor's, with room for so many keys.
 class SmallBackend final : public AttentionBackend {
   public:
-    explicit SmallBackend(std::ptrdiff_t keys) : keys_(keys) {}
+    explicit SmallBackend(std::ptrdiff_t keys, std::ptrdiff_t truth_keys = 1 << 20)
+        : keys_(keys), truth_keys_(truth_keys) {}
     [[nodiscard]] std::string_view name() const override { return "small"; }
     [[nodiscard]] int calls_at_once(int threads) const override { return threads; }
     void expect_room(const HeadGroup& in, const RoundingPlan& plan, const Instrument*) const override {
         if (in.k.rows > keys_) throw NoRoom("plan \"" + plan.name + "\": no room");
+    }
+    void expect_room_for_truth(const TruthProblem& problem) const override {
+        if (problem.k.rows > truth_keys_) throw NoRoom("truth: no room");
     }
     [[nodiscard]] GroupForward forward(const HeadGroup& in, const RoundingPlan& plan, Instrument* i) const override {
         ++calls;
@@ -261,7 +265,7 @@ class SmallBackend final : public AttentionBackend {
     mutable std::atomic<int> calls{0};
 
   private:
-    std::ptrdiff_t keys_;
+    std::ptrdiff_t keys_, truth_keys_;
 };
 
 // The second layer does not fit: nothing is done for the first either.
@@ -272,6 +276,15 @@ TEST(Attribution, ExpectsRoomForEveryLayerBeforeAnyWork) {
     options.backend = &small;
     EXPECT_THROW((void)attribute(two_layers(), plan("fa2"), options), WorkError);
     EXPECT_EQ(small.calls, 0);
+    const SmallBackend without_truth(28, 20);
+    options.backend = &without_truth;
+    try {
+        (void)attribute(two_layers(), plan("fa2"), options);
+        FAIL();
+    } catch (const NoRoom& error) {
+        EXPECT_STREQ(error.what(), "made: layer1: truth: no room");
+    }
+    EXPECT_EQ(without_truth.calls, 0);
     options.backend = &enough;
     EXPECT_EQ(attribute(two_layers(), plan("fa2"), options).layers.size(), 2u);
     EXPECT_GT(enough.calls, 0);

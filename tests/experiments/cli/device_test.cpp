@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <map>
 #include <string>
 #include <utility>
@@ -75,6 +76,22 @@ TEST_F(DeviceRefusal, NoDevice) {
     }
 }
 
+/// Before a device is looked for, so on every machine; by a command that does not use it, too.
+TEST_F(DeviceRefusal, ALimitThatIsNoNumber) {
+    std::vector<std::vector<std::string>> all = commands;
+    all.push_back({"attribute"});
+    for (const std::vector<std::string>& command : all)
+        for (const std::string text : {"lots", "0", "-3", "12GiB", "1.5", " 7", "99999999999999999999"}) {
+            const Outcome outcome = outcome_of(command, {{"FAULTLINE_DEVICE_MIB", text}});
+            EXPECT_EQ(outcome.status, 2) << text;
+            const std::vector<std::string> said = lines(outcome.err);
+            ASSERT_EQ(said.size(), 1u) << outcome.err;
+            EXPECT_EQ(said.front(), "faultline " + command.front() + ": FAULTLINE_DEVICE_MIB: \"" + text +
+                                        "\": expected the MiB of the card's memory that may be used, 1 or more");
+            EXPECT_THAT(folder.files(), ElementsAre("capture.safetensors"));
+        }
+}
+
 #ifdef FAULTLINE_DRIVER_STAND_IN
 // CUresult 100: no device; 803: a driver of the system that is not the module's; 999: unknown.
 TEST_F(DeviceRefusal, WhatADriverSays) {
@@ -132,13 +149,24 @@ TEST_F(DeviceRefusalOnACard, IdentifyLeavesOutThePlansWithoutRoom) {
     EXPECT_THAT(all.out, Not(HasSubstr("left_out")));
 }
 
-TEST_F(DeviceRefusalOnACard, ALimitThatIsNoNumber) {
-    for (const std::string text : {"lots", "0", "-3", "12GiB", "99999999999999999999"}) {
-        const Outcome outcome = outcome_of(commands.front(), {{"FAULTLINE_DEVICE_MIB", text}});
-        EXPECT_EQ(outcome.status, 2) << text;
-        EXPECT_THAT(outcome.err, AllOf(HasSubstr("FAULTLINE_DEVICE_MIB: \"" + text + "\""), HasSubstr("expected")));
-        EXPECT_THAT(folder.files(), ElementsAre("capture.safetensors"));
-    }
+// Truth of a group of two query heads of 512 x 64 takes 6 MiB in strips of a row (truth_teams/sizes.hpp), their plan 4: with what is
+// between, the refusal is truth's, and what passes it is computed to the end.
+TEST_F(DeviceRefusalOnACard, TruthThatDoesNotFitIsRefusedBeforeAnyWork) {
+    const std::vector<std::vector<std::string>> with_truth = {
+        {"attribute", "--plan", "fa2", "--sites", "o_cast", "-o", "out.h5"}, commands[2], commands[3]};
+    bool refused = false;
+    for (const std::vector<std::string>& command : with_truth)
+        for (const std::string mib : {"4", "5", "6", "7", "8", "9", "10", "12"}) {
+            const Outcome outcome = outcome_of(command, {{"FAULTLINE_DEVICE_MIB", mib}});
+            if (outcome.status == 0) {
+                (void)std::filesystem::remove(std::filesystem::path(std::string(folder / "out.h5")));
+                continue;
+            }
+            refused = refused || lines(outcome.err).back().find("device cuda: truth: rows of 512") != std::string::npos;
+            expect_refused(command, {{"FAULTLINE_DEVICE_MIB", mib}}, "capture.safetensors: layer0: device cuda: ");
+            expect_refused(command, {{"FAULTLINE_DEVICE_MIB", mib}}, mib + " MiB are free");
+        }
+    EXPECT_TRUE(refused);
 }
 
 /// What fits is computed, and says the same, whatever room there is.

@@ -42,7 +42,7 @@ class DeviceAttention : public ::testing::Test {
     }
     static void expect_bits_of_the_processor(const std::vector<Head>& heads, const std::string& name) {
         SCOPED_TRACE(name);
-        const RoundingPlan plan = for_head_dim(faultline::plan(name), static_cast<int>(d), true);
+        const RoundingPlan plan = for_head_dim(faultline::plan(name), static_cast<int>(heads.front().k.cols), true);
         std::vector<HeadGroup> groups;
         for (const Head& head : heads) {
             groups.push_back(head.group());
@@ -78,6 +78,16 @@ TEST_F(DeviceAttention, LargeOperandsOfOtherTypes) {
             for (Matrix* m : {&head.q.front(), &head.k, &head.v, &head.dout.front()})
                 *m = random_matrix(n, d, 1.0, ++seed, format);
         expect_bits_of_the_processor(heads, "exact");
+    }
+}
+
+/// Nothing is computed, and dk and dv, or o and dq, are the processor's zeros: where what they take is small, and where it is not.
+TEST_F(DeviceAttention, WithoutQueriesOrKeys) {
+    for (const char* const name : {"fa2", "math", "exact"}) {
+        expect_bits_of_the_processor({Head(0, 40, 64, 5)}, name);
+        expect_bits_of_the_processor({Head(0, 9000, 128, 6)}, name);
+        expect_bits_of_the_processor({Head(40, 0, 64, 7)}, name);
+        expect_bits_of_the_processor({Head(9000, 0, 128, 8)}, name);
     }
 }
 

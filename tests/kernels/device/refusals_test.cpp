@@ -2,7 +2,12 @@
 // What is said where a card cannot be used: text, on any machine.
 #include <faultline/device/refusals.hpp>
 
+#include <cstdint>
+#include <cstdlib>
+
 #include <gtest/gtest.h>
+
+#include <faultline/base/error.hpp>
 
 namespace faultline::device {
 namespace {
@@ -16,6 +21,39 @@ TEST(Refusals, RoomNamesThePlanAndNeverEqualNumbers) {
     // 2.5 MiB of 2.25.
     EXPECT_NE(no_room("fa2", 5 * mib / 2, 0, 9 * mib / 4).find("needs 3 MiB and 2 MiB are free"), std::string::npos);
     EXPECT_NE(no_room("fa2", 2 * mib + 1, 1, 2 * mib).find("needs 3 MiB, 1 of them for"), std::string::npos);
+}
+
+TEST(Refusals, RoomForTruth) {
+    EXPECT_EQ(no_room_for_truth(4096, 83 * mib + 1, 64 * mib),
+              "device cuda: truth: rows of 4096 keys need 84 MiB, one at a time, and 64 MiB are free: expected a "
+              "shorter sequence, or more memory");
+}
+
+/// FAULTLINE_DEVICE_MIB while it lives.
+class Limit {
+  public:
+    explicit Limit(const char* text) { (void)setenv("FAULTLINE_DEVICE_MIB", text, 1); }
+    Limit(const Limit&) = delete;
+    Limit& operator=(const Limit&) = delete;
+    ~Limit() { (void)unsetenv("FAULTLINE_DEVICE_MIB"); }
+};
+
+TEST(Refusals, MemoryLimit) {
+    (void)unsetenv("FAULTLINE_DEVICE_MIB");
+    EXPECT_EQ(memory_limit(), SIZE_MAX);
+    EXPECT_EQ((Limit(""), memory_limit()), SIZE_MAX);
+    EXPECT_EQ((Limit("1"), memory_limit()), mib);
+    EXPECT_EQ((Limit("143771"), memory_limit()), 143771 * mib);
+    for (const char* const text : {"0", "-3", "lots", "12GiB", " 12", "1.5", "99999999999999999999", "2199023255552"})
+        try {
+            const Limit limit(text);
+            (void)memory_limit();
+            ADD_FAILURE() << text;
+        } catch (const RequestError& error) {
+            EXPECT_EQ(std::string(error.what()),
+                      "FAULTLINE_DEVICE_MIB: \"" + std::string(text) +
+                          "\": expected the MiB of the card's memory that may be used, 1 or more");
+        }
 }
 
 TEST(Refusals, Architectures) {

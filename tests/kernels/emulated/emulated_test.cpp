@@ -73,6 +73,24 @@ void expect_same(const Head& head, const RoundingPlan& plan, const std::string& 
     EXPECT_EQ(differing(column(own_back[0].dsink), column(both.backward[0].dsink)), 0u) << what << " dsink in one call";
 }
 
+/// Without a query dk and dv are zeros, without a key o and dq are, and lse is that of a row that sees none.
+TEST(Emulated, WithoutQueriesOrKeys) {
+    for (const RoundingPlan& plan : presets())
+        for (const bool causal : {true, false}) {
+            Head no_query(0, 9, 16, 1), no_key(9, 0, 16, 2);
+            no_query.causal = no_key.causal = causal;
+            expect_same(no_query, plan, plan.name + " without queries", true);
+            expect_same(no_key, plan, plan.name + " without keys", true);
+            const testing::Result a = testing::run(no_query, testing::preset(plan.name, 16)),
+                                  b = testing::run(no_key, testing::preset(plan.name, 16));
+            EXPECT_EQ(differing(a.backward.dk, Matrix(9, 16)) + differing(a.backward.dv, Matrix(9, 16)), 0u)
+                << plan.name;
+            EXPECT_EQ(differing(b.forward.heads[0].o, Matrix(9, 16)) + differing(b.backward.dq[0], Matrix(9, 16)), 0u)
+                << plan.name;
+            EXPECT_EQ(b.forward.heads[0].lse, std::vector<double>(9, INFINITY)) << plan.name;
+        }
+}
+
 TEST(Emulated, EveryPresetGivesTheCpusBits) {
     for (const RoundingPlan& plan : presets()) {
         const Head head(70, 70, 64, 1, 2, 3.0);
