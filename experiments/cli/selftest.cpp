@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // faultline selftest: whether the emulated kernel in its device form gives the bits of the CPU's, plan by plan, on a family
-// of inputs that reaches every fault, and truth its values and bounds; on the host, or on the card at hand.
+// of inputs that reaches every fault, and truth its values and bounds; on the host, or on the card at hand. On a card also what
+// the library says of it: copies, the tensor-core kernels, the matrix units' rules, ex2.approx and lg2.approx.
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -10,6 +12,9 @@
 
 #include <fmt/format.h>
 
+#include <faultline/agreement/matrix_rule.hpp>
+#include <faultline/agreement/special_functions.hpp>
+#include <faultline/agreement/tensor_kernels.hpp>
 #include <faultline/attribution/group_run.hpp>
 #include <faultline/attribution/layer_plan.hpp>
 #include <faultline/base/error.hpp>
@@ -31,8 +36,10 @@
 namespace faultline::cli {
 namespace {
 
+constexpr std::array<std::string_view, 6> all_parts{"plans", "truth", "copies", "kernels", "rules", "functions"};
+
 struct Wanted {
-    std::vector<std::string> plans, families;
+    std::vector<std::string> plans, families, parts;
     std::int64_t queries = 96, head_dim = 64, heads = 2, seed = 1;
 };
 
@@ -44,7 +51,7 @@ struct Side {
 };
 
 struct Tally {
-    std::size_t elements = 0, differing = 0;
+    std::uint64_t elements = 0, differing = 0;
 
     void add(const std::vector<double>& a, const std::vector<double>& b) {
         elements += a.size();
@@ -232,12 +239,78 @@ std::vector<const RoundingPlan*> chosen(const Wanted& wanted, const Settings& se
     return plans;
 }
 
+/// The parts to compare; the first three of the card alone only there.
+std::vector<std::string_view> chosen_parts(const Wanted& wanted, const Settings& settings, bool on_card) {
+    const std::size_t here = on_card ? all_parts.size() : 2;
+    if (wanted.parts.empty()) {
+        // A plan by name is asked about alone.
+        const std::size_t count = wanted.plans.empty() ? here : 1;
+        return {all_parts.begin(), all_parts.begin() + static_cast<std::ptrdiff_t>(count)};
+    }
+    std::vector<std::string_view> parts;
+    for (const std::string& name : wanted.parts) {
+        const auto place = std::ranges::find(all_parts, name);
+        if (place == all_parts.end())
+            throw RequestError(
+                fmt::format("{}: {}: {}", settings.where("parts"), in_quotes(name), expected_one_of(name, all_parts)));
+        if (static_cast<std::size_t>(place - all_parts.begin()) >= here)
+            throw RequestError(fmt::format("{}: {} is a part of a card's: expected --device cuda with it",
+                                           settings.where("parts"), in_quotes(name)));
+        parts.push_back(*place);
+    }
+    const auto asked = [&](std::string_view part) { return std::ranges::find(parts, part) != parts.end(); };
+    if (!wanted.plans.empty() && !asked("plans"))
+        throw RequestError(
+            fmt::format("{}: expected the part plans in {}, too", settings.where("plans"), settings.where("parts")));
+    return parts;
+}
+
+/// A row of the card for which there is nothing to compare with, and why.
+agreement::Agreement without(std::string name) {
+    agreement::Agreement none;
+    none.name = std::move(name);
+    return none;
+}
+
+/// What the library says of the card beside the emulation, part by part; each row goes to add() as it is found.
+template <class Wants, class Add, class Show>
+void compare_card(const device::Info& card, const Wants& wants, int threads, std::uint64_t seed, const Show& show,
+                  const Add& add) {
+    const int capability = 10 * card.major + card.minor;
+    const std::string version = fmt::format("{}.{}", card.major, card.minor);
+    if (wants("kernels")) {
+        const std::vector<agreement::TensorCase> cases = agreement::tensor_cases(capability);
+        if (cases.empty()) add(without(fmt::format("tensor kernels (plans are 9.0's, not {}'s)", version)));
+        for (const agreement::TensorCase& one : cases) {
+            show(one.name);
+            add(agreement::check_tensor_kernel(one, threads, seed));
+        }
+    }
+    if (wants("rules")) {
+        const std::vector<agreement::NamedInstruction> known = agreement::instructions_with_rules(capability);
+        if (known.empty()) add(without(fmt::format("mma, wgmma (no rule of {})", version)));
+        if (!known.empty() && capability != 90) add(without(fmt::format("wgmma ({} has none)", version)));
+        for (const agreement::NamedInstruction& named : known) {
+            show(named.name);
+            add(agreement::check_rule(named, seed));
+        }
+    }
+    if (wants("functions")) {
+        if (capability > 90) return add(without(fmt::format("ex2, lg2 (no code for {})", version)));
+        show("ex2.approx, lg2.approx");
+        for (const agreement::Agreement& function : agreement::check_special_functions()) add(function);
+    }
+}
+
 Status run(const Invocation& call, const Wanted& wanted) {
     const std::string& on = call.common.device;
+    const std::vector<std::string_view> parts = chosen_parts(wanted, call.settings, on == "cuda");
+    const auto wants = [&](std::string_view part) { return std::ranges::find(parts, part) != parts.end(); };
     const std::vector<const RoundingPlan*> plans = chosen(wanted, call.settings);
     const std::vector<const InputFamily*> families = chosen_families(wanted, call.settings);
+    device::Info info;
     if (on == "cuda") {
-        const device::Info info = device::info();
+        info = device::info();
         if (call.talks())
             remark(fmt::format("{}, compute capability {}.{}, {:.0f} GiB", info.name, info.major, info.minor,
                                static_cast<double>(info.memory) * 0x1p-30));
@@ -264,7 +337,7 @@ Status run(const Invocation& call, const Wanted& wanted) {
         for (std::size_t c = 0; c < row.size(); ++c) listing.columns[c].values.push_back(row[c]);
     };
     Progress progress(call.talks());
-    for (std::size_t p = 0; p < plans.size(); ++p) {
+    for (std::size_t p = 0; wants("plans") && p < plans.size(); ++p) {
         Compared found;
         for (const InputFamily* family : families) {
             if (interrupted()) throw WorkError("interrupted: the plans before were whole, and nothing is written");
@@ -285,26 +358,41 @@ Status run(const Invocation& call, const Wanted& wanted) {
         }
         add_row(plans[p]->name, found);
     }
-    if (wanted.plans.empty()) {
+    if (wants("truth")) {
         progress.update(plans.size(), plans.size(), "truth");
         add_row("truth", compare_truth(on, families, shape, static_cast<std::uint64_t>(wanted.seed)));
     }
-    if (wanted.plans.empty() && on == "cuda") {
+    if (wants("copies")) {
         progress.update(plans.size(), plans.size(), "large copies");
         add_row("large copies",
                 compare_large(static_cast<int>(call.common.threads), static_cast<std::uint64_t>(wanted.seed)));
     }
+    if (on == "cuda")
+        compare_card(
+            info, wants, static_cast<int>(call.common.threads), static_cast<std::uint64_t>(wanted.seed),
+            [&](const std::string& name) {
+                if (interrupted()) throw WorkError("interrupted: the rows before were whole, and nothing is written");
+                progress.update(plans.size(), plans.size(), name);
+            },
+            [&](const agreement::Agreement& row) {
+                add_row(row.name, {{row.elements, row.differing}, row.cpu_seconds, row.device_seconds});
+            });
     progress.clear();
     present(listing, call);
     if (call.talks())
-        remark(fmt::format("{} of {} elements of o, lse, dq, dk and dv, or of truth, differ from the CPU's",
-                           all.differing, all.elements));
+        remark(fmt::format("{} of {} elements of {} differ from {}", all.differing, all.elements,
+                           on == "cuda" ? "outputs, truth, products and functions" : "outputs and truth",
+                           on == "cuda" ? "what the CPU, the rules and the models have" : "the CPU's"));
     return all.differing == 0 ? Status::done : Status::failed;
 }
 
 Run declare(Settings& settings) {
     auto wanted = std::make_shared<Wanted>();
     settings.list("plans", wanted->plans, "NAME[,…]", "Presets to test (default: all)");
+    settings.list(
+        "parts", wanted->parts, "NAME[,…]",
+        "What to compare: plans, truth; on a card also copies (large ones), kernels (of the tensor cores), rules (of "
+        "mma and wgmma), functions (ex2.approx, lg2.approx) (default: all; with --plans, plans)");
     settings.list("families", wanted->families, "NAME[,…]",
                   "Inputs to test on (faultline generate --list; default: all)");
     settings.integer("queries", wanted->queries, 8, "N", "Length of the sequence (default 96)", 1 << 16);

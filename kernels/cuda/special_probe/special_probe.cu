@@ -3,9 +3,7 @@
 // model, compiled for the device and for the host, compared bit for bit. Beside the model stand rivals that differ in
 // one respect (functions.cuh): that those fail shows that the inputs can tell.
 //
-//   nvcc -std=c++20 -O3 -gencode=arch=compute_90,code=sm_90 -I BUILD/include
-//        kernels/cuda/special_probe/special_probe.cu -o special_probe
-//   ./special_probe [FOLDER]
+//   ninja -C build/cuda special_probe && build/cuda/kernels/cuda/special_probe/special_probe [FOLDER]
 // With FOLDER, the differences card - model of each function's worst binade, if it has any, are written there as
 // FUNCTION.BASE.i8: 2^23 signed bytes, clipped to +-127, for the floats whose bits are BASE + i.
 // Exit status: 0 all agree, 1 a model disagrees with the card somewhere, 2 no card, a CUDA error, FOLDER not writable.
@@ -19,61 +17,19 @@
 
 #include <cuda_runtime.h>
 
-#include "functions.cuh"
+#include <faultline/agreement/function_probe.cuh>
 
-namespace faultline::probe {
+namespace faultline::agreement {
 namespace {
 
 constexpr std::uint64_t all_floats = std::uint64_t{1} << 32;
 constexpr std::uint32_t binade = 1u << 23;  // floats of one sign and exponent
-constexpr int binades = 512;
-constexpr std::uint32_t chunk = 1u << 26;  // floats held at a time, 256 MiB
-constexpr int histogram_size = 9;          // -4 or less, -3 ... 3, 4 or more
-
-struct Tally {
-    unsigned long long mismatches[binades];
-    unsigned long long rival_mismatches[max_rivals];
-    unsigned long long histogram[histogram_size];  // card - model, in encodings, of mismatches with neither a NaN
-    unsigned int first[binades];                   // smallest and largest bits of x with a mismatch
-    unsigned int last[binades];
-};
+constexpr std::uint32_t chunk = 1u << 26;   // floats held at a time, 256 MiB
 
 void check(cudaError_t status, const char* what) {
     if (status == cudaSuccess) return;
     std::fprintf(stderr, "special_probe: %s: %s\n", what, cudaGetErrorString(status));
     std::exit(2);
-}
-
-FAULTLINE_HD std::uint32_t bits_of(float x) { return detail::bits_as<std::uint32_t>(x); }
-
-/// Distance of two floats' encodings of the same sign; what is beyond +-limit, or of unequal signs, is +-limit.
-FAULTLINE_HD int distance(std::uint32_t card, std::uint32_t model, int limit) {
-    const std::int64_t d =
-        static_cast<std::int64_t>(card & 0x7FFFFFFFu) - static_cast<std::int64_t>(model & 0x7FFFFFFFu);
-    if ((card ^ model) >> 31) return limit;
-    return d > limit ? limit : d < -limit ? -limit : static_cast<int>(d);
-}
-
-template <class F>
-__global__ void compare(std::uint32_t base, std::uint32_t* card_bits, Tally* tally) {
-    const std::uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
-    const std::uint32_t x = base + i;
-    const std::uint32_t card = bits_of(F::card(detail::bits_as<float>(x)));
-    const std::uint32_t model = bits_of(F::model(detail::bits_as<float>(x)));
-    card_bits[i] = card;
-    if (card != model) {
-        atomicAdd(&tally->mismatches[x >> 23], 1ull);
-        atomicMin(&tally->first[x >> 23], x);
-        atomicMax(&tally->last[x >> 23], x);
-        const bool nan = (card & 0x7FFFFFFFu) > 0x7F800000u || (model & 0x7FFFFFFFu) > 0x7F800000u;
-        if (!nan) atomicAdd(&tally->histogram[distance(card, model, 4) + 4], 1ull);
-    }
-    for (int r = 0; r < F::rivals; ++r) {
-        const bool differs = card != bits_of(F::rival(r, detail::bits_as<float>(x)));
-        const unsigned lanes = __ballot_sync(0xFFFFFFFFu, differs);
-        if (differs && (lanes & ((1u << (threadIdx.x & 31)) - 1)) == 0)
-            atomicAdd(&tally->rival_mismatches[r], static_cast<unsigned long long>(__popc(lanes)));
-    }
 }
 
 template <class F>
@@ -102,7 +58,7 @@ std::uint64_t host_mismatches(std::uint32_t base, const std::vector<std::uint32_
 }
 
 template <class F>
-void print_binade(int b, const Tally& tally) {
+void print_binade(int b, const FunctionTally& tally) {
     const std::uint32_t x[2] = {tally.first[b], tally.last[b]};
     std::uint32_t *d = nullptr, card[2] = {};
     check(cudaMalloc(&d, 4 * sizeof *d), "memory for two examples");
@@ -118,9 +74,9 @@ void print_binade(int b, const Tally& tally) {
 
 /// Writes the differences of binade b; card and bytes are device memory of one binade at least.
 template <class F>
-void dump(const std::string& folder, int b, std::uint32_t* card, Tally* tally) {
+void dump(const std::string& folder, int b, std::uint32_t* card, FunctionTally* tally) {
     const std::uint32_t base = static_cast<std::uint32_t>(b) << 23;
-    compare<F><<<binade / 256, 256>>>(base, card, tally);
+    compare_function<F><<<binade / 256, 256>>>(base, card, tally);
     std::vector<std::uint32_t> bits(binade);
     check(cudaMemcpy(bits.data(), card, binade * sizeof bits[0], cudaMemcpyDeviceToHost), "copying a binade");
     std::vector<signed char> difference(binade);
@@ -140,14 +96,14 @@ void dump(const std::string& folder, int b, std::uint32_t* card, Tally* tally) {
 
 /// Number of floats on which card and model differ, on device or host.
 template <class F>
-std::uint64_t probe(std::uint32_t* card, Tally* device_tally, const std::string& folder) {
-    Tally tally{};
+std::uint64_t probe(std::uint32_t* card, FunctionTally* device_tally, const std::string& folder) {
+    FunctionTally tally{};
     std::fill(std::begin(tally.first), std::end(tally.first), 0xFFFFFFFFu);
     check(cudaMemcpy(device_tally, &tally, sizeof tally, cudaMemcpyHostToDevice), "clearing the tally");
     std::vector<std::uint32_t> bits(chunk);
     std::uint64_t on_host = 0;
     for (std::uint64_t base = 0; base < all_floats; base += chunk) {
-        compare<F><<<chunk / 256, 256>>>(static_cast<std::uint32_t>(base), card, device_tally);
+        compare_function<F><<<chunk / 256, 256>>>(static_cast<std::uint32_t>(base), card, device_tally);
         check(cudaGetLastError(), F::name);
         check(cudaMemcpy(bits.data(), card, chunk * sizeof bits[0], cudaMemcpyDeviceToHost), F::name);
         on_host += host_mismatches<F>(static_cast<std::uint32_t>(base), bits);
@@ -177,7 +133,7 @@ int run(const std::string& folder) {
     check(cudaGetDeviceProperties(&properties, 0), "no device");
     std::printf("%s, compute capability %d.%d\n", properties.name, properties.major, properties.minor);
     std::uint32_t* card = nullptr;
-    Tally* tally = nullptr;
+    FunctionTally* tally = nullptr;
     check(cudaMalloc(&card, chunk * sizeof *card), "memory for results");
     check(cudaMalloc(&tally, sizeof *tally), "memory for the tally");
     std::uint64_t differ = 0;
@@ -193,6 +149,6 @@ int run(const std::string& folder) {
 }
 
 }  // namespace
-}  // namespace faultline::probe
+}  // namespace faultline::agreement
 
-int main(int argc, char** argv) { return faultline::probe::run(argc > 1 ? argv[1] : ""); }
+int main(int argc, char** argv) { return faultline::agreement::run(argc > 1 ? argv[1] : ""); }

@@ -5,10 +5,11 @@
 
 #include <cmath>
 
+#include <faultline/agreement/backward_bound.hpp>
+#include <faultline/agreement/differing.hpp>
 #include <faultline/base/error.hpp>
 #include <faultline/tensor_kernel/backward.hpp>
 
-#include "backward_bound.hpp"
 #include "heads.hpp"
 #include "on_hopper.hpp"
 
@@ -17,12 +18,8 @@ namespace {
 
 using testing::Head;
 
-/// Elements that differ (zeros of either sign are equal).
-int differing(const Matrix& a, const Matrix& b) {
-    int count = static_cast<int>(std::abs(static_cast<double>(a.values.size()) - static_cast<double>(b.values.size())));
-    for (std::size_t i = 0; i < std::min(a.values.size(), b.values.size()); ++i) count += a.values[i] != b.values[i];
-    return count;
-}
+using agreement::beyond;
+using agreement::differing;
 
 GroupBackward on_device(const HeadGroup& g, const GroupForward& forward, const RoundingPlan& plan) {
     return attention_backward(std::span<const HeadGroup>(&g, 1), std::span<const GroupForward>(&forward, 1), plan)
@@ -33,9 +30,9 @@ void expect_same_bits(const Head& head, const RoundingPlan& plan) {
     const HeadGroup g = head.group();
     const GroupForward forward = faultline::attention_forward(g, plan);
     const GroupBackward device = on_device(g, forward, plan), cpu = faultline::attention_backward(g, forward, plan);
-    EXPECT_EQ(differing(device.dq[0], cpu.dq[0]), 0) << "dq";
-    EXPECT_EQ(differing(device.dk, cpu.dk), 0) << "dk";
-    EXPECT_EQ(differing(device.dv, cpu.dv), 0) << "dv";
+    EXPECT_EQ(differing(device.dq[0], cpu.dq[0]), 0u) << "dq";
+    EXPECT_EQ(differing(device.dk, cpu.dk), 0u) << "dk";
+    EXPECT_EQ(differing(device.dv, cpu.dv), 0u) << "dv";
 }
 
 struct Shape {
@@ -125,18 +122,10 @@ TEST(TensorBackward, GroupsDoNotMix) {
     const std::vector<GroupBackward> together = attention_backward(groups, forwards, plan);
     for (std::size_t g = 0; g < 2; ++g) {
         const GroupBackward alone = on_device(groups[g], forwards[g], plan);
-        EXPECT_EQ(differing(together[g].dq[1], alone.dq[1]), 0);
-        EXPECT_EQ(differing(together[g].dk, alone.dk), 0);
-        EXPECT_EQ(differing(together[g].dv, alone.dv), 0);
+        EXPECT_EQ(differing(together[g].dq[1], alone.dq[1]), 0u);
+        EXPECT_EQ(differing(together[g].dk, alone.dk), 0u);
+        EXPECT_EQ(differing(together[g].dv, alone.dv), 0u);
     }
-}
-
-/// Elements beyond the bound; NaN is.
-int beyond(const Matrix& x, const Matrix& truth, const Matrix& bound) {
-    int count = 0;
-    for (std::size_t i = 0; i < truth.values.size(); ++i)
-        count += !(std::abs(x.values[i] - truth.values[i]) <= bound.values[i]);
-    return count;
 }
 
 TEST(TensorBackward, IsWithinThePlansRoundingsOfTheGradients) {
@@ -162,9 +151,9 @@ TEST(TensorBackward, IsWithinThePlansRoundingsOfTheGradients) {
                 const RoundingPlan plan = backward_plan(d, Element::bf16, unit);
                 const GroupBackward out = on_device(g, faultline::attention_forward(g, plan), plan);
                 for (std::size_t h = 0; h < g.q.size(); ++h)
-                    EXPECT_EQ(beyond(out.dq[h], truth.dq[h], truth.dq_bound[h]), 0) << "dq of head " << h;
-                EXPECT_EQ(beyond(out.dk, truth.dk, truth.dk_bound), 0) << "dk";
-                EXPECT_EQ(beyond(out.dv, truth.dv, truth.dv_bound), 0) << "dv";
+                    EXPECT_EQ(beyond(out.dq[h], truth.dq[h], truth.dq_bound[h]), 0u) << "dq of head " << h;
+                EXPECT_EQ(beyond(out.dk, truth.dk, truth.dk_bound), 0u) << "dk";
+                EXPECT_EQ(beyond(out.dv, truth.dv, truth.dv_bound), 0u) << "dv";
             }
         }
 }
@@ -182,9 +171,9 @@ TEST(TensorBackward, DeltaOfPAndDpIsWithinThePlansRoundings) {
             const GroupBackward out = on_device(g, faultline::attention_forward(g, plan), plan);
             const Bounded truth(g);
             for (std::size_t h = 0; h < g.q.size(); ++h)
-                EXPECT_EQ(beyond(out.dq[h], truth.dq[h], truth.dq_bound[h]), 0) << "dq of head " << h;
-            EXPECT_EQ(beyond(out.dk, truth.dk, truth.dk_bound), 0) << "dk";
-            EXPECT_EQ(beyond(out.dv, truth.dv, truth.dv_bound), 0) << "dv";
+                EXPECT_EQ(beyond(out.dq[h], truth.dq[h], truth.dq_bound[h]), 0u) << "dq of head " << h;
+            EXPECT_EQ(beyond(out.dk, truth.dk, truth.dk_bound), 0u) << "dk";
+            EXPECT_EQ(beyond(out.dv, truth.dv, truth.dv_bound), 0u) << "dv";
         }
 }
 
@@ -227,7 +216,7 @@ TEST(TensorBackward, ProjectsAsTheEmulationDoes) {
                 };
                 EXPECT_EQ(apart(out.dq[0], cpu.dq[0], truth.dq_apart[0]), 0) << "dq";
                 EXPECT_EQ(apart(out.dk, cpu.dk, truth.dk_apart), 0) << "dk";
-                EXPECT_EQ(differing(out.dv, cpu.dv), 0) << "dv";
+                EXPECT_EQ(differing(out.dv, cpu.dv), 0u) << "dv";
                 EXPECT_LT(error(out, truth), unprojected / 2) << "the projection has an effect";
             }
         }

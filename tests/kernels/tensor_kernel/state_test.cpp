@@ -49,7 +49,7 @@ TEST(TensorState, HasTheEmulationsBitsForEveryCombinationOfSites) {
             const GroupForward cpu = faultline::attention_forward(g, state_plan(mask));
             EXPECT_EQ(differing(cpu, control) > 0, mask != 0);
             for (const Unit unit : {Unit::wgmma, Unit::mma})
-                EXPECT_EQ(differing(on_device(g, state_plan(mask), unit), cpu), 0)
+                EXPECT_EQ(differing(on_device(g, state_plan(mask), unit), cpu), 0u)
                     << (unit == Unit::mma ? "mma" : "wgmma");
         }
     }
@@ -108,9 +108,9 @@ TEST(TensorState, HasTheEmulationsBitsOfAWholeLayer) {
     for (const HeadGroup& g : groups) cpu.push_back(faultline::attention_forward(g, plan));
     for (const Unit unit : {Unit::wgmma, Unit::mma}) {
         const std::vector<GroupForward> device = attention_forward(groups, plan, unit);
-        int count = 0;
+        std::size_t count = 0;
         for (std::size_t i = 0; i < groups.size(); ++i) count += differing(device[i], cpu[i]);
-        EXPECT_EQ(count, 0) << (unit == Unit::mma ? "mma" : "wgmma");
+        EXPECT_EQ(count, 0u) << (unit == Unit::mma ? "mma" : "wgmma");
     }
 }
 

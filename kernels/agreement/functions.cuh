@@ -9,9 +9,9 @@
 #include <faultline/special/ex2_approx.hpp>
 #include <faultline/special/lg2_approx.hpp>
 
-namespace faultline::probe {
+namespace faultline::agreement {
 
-constexpr int max_rivals = 3;
+constexpr int function_rivals = 3;
 
 // ---- Rivals ----
 
@@ -57,8 +57,8 @@ FAULTLINE_HD inline float lg2_with(float x, int kept, bool complement) {
 struct Ex2Ftz {
     static constexpr const char* name = "ex2.approx.ftz.f32";
     static constexpr int rivals = 3;
-    static constexpr const char* rival_names[max_rivals] = {"two's complement of x", "whole numbers not apart",
-                                                            "x to nearest"};
+    static constexpr const char* rival_names[function_rivals] = {"two's complement of x", "whole numbers not apart",
+                                                                 "x to nearest"};
     static __device__ float card(float x) {
         float y;
         asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -71,7 +71,7 @@ struct Ex2Ftz {
 struct Ex2 {
     static constexpr const char* name = "ex2.approx.f32";
     static constexpr int rivals = 0;
-    static constexpr const char* rival_names[max_rivals] = {};
+    static constexpr const char* rival_names[function_rivals] = {};
     static __device__ float card(float x) {
         float y;
         asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -84,7 +84,7 @@ struct Ex2 {
 struct Exp2f {
     static constexpr const char* name = "exp2f";
     static constexpr int rivals = 0;
-    static constexpr const char* rival_names[max_rivals] = {};
+    static constexpr const char* rival_names[function_rivals] = {};
     static __device__ float card(float x) { return ::exp2f(x); }
     static FAULTLINE_HD float model(float x) { return exp2f_cuda(x); }
     static FAULTLINE_HD float rival(int, float x) { return x; }
@@ -93,7 +93,7 @@ struct Exp2f {
 struct ExpfFast {
     static constexpr const char* name = "__expf";
     static constexpr int rivals = 0;
-    static constexpr const char* rival_names[max_rivals] = {};
+    static constexpr const char* rival_names[function_rivals] = {};
     static __device__ float card(float x) { return ::__expf(x); }
     static FAULTLINE_HD float model(float x) { return expf_fast_cuda(x); }
     static FAULTLINE_HD float rival(int, float x) { return x; }
@@ -102,8 +102,8 @@ struct ExpfFast {
 struct Lg2Ftz {
     static constexpr const char* name = "lg2.approx.ftz.f32";
     static constexpr int rivals = 3;
-    static constexpr const char* rival_names[max_rivals] = {"38 fraction bits", "negation in place of complement",
-                                                            "35 fraction bits"};
+    static constexpr const char* rival_names[function_rivals] = {"38 fraction bits", "negation in place of complement",
+                                                                 "35 fraction bits"};
     static __device__ float card(float x) {
         float y;
         asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -118,7 +118,7 @@ struct Lg2Ftz {
 struct Lg2 {
     static constexpr const char* name = "lg2.approx.f32";
     static constexpr int rivals = 0;
-    static constexpr const char* rival_names[max_rivals] = {};
+    static constexpr const char* rival_names[function_rivals] = {};
     static __device__ float card(float x) {
         float y;
         asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -131,10 +131,10 @@ struct Lg2 {
 struct LogfFast {
     static constexpr const char* name = "__logf";
     static constexpr int rivals = 0;
-    static constexpr const char* rival_names[max_rivals] = {};
+    static constexpr const char* rival_names[function_rivals] = {};
     static __device__ float card(float x) { return ::__logf(x); }
     static FAULTLINE_HD float model(float x) { return logf_fast_cuda(x); }
     static FAULTLINE_HD float rival(int, float x) { return x; }
 };
 
-}  // namespace faultline::probe
+}  // namespace faultline::agreement

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <type_traits>
 
-namespace faultline::probe {
+namespace faultline::agreement {
 
 /// A storage format as its bits: what the instruction reads.
 struct Storage {
@@ -115,4 +115,4 @@ __device__ inline std::uint64_t descriptor(const void* shared) {
     return encode(address) | encode(128) << 16 | encode(256) << 32;
 }
 
-}  // namespace faultline::probe
+}  // namespace faultline::agreement

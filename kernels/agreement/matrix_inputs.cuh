@@ -5,41 +5,11 @@
 
 #include <cstdint>
 
+#include <faultline/agreement/matrix_instructions.cuh>
+#include <faultline/agreement/matrix_rule.hpp>
 #include <faultline/random/random_stream.hpp>
 
-#include "instructions.cuh"
-
-namespace faultline::probe {
-
-/// What a tile's numbers look like.
-enum class Pattern : int {
-    any_bits,     ///< every encoding alike, NaN and infinities included
-    finite_bits,  ///< every finite encoding alike
-    attention,    ///< exponents within a few of each other, as in real tiles
-    wide,         ///< exponents spread over 40 (or all that the format has)
-    cancelling,   ///< the second half of k undoes the first but for one small product; or C undoes the first product
-    subnormals,   ///< half the operands subnormal, their partners large
-    zeros,        ///< three operands of four are zero, their partners large, the rest small
-    c_dominates,  ///< C above every product
-    c_tiny,       ///< C below every product: subnormal, zero, or up to 2^40 smaller
-    range_ends,   ///< sums near the overflow and near the underflow of the result
-    specials,     ///< a few infinities and NaN among ordinary numbers
-    underflow,  ///< products between 2^-165 and 2^-115, C zero or subnormal: where a zero C has a say in the alignment
-    payloads,   ///< NaN with few payload bits, of which tf32 may read none, among ordinary numbers and zeros
-    count
-};
-constexpr int pattern_count = static_cast<int>(Pattern::count);
-
-inline const char* name(Pattern p) {
-    constexpr const char* names[] = {"any_bits",   "finite", "attention", "wide",     "cancel",    "subnormal", "zeros",
-                                     "c_dominant", "c_tiny", "ranges",    "specials", "underflow", "payloads"};
-    return names[static_cast<int>(p)];
-}
-
-/// How many times the usual number of tiles: more where the first run on a card found the rule wrong.
-__host__ __device__ constexpr int weight(Pattern p) {
-    return p == Pattern::range_ends || p == Pattern::underflow || p == Pattern::payloads ? 4 : 1;
-}
+namespace faultline::agreement {
 
 /// Sign, fraction and an exponent drawn from [low, high] (clipped to the format), from 64 random bits. One fraction in
 /// four is 0 and one in eight all ones: products then sit at the ends of their binade.
@@ -226,4 +196,4 @@ __device__ inline double decode(const Storage& f, std::uint32_t bits) {
     return __longlong_as_double(__double_as_longlong(r) | static_cast<long long>(bits >> (f.bits - 1) & 1) << 63);
 }
 
-}  // namespace faultline::probe
+}  // namespace faultline::agreement

@@ -1,0 +1,150 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Repeats on the card at hand what docs/device.md and docs/results say of a card: what gives the same bits, what it takes beside
+the processor and PyTorch, what is refused, and, with a folder of compute-sanitizer, that it finds nothing. Some ten minutes on an
+H200 with sixteen processor cores, in the order of what matters; each step has a limit and its output a file.
+
+    cmake --preset cuda -DFAULTLINE_BUILD_BENCHMARKS=ON && ninja -C build/cuda
+    bench/card/check_card.py build/cuda results [--only NAME[,…]] [--list] [--sanitizer FOLDER] [--torch PYTHON]
+
+Exit status: 0 every step that could run gave what is expected, 1 one did not, 2 a wrong request. A step whose program is not built,
+or which wants PyTorch or the sanitizer where there is none, is left out and said so. Timings want the card, and a processor, alone.
+"""
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+BENCH = Path(__file__).resolve().parent.parent
+TREE = BENCH.parent
+
+
+class Step:
+    """expected: what is said of it in the list; found: a pattern whose groups are the figure; holds: of the groups, as numbers."""
+
+    def __init__(self, name, line, command, limit, expected, found, holds=None, status=0, environment=None):
+        self.name, self.line, self.command, self.limit = name, line, command, limit
+        self.expected, self.found, self.holds = expected, found, holds
+        self.status, self.environment = status, environment or {}
+
+
+def steps(build, torch, sanitizer):
+    program = f"{build}/experiments/cli/faultline"
+    tests = f"{build}/tests"
+    tensor_test = f"{tests}/kernels/tensor_kernel/tensor_kernel_test"
+    speed = f"{build}/kernels/cuda/emulated_speed/emulated_speed"
+    head = str(TREE / "tests/data/collapsed-layer.safetensors")
+    passed = r"\[  PASSED  \] (\d+) test"
+    none = [r"(\d+) of \d+ elements of outputs", lambda n: n == 0]
+    wanted = [
+        Step("selftest", "1-3, 5 bits", [program, "selftest", "--device", "cuda"], 120,
+             "0 differ, in less than a minute", *none),
+        Step("bits", "1 bits of 10^8", [speed, "--plan", "fa2", "--n", "4096", "--heads", "48", "--d", "128", "--repeat", "1",
+                                        "--cpu-threads", "0" if os.cpu_count() < 8 else str(os.cpu_count())], 120,
+             "0 of 100,859,904 elements differ", r"(\d+) of 100859904 elements differ", lambda n: n == 0),
+        Step("tensor", "2", [tensor_test], 300, "every test passes", passed),
+        Step("device", "1, 4, 5", [f"{tests}/kernels/device/device_test"], 120, "every test passes", passed),
+        Step("rule", "3 rule", [f"{build}/kernels/cuda/hardware_probe/hardware_probe"], 120,
+             "the library's rule holds on 92 million dot products of each type", r"(The library's rule holds)"),
+        Step("functions", "3 ex2, lg2", [f"{build}/kernels/cuda/special_probe/special_probe"], 120, "all equal",
+             r"(all equal)"),
+        Step("truth", "4", [f"{build}/kernels/cuda/truth_at_scale/truth_at_scale", "--repeat", "3", "--verify", "32"], 120,
+             "16 heads of 4096 at head size 128 in less than 10 s, 0 of MPFR's elements outside", r"(\d+) outside", lambda n: n == 0),
+        Step("refused", "memory, a sentence", [program, "attribute", head, "--plan", "math", "--device", "cuda"], 30,
+             "one sentence with file, layer and plan, exit 1", r"(device cuda: plan \"math\": a run needs)", None, 1,
+             {"FAULTLINE_DEVICE_MIB": "16"}),
+        Step("attribute", "5", [program, "attribute", head, "--device", "cuda", "--sites", "o_cast,p_cast"], 60,
+             "the table of the processor", r"(dq: \S+ is)"),
+        Step("families", "table: emulated kernel", [speed, "--plan", "fa2,fa3,cudnn-like,math,thunderkittens,fa3-fp8", "--n", "2048",
+                                                    "--heads", "16", "--d", "128", "--repeat", "5", "--cpu-threads", "2"], 150,
+             "each 100 times two threads or more, 0 differ", r"s, ([\d.]+) times as long; (\d+) of",
+             lambda times, differ: times >= 100 and differ == 0),
+        Step("forward", "table: forward", [f"{build}/bench/tensor_kernel/tensor_attention_bench"], 60,
+             "TFLOP/s by variant", r"(fused)"),
+        Step("forward-torch", "table: forward beside PyTorch", [torch, f"{BENCH}/tensor_kernel/torch_attention.py"], 60,
+             "FlashAttention-2 and cuDNN", r"(flash)"),
+        Step("backward", "table: backward", [f"{build}/bench/tensor_kernel/tensor_backward_bench"], 60, "TFLOP/s by variant",
+             r"(fused)"),
+        Step("backward-torch", "table: backward beside PyTorch",
+             [torch, f"{BENCH}/tensor_kernel/torch_attention.py", "backward"], 60, "FlashAttention-2 and cuDNN", r"(flash)"),
+        Step("recorder", "table: recorder", [f"{build}/bench/tensor_kernel/tensor_recorder_bench"], 60,
+             "at most 2 times on every tile, 1.03 on 1%", r"(1%)"),
+    ]
+    tool = Path(sanitizer or "none") / "compute-sanitizer"
+    small = [program, "selftest", "--device", "cuda", "--parts", "plans,truth", "--families", "benign", "--queries", "72", "--heads",
+             "2", "--head-dim", "32"]
+    launches = [tensor_test, "--gtest_filter=TensorRecorderLaunches.LeaveTheirCounters*:TensorAltered.ForwardsAre*"]
+    for check in ("memcheck", "initcheck", "synccheck", "racecheck"):
+        zero = r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard"
+        wanted.append(Step(check, "sanitizers", [str(tool), "--tool", check, *small], 120, "nothing found", zero,
+                           lambda errors, hazards=0: errors == hazards == 0))
+    wanted.append(Step("memcheck-tensor", "sanitizers", [str(tool), "--tool", "memcheck", *launches], 120, "nothing found",
+                       r"ERROR SUMMARY: (\d+) error", lambda errors: errors == 0))
+    return wanted
+
+
+def numbers(groups):
+    return [float(g) if re.fullmatch(r"[\d.]+", g) else g for g in groups if g is not None]
+
+
+def run(step, folder):
+    """Whether what is expected came, and the figure."""
+    begin = time.monotonic()
+    file = folder / f"{step.name}.txt"
+    with open(file, "wb") as out:
+        try:
+            status = subprocess.run(step.command, stdout=out, stderr=subprocess.STDOUT, timeout=step.limit,
+                                    env={**os.environ, **step.environment}).returncode
+        except subprocess.TimeoutExpired:
+            return False, f"no end in {step.limit} s", time.monotonic() - begin
+    text = file.read_text(errors="replace")
+    found = [numbers(m.groups()) for m in re.finditer(step.found, text)]
+    figure = "; ".join(" ".join(str(x) for x in one) for one in found[:8]) or "nothing of it in the output"
+    holds = bool(found) and status == step.status and (step.holds is None or all(step.holds(*one) for one in found))
+    return holds, figure if status == step.status else f"exit {status}", time.monotonic() - begin
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("build", type=Path)
+    parser.add_argument("results", type=Path, nargs="?")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--sanitizer")
+    parser.add_argument("--torch", default=sys.executable)
+    given = parser.parse_args()
+    all_steps = steps(given.build, given.torch, given.sanitizer)
+    names = [name for name in given.only.split(",") if name]
+    for name in names:
+        if name not in [s.name for s in all_steps]:
+            parser.error(f"--only: no such step {name!r}: expected some of {', '.join(s.name for s in all_steps)}")
+    chosen = [s for s in all_steps if not names or s.name in names]
+    if given.list:
+        for step in chosen:
+            set_first = "".join(f"{name}={value} " for name, value in step.environment.items())
+            print(f"{step.name:16} {step.line}: {step.expected}; at most {step.limit} s\n    {set_first}{' '.join(step.command)}")
+        return 0
+    if given.results is None:
+        parser.error("expected a folder for what the steps print")
+    given.results.mkdir(parents=True, exist_ok=True)
+    failed = False
+    print(f"{'step':16} {'line':30} {'s':>6}  figure", flush=True)
+    for step in chosen:
+        has = [p for p in step.command[:1] if not Path(p).exists()]
+        if not has and "torch_attention.py" in " ".join(step.command):
+            has = [] if subprocess.run([given.torch, "-c", "import torch"], capture_output=True).returncode == 0 else ["PyTorch"]
+        if has:
+            print(f"{step.name:16} {step.line:30} {'':>6}  left out: there is no {has[0]}", flush=True)
+            continue
+        holds, figure, seconds = run(step, given.results)
+        failed = failed or not holds
+        print(f"{step.name:16} {step.line:30} {seconds:6.0f}  {figure}{'' if holds else '   NOT as expected: ' + step.expected}",
+              flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
