@@ -3,8 +3,10 @@
 #pragma once
 
 #include <cmath>
+#include <span>
 
 #include <faultline/attribution/group_run.hpp>
+#include <faultline/format/bulk.hpp>
 #include <faultline/format/format.hpp>
 
 namespace faultline::attribution {
@@ -22,7 +24,13 @@ class SameElement {
         bool within_one_ulp = false;  ///< equal included; ulp of the observed value in the file's type
     };
     [[nodiscard]] Answer operator()(double plan, double observed) const {
-        const double stored = round(plan, format_, Rounding::nearest_even);
+        return of_stored(round(plan, format_, Rounding::nearest_even), observed);
+    }
+
+    /// A row of the plan's values as the file would store them, in bulk.
+    void store(std::span<double> row) const { round_bulk(row, format_, Rounding::nearest_even); }
+    /// The answer for a value that is stored already.
+    [[nodiscard]] Answer of_stored(double stored, double observed) const {
         const bool equal = stored == observed || (std::isnan(stored) && std::isnan(observed));
         return {equal, equal || std::abs(stored - observed) <= ulp(observed, format_)};
     }

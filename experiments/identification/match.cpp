@@ -31,7 +31,7 @@ struct Comparison {
     attribution::SameElement same;
     Match match;
     bool operator()(double ours, double theirs) {
-        const auto [equal, near] = same(ours, theirs);
+        const auto [equal, near] = same.of_stored(ours, theirs);
         ++match.total;
         match.equal += equal;
         match.within_one_ulp += near;
@@ -53,28 +53,36 @@ OutputMatches compare(const Unit& unit, const attribution::RunOutputs& run, cons
         Comparison comparison{attribution::SameElement(observed->dtype), {}};
         const bool per_query_head = output == Output::o || output == Output::dq;
         std::vector<std::uint8_t>* flag = flags == nullptr ? nullptr : &(*flags)[static_cast<std::size_t>(output)];
+        std::vector<double> row;
         for (std::size_t i = 0; i < ours.size(); ++i) {
             const std::ptrdiff_t head =
                 per_query_head ? group.kv_head * query_heads + static_cast<std::ptrdiff_t>(i) : group.kv_head;
             const MatrixView<const double> theirs = (*observed)(group.batch, head);
             const std::ptrdiff_t step = unit.rows == Rows::all ? 1 : 2;
-            for (std::ptrdiff_t r = unit.rows == Rows::odd ? 1 : 0; r < theirs.rows; r += step)
+            for (std::ptrdiff_t r = unit.rows == Rows::odd ? 1 : 0; r < theirs.rows; r += step) {
+                const double* from = ours[i].view().row(r);
+                row.assign(from, from + theirs.cols);
+                comparison.same.store(row);
                 for (std::ptrdiff_t c = 0; c < theirs.cols; ++c) {
-                    const bool equal = comparison(ours[i](r, c), theirs(r, c));
+                    const bool equal = comparison(row[static_cast<std::size_t>(c)], theirs(r, c));
                     if (flag != nullptr) flag->push_back(equal ? 1 : 0);
                 }
+            }
         }
         matches.outputs[static_cast<std::size_t>(output)] = comparison.match;
     }
     if (kernel.lse && !run.lse.empty()) {
         // +inf and -inf both stand for a row that sees no key.
         Comparison comparison{attribution::SameElement(kernel.lse->dtype), {}};
+        std::vector<double> lse;
         for (std::size_t i = 0; i < run.lse.size(); ++i) {
             const MatrixView<const double> theirs =
                 (*kernel.lse)(group.batch, group.kv_head * query_heads + static_cast<std::ptrdiff_t>(i));
+            lse = run.lse[i].values;
+            comparison.same.store(lse);
             for (std::ptrdiff_t r = 0; r < theirs.rows; ++r)
                 if (std::isfinite(theirs(r, 0)) && std::isfinite(run.lse[i](r, 0)))
-                    comparison(run.lse[i](r, 0), theirs(r, 0));
+                    comparison(lse[static_cast<std::size_t>(r)], theirs(r, 0));
         }
         matches.lse = comparison.match;
     }

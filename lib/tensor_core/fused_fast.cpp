@@ -23,9 +23,9 @@
 
 #include <faultline/base/clones.hpp>
 #include <faultline/tensor_core/fused_add.hpp>
+#include <faultline/tensor_core/fused_v3.hpp>
 #include <faultline/tensor_core/instruction_set.hpp>
 #include <faultline/tensor_core/lanes.hpp>
-#include <faultline/tensor_core/narrow.hpp>
 #include <faultline/tensor_core/reference.hpp>
 
 namespace faultline::fused {
@@ -39,10 +39,6 @@ using lanes::width;
 
 // Past this exponent a product could leave binary64's range.
 constexpr int huge_exponent = 500;
-
-// An accumulator past this exponent (no fp32 number is) exceeds any sum of products and gives infinity whatever the
-// alignment; the cap keeps the scale a normal number.
-constexpr std::int64_t exponent_cap = 1015;
 
 constexpr int narrow_significant_bits = 12;
 
@@ -168,7 +164,7 @@ FAULTLINE_CLONES void wide_add(const MatrixUnit& unit, const Group& g, double* c
         std::memcpy(&bits, c + j, sizeof bits);
         std::int64_t e = std::max<std::int64_t>((bits >> 52 & 0x7FF) - 1023, c_min);
         e = (bits & 0x7FFFFFFFFFFFFFFF) == 0 ? zero_accumulator_exponent : e;
-        e = std::min(std::max<std::int64_t>(e, product_exponent[j]), exponent_cap);
+        e = std::min<std::int64_t>(std::max<std::int64_t>(e, product_exponent[j]), exponent_cap);
         const std::int64_t up = (unit.fraction_bits - e + 1023) << 52, down = (e - unit.fraction_bits + 1023) << 52;
         std::memcpy(scale + j, &up, sizeof up);
         std::memcpy(back + j, &down, sizeof down);
@@ -312,6 +308,20 @@ class TowardZero {
     TowardZero& operator=(const TowardZero&) = delete;
 };
 
+/// A block as fp32; whether that changed nothing.
+FAULTLINE_CLONES bool narrowed(const double* from, float* to) {
+    std::uint64_t changed = 0;
+    for (int j = 0; j < width; ++j) {
+        to[j] = static_cast<float>(from[j]);
+        const double back = static_cast<double>(to[j]);
+        changed |= static_cast<std::uint64_t>(back != from[j]);
+    }
+    return changed == 0;
+}
+FAULTLINE_CLONES void widened(const float* from, double* to) {
+    for (int j = 0; j < width; ++j) to[j] = static_cast<double>(from[j]);
+}
+
 /// One row of C, padded to whole blocks, through all its fused adds. A block is held as fp32 while it can be.
 struct Row {
     std::vector<double> wide;
@@ -322,41 +332,39 @@ struct Row {
         : wide(static_cast<std::size_t>(lanes::padded(cols))), narrow(wide.size()), is_narrow(wide.size() / width) {}
 
     // False too for subnormal numbers, which the conversion flushes.
-    bool narrow_block(std::ptrdiff_t j) {
-        bool same = true;
-        for (std::ptrdiff_t v = j; v < j + width; ++v) {
-            narrow[v] = static_cast<float>(wide[v]);
-            same &= static_cast<double>(narrow[v]) == wide[v];
-        }
-        return same;
-    }
-    void widen_block(std::ptrdiff_t j) {
-        for (std::ptrdiff_t v = j; v < j + width; ++v) wide[v] = static_cast<double>(narrow[v]);
-    }
+    bool narrow_block(std::ptrdiff_t j) { return narrowed(wide.data() + j, narrow.data() + j); }
+    void widen_block(std::ptrdiff_t j) { widened(narrow.data() + j, wide.data() + j); }
 };
 
-/// The narrow path on this processor.
-class Narrow {
+/// Both paths on this processor.
+class FusedAdd {
   public:
-    explicit Narrow(const MatrixUnit& unit)
+    explicit FusedAdd(const MatrixUnit& unit)
         : unit_(unit),
-          in_v3_{unit.fraction_bits, accumulator_min_exponent(unit.output), zero_accumulator_exponent,
-                 most_products(unit), unit.output == OutputFormat::e8m13_rz ? ~0x3FF : ~0},
+          cut_{unit.fraction_bits, accumulator_min_exponent(unit.output), zero_accumulator_exponent,
+               most_products(unit), unit.output == OutputFormat::e8m13_rz ? 13 : 23},
           by_v3_(takes_v3_kernels() && unit.output != OutputFormat::f16_rne) {}
 
     /// narrow_add().
-    bool add(const Group& g, float* c) const {
+    bool narrow(const Group& g, float* c) const {
 #if defined(FAULTLINE_V3_KERNELS)
         if (by_v3_)
-            return narrow_add_v3(in_v3_, {g.a_narrow, g.a_exponents, g.b_narrow, g.b_exponents, g.stride, g.count}, c);
+            return narrow_add_v3(cut_, {g.a_narrow, g.a_exponents, g.b_narrow, g.b_exponents, g.stride, g.count}, c);
 #endif
         return narrow_add(unit_, g, c);
+    }
+    /// wide_add().
+    void wide(const Group& g, double* c) const {
+#if defined(FAULTLINE_V3_KERNELS)
+        if (by_v3_) return wide_add_v3(cut_, {g.a, g.a_exponents, g.b, g.b_exponents, g.stride, g.count}, c);
+#endif
+        wide_add(unit_, g, c);
     }
 
   private:
     const MatrixUnit& unit_;
-    NarrowUnit in_v3_;
-    bool by_v3_;
+    CutUnit cut_;
+    [[maybe_unused]] bool by_v3_;
 };
 
 /// All columns before the next group of k: neighbouring blocks do not wait for each other.
@@ -364,7 +372,7 @@ void accumulate_row(const MatrixUnit& unit, const Operands& a, const Operands& b
                     Row& c) {
     const bool may_narrow = a.is_narrow && b.is_narrow && unit.fraction_bits <= narrow_fraction_bits;
     const auto cols = static_cast<std::ptrdiff_t>(c.wide.size());
-    const Narrow narrow_path(unit);
+    const FusedAdd add(unit);
     for (std::ptrdiff_t j = 0; j < cols; j += width) c.is_narrow[j / width] = may_narrow && c.narrow_block(j);
     for (std::ptrdiff_t t = 0; t < k; t += unit.terms) {
         const int count = static_cast<int>(std::min<std::ptrdiff_t>(unit.terms, k - t));
@@ -372,9 +380,9 @@ void accumulate_row(const MatrixUnit& unit, const Operands& a, const Operands& b
             unsigned char& narrow = c.is_narrow[j / width];
             const Group g{a.wide.row(i) + t,   a.narrow.row(i) + t,    a.exponents.row(i) + t, b.wide.row(t) + j,
                           b.narrow.row(t) + j, b.exponents.row(t) + j, b.wide.stride,          count};
-            if (narrow && narrow_path.add(g, c.narrow.data() + j)) continue;
+            if (narrow && add.narrow(g, c.narrow.data() + j)) continue;
             if (narrow) c.widen_block(j);
-            wide_add(unit, g, c.wide.data() + j);
+            add.wide(g, c.wide.data() + j);
             narrow = may_narrow && c.narrow_block(j);
         }
     }
