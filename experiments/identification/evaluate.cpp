@@ -30,17 +30,30 @@ const ObservedKernel& observed(const Unit& unit, const std::string& kernel) {
     throw std::logic_error("a unit without the kernel that it is compared with");
 }
 
+std::shared_ptr<const ComparedRun> Evaluator::run(const Unit& unit, const GroupForward& forward,
+                                                  const RoundingPlan& plan, const std::string& key) const {
+    auto result = compared(unit, outputs_of(unit, forward, plan, backend_), observed(unit, kernel_));
+    known_->keep(unit, key, result);
+    return result;
+}
+
 Baseline Evaluator::baseline(const RoundingPlan& plan) const {
     Baseline base;
+    base.plan = plan;
     base.forward.resize(units_.size());
     base.equal.resize(units_.size());
     base.matches.resize(units_.size());
+    const std::string key = key_of(plan);
     work_.expect(units_.size());
     parallel_for(units_.size(), threads_, [&](std::size_t u) {
         work_.step(kernel_ + ": nearest plan");
-        base.forward[u] = backend_.forward(units_[u].group.inputs, plan, nullptr);
-        base.matches[u] = compare(units_[u], outputs_of(units_[u], base.forward[u], plan, backend_),
-                                  observed(units_[u], kernel_), &base.equal[u]);
+        std::shared_ptr<const ComparedRun> its = known_->find(units_[u], key);
+        if (its == nullptr) {
+            base.forward[u] = backend_.forward(units_[u].group.inputs, plan, nullptr);
+            its = run(units_[u], base.forward[u], plan, key);
+        }
+        base.matches[u] = its->matches_in(units_[u].rows);
+        base.equal[u] = its->equal_in(units_[u].rows);
     });
     return base;
 }
@@ -48,23 +61,39 @@ Baseline Evaluator::baseline(const RoundingPlan& plan) const {
 std::vector<Evaluated> Evaluator::evaluate(const std::vector<Neighbour>& neighbours, const Baseline& base) const {
     const std::size_t tasks = neighbours.size() * units_.size();
     std::vector<Evaluated> parts(tasks);
+    std::vector<std::string> keys;
+    std::vector<std::shared_ptr<const ComparedRun>> runs(tasks);
+    std::vector<std::size_t> forwards;  // units whose forward is needed
+    for (const Neighbour& neighbour : neighbours) keys.push_back(key_of(neighbour.plan));
+    for (std::size_t u = 0; u < units_.size(); ++u) {
+        bool asked = false;
+        for (std::size_t n = 0; n < neighbours.size(); ++n) {
+            runs[n * units_.size() + u] = known_->find(units_[u], keys[n]);
+            asked = asked || (neighbours[n].backward_only && runs[n * units_.size() + u] == nullptr);
+        }
+        if (asked && base.forward[u].heads.empty()) forwards.push_back(u);
+    }
+    parallel_for(forwards.size(), threads_, [&](std::size_t i) {
+        work_.check();
+        base.forward[forwards[i]] = backend_.forward(units_[forwards[i]].group.inputs, base.plan, nullptr);
+    });
     work_.expect(tasks);
     parallel_for(tasks, threads_, [&](std::size_t task) {
-        const Neighbour& neighbour = neighbours[task / units_.size()];
-        const std::size_t u = task % units_.size();
+        const std::size_t n = task / units_.size(), u = task % units_.size();
+        const Neighbour& neighbour = neighbours[n];
         const Unit& unit = units_[u];
         work_.step(kernel_ + ": " + neighbour.field);
-        GroupForward own;
-        EqualFlags equal;
         try {
-            if (!neighbour.backward_only) own = backend_.forward(unit.group.inputs, neighbour.plan, nullptr);
-            const GroupForward& forward = neighbour.backward_only ? base.forward[u] : own;
-            parts[task].match =
-                compare(unit, outputs_of(unit, forward, neighbour.plan, backend_), observed(unit, kernel_), &equal);
+            if (runs[task] == nullptr && neighbour.backward_only)
+                runs[task] = run(unit, base.forward[u], neighbour.plan, keys[n]);
+            else if (runs[task] == nullptr)
+                runs[task] =
+                    run(unit, backend_.forward(unit.group.inputs, neighbour.plan, nullptr), neighbour.plan, keys[n]);
         } catch (const NoRoom&) {
             return;
         }
-        parts[task].flips = flips(base.equal[u], equal);
+        parts[task] = {runs[task]->matches_in(unit.rows), flips(base.equal[u], runs[task]->equal_in(unit.rows))};
+        runs[task].reset();
     });
     std::vector<Evaluated> sums(neighbours.size());
     for (std::size_t task = 0; task < tasks; ++task) {

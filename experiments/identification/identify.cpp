@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 
@@ -248,10 +249,11 @@ OutputMatches sum_of(const Baseline& base) {
 /// Searches from the plans of the ranking, `plans`, settled, in its order.
 void search(const Case& c, const std::vector<RoundingPlan>& plans, const IdentifyOptions& options, WorkCount& work,
             KernelIdentification& result) {
-    const Evaluator evaluator(c.units, c.kernel, options.threads, work, *options.backend);
+    const auto known = std::make_shared<KnownRuns>();
+    const Evaluator evaluator(c.units, c.kernel, options.threads, work, *options.backend, known);
     const auto [searched_units, held_out_units] = parts_of(c, evaluator.baseline(plans.front()));
-    const Evaluator searched(searched_units, c.kernel, options.threads, work, *options.backend),
-        held_out(held_out_units, c.kernel, options.threads, work, *options.backend);
+    const Evaluator searched(searched_units, c.kernel, options.threads, work, *options.backend, known),
+        held_out(held_out_units, c.kernel, options.threads, work, *options.backend, known);
     std::vector<RoundingPlan> starts;
     for (const std::size_t i : starts_of(result.ranking)) {
         RoundingPlan start = plans[i];

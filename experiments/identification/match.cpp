@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <faultline/identification/match.hpp>
 
+#include <bit>
 #include <cmath>
 
 #include <faultline/attribution/same_element.hpp>
@@ -52,7 +53,7 @@ OutputMatches compare(const Unit& unit, const attribution::RunOutputs& run, cons
         if (!observed || ours.empty()) continue;
         Comparison comparison{attribution::SameElement(observed->dtype), {}};
         const bool per_query_head = output == Output::o || output == Output::dq;
-        std::vector<std::uint8_t>* flag = flags == nullptr ? nullptr : &(*flags)[static_cast<std::size_t>(output)];
+        std::vector<std::uint64_t>* words = flags == nullptr ? nullptr : &(*flags)[static_cast<std::size_t>(output)];
         std::vector<double> row;
         for (std::size_t i = 0; i < ours.size(); ++i) {
             const std::ptrdiff_t head =
@@ -64,8 +65,11 @@ OutputMatches compare(const Unit& unit, const attribution::RunOutputs& run, cons
                 row.assign(from, from + theirs.cols);
                 comparison.same.store(row);
                 for (std::ptrdiff_t c = 0; c < theirs.cols; ++c) {
+                    const std::size_t bit = comparison.match.total % 64;
                     const bool equal = comparison(row[static_cast<std::size_t>(c)], theirs(r, c));
-                    if (flag != nullptr) flag->push_back(equal ? 1 : 0);
+                    if (words == nullptr) continue;
+                    if (bit == 0) words->push_back(0);
+                    words->back() |= static_cast<std::uint64_t>(equal) << bit;
                 }
             }
         }
@@ -98,8 +102,8 @@ Flips flips(const EqualFlags& before, const EqualFlags& after) {
     Flips sum;
     for (std::size_t o = 0; o < before.size(); ++o)
         for (std::size_t i = 0; i < before[o].size(); ++i) {
-            sum.won += before[o][i] < after[o][i];
-            sum.lost += before[o][i] > after[o][i];
+            sum.won += static_cast<std::size_t>(std::popcount(~before[o][i] & after[o][i]));
+            sum.lost += static_cast<std::size_t>(std::popcount(before[o][i] & ~after[o][i]));
         }
     return sum;
 }

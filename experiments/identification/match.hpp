@@ -54,8 +54,9 @@ struct Unit {
     Rows rows = Rows::all;  ///< of every output, that are compared
 };
 
-/// One flag per element compared of an output, all matrices after each other: 1 where plan and kernel are equal.
-using EqualFlags = std::array<std::vector<std::uint8_t>, 4>;
+/// One bit per element compared of an output, 1 where plan and kernel are equal: all matrices after each other, then zeros to a
+/// whole word.
+using EqualFlags = std::array<std::vector<std::uint64_t>, 4>;
 
 /// Compares a run with what `kernel` returned for this unit, by attribution::SameElement. `flags` may be null.
 [[nodiscard]] OutputMatches compare(const Unit& unit, const attribution::RunOutputs& run, const ObservedKernel& kernel,

@@ -41,7 +41,7 @@ TEST(Compare, CountsEqualElementsAndThoseWithinOneUlp) {
     const OutputMatches m = compare(row.unit, row.run, row.kernel, &flags);
     EXPECT_EQ(m[Output::o], (Match{3, 4, 6}));
     EXPECT_EQ(m[Output::dq], Match{});
-    EXPECT_EQ(flags[0], (std::vector<std::uint8_t>{1, 0, 0, 1, 0, 1}));
+    EXPECT_EQ(flags[0], std::vector<std::uint64_t>{0b101001});  // the first element in the lowest bit
     EXPECT_EQ(m.all().differing(), 3u);
 }
 
@@ -56,8 +56,8 @@ TEST(Compare, RoundsTheRunToTheTypeOfTheFile) {
 
 TEST(Flips, AreWhatOneRunHasEqualAndTheOtherNot) {
     EqualFlags before, after;
-    before[0] = {1, 0, 0, 1};
-    after[0] = {0, 1, 1, 1};
+    before[0] = {0b1001, 0};
+    after[0] = {0b1010, std::uint64_t{1} << 63};
     before[3] = {0};
     after[3] = {1};
     const Flips f = flips(before, after);
