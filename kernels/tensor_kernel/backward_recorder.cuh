@@ -9,6 +9,7 @@
 #include <faultline/tensor_kernel/backward_tiles.cuh>
 #include <faultline/tensor_kernel/probability.cuh>
 #include <faultline/tensor_kernel/recorder.cuh>
+#include <faultline/tensor_kernel/shadow.hpp>
 #include <faultline/tensor_kernel/widen.cuh>
 
 namespace faultline::tensor_kernel {
@@ -118,26 +119,19 @@ struct BackwardTileRecorder {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const float2 p = widen<T>(as[i]), q = widen<T>(bs[i]);
-                add_exactly(sum, rest, p.x * q.x);
-                add_exactly(sum, rest, p.y * q.y);
+                shadow::add_exactly(sum, rest, p.x * q.x);
+                shadow::add_exactly(sum, rest, p.y * q.y);
             }
         }
 #pragma unroll
         for (int distance = 1; distance < 4; distance *= 2) {
             const float other = __shfl_xor_sync(~0u, sum, distance);
             rest += __shfl_xor_sync(~0u, rest, distance);
-            add_exactly(sum, rest, other);
+            shadow::add_exactly(sum, rest, other);
         }
         const bool counts = lane % 4 == 0 && is_visible(at.first_query + query, at.first_key + key);
         at.product.add((value - sum) - rest, counts);
     }
-    /// sum + rest += x, by two-sum (Knuth): the rest takes what the sum's rounding leaves.
-    __device__ __forceinline__ static void add_exactly(float& sum, float& rest, float x) {
-        const float next = sum + x, taken = next - sum;
-        rest += (sum - (next - taken)) + (x - taken);
-        sum = next;
-    }
-
     /// The sampled scores, masked, before they become p.
     __device__ __forceinline__ static void keep_scores(Place& at, const float (&s)[32]) {
 #pragma unroll
@@ -150,29 +144,12 @@ struct BackwardTileRecorder {
             const float reference = e % 2 == 0 ? lse.x : lse.y,
                         x = argument<Variant>(at.scores[e], call.exponent, reference), y = copied(p[e]);
             const bool counts = at.scores[e] > -INFINITY && at.first_query + threadIdx.x % 4 * 2 + e % 2 < call.n_q;
-            sums[0].add(argument_error(at.scores[e], call.exponent, reference, x), counts);
+            sums[0].add(shadow::argument_error(at.scores[e], call.exponent, reference, x), counts);
             sums[1].add(static_cast<float>(static_cast<double>(y) - exact_exp2(x)), counts);
             sums[2].add(static_cast<float>(static_cast<T>(y)) - y, counts);
         }
         sums[3] = at.product;
         write(sums, at, 0);
-    }
-    /// first - second as the sum of a float and what its rounding leaves (Knuth's two-sum).
-    __device__ __forceinline__ static float2 difference(float first, float second) {
-        const float all = first - second, taken = all - first;
-        return {all, (first - (all - taken)) + (-second - taken)};
-    }
-    /// x - (score scale - reference). Conversions to binary64 and back would take eight clocks of the warp each.
-    __device__ __forceinline__ static float argument_error(float score, float scale, float reference, float x) {
-        const float product = score * scale;
-        const float2 exact = difference(product, reference);
-        return (x - exact.x) - (exact.y + fmaf(score, scale, -product));
-    }
-    /// ds - p (dp - delta).
-    __device__ __forceinline__ static float gradient_error(float p, float dp, float delta, float ds) {
-        const float2 exact = difference(dp, delta);
-        const float product = p * exact.x;
-        return (ds - product) - fmaf(p, exact.y, fmaf(p, exact.x, -product));
     }
     /// 2^x, x <= 128: to the nearest whole number, and the series of e^r, |r| <= ln(2)/2, to the ninth power; the next term is
     /// below 2^-36.
@@ -199,7 +176,7 @@ struct BackwardTileRecorder {
             const float reference = e % 2 == 0 ? delta.x : delta.y, y = copied(ds[e]);
             const bool counts = at.scores[e] > -INFINITY && at.first_query + threadIdx.x % 4 * 2 + e % 2 < call.n_q;
             static_assert(Variant::value.ds_scale != DsScale::before);
-            sums[1].add(gradient_error(copied(p[e]), at.gradients[e], reference, y), counts);
+            sums[1].add(shadow::gradient_error(copied(p[e]), at.gradients[e], reference, y), counts);
             sums[2].add(static_cast<float>(static_cast<T>(y)) - y, counts);
         }
         write(sums, at, 4);

@@ -18,8 +18,8 @@ namespace faultline::tensor_kernel {
 
 /// The sites that are recorded, in the order of the cells. The error is (value after the site) - (exact result of the site's
 /// operation on the operands it really got), as in kernels/cpu/recorder.hpp, in the site's unit; shadows:
-///   bwd_s_accumulate, dp_accumulate   the exact products, summed in pairs of fp32 (two-sum), within 2^-40 of their sum's terms
-///   bwd_exp_argument, ds              pairs of fp32, within 2^-44 of the largest term
+///   bwd_s_accumulate, dp_accumulate   the products, summed in pairs of fp32, within 2^-38 of their sizes' sum and 2^-150 of each
+///   bwd_exp_argument, ds              pairs of fp32, within 2^-44 of the largest term, and 2^-149 (shadow.hpp)
 ///   bwd_exp                           binary64, within 2^-36 of the result
 ///   bwd_p_cast, ds_cast               the difference is a float
 inline constexpr std::array recorded_backward_sites{Site::bwd_exp_argument, Site::bwd_exp,       Site::bwd_p_cast,

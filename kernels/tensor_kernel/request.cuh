@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string>
 
+#include <faultline/base/cuda_device.cuh>
 #include <faultline/base/error.hpp>
 #include <faultline/cpu/attention.hpp>
 #include <faultline/tensor_kernel/forward_kernel.hpp>
@@ -13,11 +14,10 @@
 
 namespace faultline::tensor_kernel {
 
-/// Compute capability of the device in use: 90 for 9.0. WorkError where there is no device.
+/// Compute capability of the device in use: 90 for 9.0. WorkError where the program cannot use one, as expect_cuda_device().
 inline int capability() {
-    int device = 0, count = 0;
-    check(cudaGetDeviceCount(&count), "looking for a device");
-    if (count == 0) throw WorkError("device cuda: there is no device: expected one that CUDA_VISIBLE_DEVICES leaves");
+    expect_cuda_device();
+    int device = 0;
     check(cudaGetDevice(&device), "choosing a device");
     int major = 0, minor = 0;
     check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "asking the device");

@@ -62,8 +62,9 @@ class SampledErrors final : public Instrument {
 
 /// The device's sums are of floats, each an error rounded once (2^-24 of it), added in fp32 (at most 2^-24 of the sum of their
 /// sizes for each of the additions that a sum passes through: 4 in a thread, 5 of the butterfly; 16 warps are joined in
-/// binary64), with shadows that err by 2^-40 of the terms of a product's sum, 2^-36 of p, and 2^-44 of the terms of an argument or of
-/// p (dp - delta).
+/// binary64), with shadows that err by 2^-38 of the sizes of a product's terms, 2^-36 of p, and 2^-44 of the terms of an argument or of
+/// p (dp - delta). `terms`, head size times the largest factors, is more than four times those sizes (the mean of |x y| of two normal
+/// numbers is 2/pi, and their largest are beyond 2).
 void expect_same_statistics(const std::vector<RecordedStatistics>& device, const SampledErrors& cpu, double terms) {
     for (const RecordedStatistics& s : device) {
         std::size_t at = 0;
