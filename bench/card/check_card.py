@@ -45,14 +45,16 @@ def steps(build, torch, sanitizer):
         Step("bits", "1 bits of 10^8", [speed, "--plan", "fa2", "--n", "4096", "--heads", "48", "--d", "128", "--repeat", "1",
                                         "--cpu-threads", "0" if os.cpu_count() < 8 else str(os.cpu_count())], 120,
              "0 of 100,859,904 elements differ", r"(\d+) of 100859904 elements differ", lambda n: n == 0),
-        Step("tensor", "2", [tensor_test], 300, "every test passes", passed),
-        Step("device", "1, 4, 5", [f"{tests}/kernels/device/device_test"], 120, "every test passes", passed),
+        Step("tensor", "2", [tensor_test], 300, "every test passes, two of other machines skipped", passed, lambda n: n >= 60),
+        Step("device", "1, 4, 5", [f"{tests}/kernels/device/device_test"], 120, "every test passes, one of other machines skipped", passed,
+             lambda n: n >= 18),
         Step("rule", "3 rule", [f"{build}/kernels/cuda/hardware_probe/hardware_probe"], 120,
              "the library's rule holds on 92 million dot products of each type", r"(The library's rule holds)"),
         Step("functions", "3 ex2, lg2", [f"{build}/kernels/cuda/special_probe/special_probe"], 120, "all equal",
              r"(all equal)"),
         Step("truth", "4", [f"{build}/kernels/cuda/truth_at_scale/truth_at_scale", "--repeat", "3", "--verify", "32"], 120,
-             "16 heads of 4096 at head size 128 in less than 10 s, 0 of MPFR's elements outside", r"(\d+) outside", lambda n: n == 0),
+             "16 heads of 4096 at head size 128 in less than 10 s, none of MPFR's elements outside",
+             r"best ([\d.]+) s(?:.|\n)*recomputed, (\d+) outside", lambda seconds, outside: seconds < 10 and outside == 0),
         Step("refused", "memory, a sentence", [program, "attribute", head, "--plan", "math", "--device", "cuda"], 30,
              "one sentence with file, layer and plan, exit 1", r"(device cuda: plan \"math\": a run needs)", None, 1,
              {"FAULTLINE_DEVICE_MIB": "16"}),
@@ -63,17 +65,17 @@ def steps(build, torch, sanitizer):
              "each 100 times two threads or more, 0 differ", r"s, ([\d.]+) times as long; (\d+) of",
              lambda times, differ: times >= 100 and differ == 0),
         Step("forward", "table: forward", [f"{build}/bench/tensor_kernel/tensor_attention_bench"], 60,
-             "TFLOP/s by variant", r"(fused)"),
+             "TFLOP/s at the two shapes", r"bf16  fused +[\d.]+ ms +([\d.]+) TFLOP/s"),
         Step("forward-torch", "table: forward beside PyTorch", [torch, f"{BENCH}/tensor_kernel/torch_attention.py"], 60,
              "FlashAttention-2 and cuDNN", r"(flash)"),
-        Step("backward", "table: backward", [f"{build}/bench/tensor_kernel/tensor_backward_bench"], 60, "TFLOP/s by variant",
-             r"(fused)"),
+        Step("backward", "table: backward", [f"{build}/bench/tensor_kernel/tensor_backward_bench"], 60,
+             "TFLOP/s at the two shapes", r"bf16  backward fused +[\d.]+ ms +([\d.]+) TFLOP/s"),
         Step("backward-torch", "table: backward beside PyTorch",
-             [torch, f"{BENCH}/tensor_kernel/torch_attention.py", "backward"], 60, "FlashAttention-2 and cuDNN", r"(flash)"),
+             [torch, f"{BENCH}/tensor_kernel/torch_attention.py", "backward"], 60, "FlashAttention-2 and cuDNN", r"(flash\w*|cudnn\w*) +[\d.]+ ms +([\d.]+)"),
         Step("recorder", "table: recorder", [f"{build}/bench/tensor_kernel/tensor_recorder_bench"], 60,
-             "at most 2 times on every tile, 1.03 on 1%", r"(1%)"),
+             "at most 2 times on every tile, 1.03 on 1%", r"recorder on ([\d.]+): .* ([\d.]+) times"),
     ]
-    tool = Path(sanitizer or "none") / "compute-sanitizer"
+    tool = Path(sanitizer or "--sanitizer FOLDER") / "compute-sanitizer"
     small = [program, "selftest", "--device", "cuda", "--parts", "plans,truth", "--families", "benign", "--queries", "72", "--heads",
              "2", "--head-dim", "32"]
     launches = [tensor_test, "--gtest_filter=TensorRecorderLaunches.LeaveTheirCounters*:TensorAltered.ForwardsAre*"]
@@ -104,7 +106,10 @@ def run(step, folder):
     found = [numbers(m.groups()) for m in re.finditer(step.found, text)]
     figure = "; ".join(" ".join(str(x) for x in one) for one in found[:8]) or "nothing of it in the output"
     holds = bool(found) and status == step.status and (step.holds is None or all(step.holds(*one) for one in found))
-    return holds, figure if status == step.status else f"exit {status}", time.monotonic() - begin
+    if status != step.status:
+        lines = [line for line in text.splitlines() if line.strip()]
+        figure = f"exit {status}: {lines[-1] if lines else ''}"
+    return holds, figure, time.monotonic() - begin
 
 
 def main():

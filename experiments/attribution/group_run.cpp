@@ -118,8 +118,15 @@ void keep_gradients(GroupBackward&& backward, RunOutputs& out) {
 RunOutputs run_plan(const Group& group, const RoundingPlan& plan, Instrument* instrument,
                     const AttentionBackend& backend) {
     RunOutputs out;
-    GroupForward fwd = backend.forward(group.inputs, plan, instrument);
-    if (!group.inputs.dout.empty()) keep_gradients(backend.backward(group.inputs, fwd, plan, instrument), out);
+    GroupForward fwd;
+    if (instrument == nullptr && !group.inputs.dout.empty()) {
+        GroupAttention both = backend.both(group.inputs, plan);
+        fwd = std::move(both.forward);
+        keep_gradients(std::move(both.backward), out);
+    } else {
+        fwd = backend.forward(group.inputs, plan, instrument);
+        if (!group.inputs.dout.empty()) keep_gradients(backend.backward(group.inputs, fwd, plan, instrument), out);
+    }
     for (HeadForward& head : fwd.heads) {
         out.outputs[static_cast<std::size_t>(Output::o)].push_back(std::move(head.o));
         Matrix& lse = out.lse.emplace_back(static_cast<std::ptrdiff_t>(head.lse.size()), 1);

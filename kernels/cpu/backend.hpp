@@ -17,6 +17,11 @@ class NoRoom : public WorkError {
     using WorkError::WorkError;
 };
 
+struct GroupAttention {
+    GroupForward forward;
+    GroupBackward backward;
+};
+
 /// Every member may be called by any thread; results are the same bits on every back end.
 class AttentionBackend {
   public:
@@ -32,6 +37,13 @@ class AttentionBackend {
                                                Instrument* instrument) const = 0;
     [[nodiscard]] virtual GroupBackward backward(const HeadGroup& in, const GroupForward& fwd, const RoundingPlan& plan,
                                                  Instrument* instrument) const = 0;
+    /// Both of a group that has gradients of its output, with no instrument. What the plan saves for the backward alone (p and
+    /// capped of HeadForward) may be left out: a device keeps it where it is.
+    [[nodiscard]] virtual GroupAttention both(const HeadGroup& in, const RoundingPlan& plan) const {
+        GroupAttention all{forward(in, plan, nullptr), {}};
+        all.backward = backward(in, all.forward, plan, nullptr);
+        return all;
+    }
     /// Before work that begins with something else: NoRoom, which names the plan, where the back end has not the memory for a run
     /// of it on groups of this shape, its backward too where the group has gradients of its output. instrument: as the run will
     /// be given it, since what is seen takes memory too. Only shapes are read.

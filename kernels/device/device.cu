@@ -113,26 +113,23 @@ class Device final : public AttentionBackend {
         Call call(*this, groups, plan, instrument, emulated::Passes::backward);
         return emulated::backward(call.backend, groups, forwards, plan, instrument);
     }
+    [[nodiscard]] GroupAttention both(const HeadGroup& in, const RoundingPlan& plan) const override {
+        return both(in, plan, 1);
+    }
     [[nodiscard]] Attention attention(std::span<const HeadGroup> groups, const RoundingPlan& plan) const {
         Attention out;
         if (!beside_each_other(groups)) {
             out.forward = forward(groups, plan);
             out.backward = backward(groups, out.forward, plan);
+            for (GroupForward& group : out.forward) leave_saved_out(group);
             return out;
         }
         out.forward.resize(groups.size());
         out.backward.resize(groups.size());
         parallel_for(groups.size(), 0, [&](std::size_t g) {
-            const std::span one = groups.subspan(g, 1);
-            if (bytes_of(need_of(one, plan, nullptr, emulated::Passes::both)) > room_.all()) {  // one by one takes less
-                out.forward[g] = std::move(forward(one, plan).front());
-                out.backward[g] = std::move(backward(one, std::span(&out.forward[g], 1), plan).front());
-                return;
-            }
-            Call call(*this, one, plan, nullptr, emulated::Passes::both, groups.size());
-            emulated::Attention both = emulated::attention(call.backend, one, plan);
-            out.forward[g] = std::move(both.forward.front());
-            out.backward[g] = std::move(both.backward.front());
+            GroupAttention one = both(groups[g], plan, groups.size());
+            out.forward[g] = std::move(one.forward);
+            out.backward[g] = std::move(one.backward);
         });
         return out;
     }
@@ -146,6 +143,25 @@ class Device final : public AttentionBackend {
     [[nodiscard]] Room& shared() const { return room_; }
 
   private:
+    static void leave_saved_out(GroupForward& group) {
+        for (HeadForward& head : group.heads) head.p = head.capped = Matrix();
+    }
+    /// One of `beside` calls.
+    [[nodiscard]] GroupAttention both(const HeadGroup& in, const RoundingPlan& plan, std::size_t beside) const {
+        const std::span one(&in, 1);
+        GroupAttention out;
+        if (bytes_of(need_of(one, plan, nullptr, emulated::Passes::both)) > room_.all()) {  // one by one takes less
+            out.forward = std::move(forward(one, plan).front());
+            out.backward = std::move(backward(one, std::span(&out.forward, 1), plan).front());
+            leave_saved_out(out.forward);
+            return out;
+        }
+        Call call(*this, one, plan, nullptr, emulated::Passes::both, beside);
+        emulated::Attention all = emulated::attention(call.backend, one, plan, false);
+        out.forward = std::move(all.forward.front());
+        out.backward = std::move(all.backward.front());
+        return out;
+    }
     /// What tiles, and what tapes, of a call may have together, but of one team: so that many calls fit beside each other.
     static std::size_t share(const Room& room) { return room.all() / most_calls; }
     static std::size_t bytes_of(const Room& room, const emulated::Need& need) {

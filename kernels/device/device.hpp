@@ -44,7 +44,7 @@ struct Info {
                                                             std::span<const GroupForward> forwards,
                                                             const RoundingPlan& plan);
 /// Both of every group, which has gradients of its output; the backward of one begins when its own forward is there, beside
-/// the forwards of others.
+/// the forwards of others. p and capped, which a plan saves for the backward alone, stay on the device.
 struct Attention {
     std::vector<GroupForward> forward;
     std::vector<GroupBackward> backward;

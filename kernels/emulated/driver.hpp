@@ -62,8 +62,8 @@ class Forward {
         make_outputs(first.has_sink);
         run();
     }
-    /// What the heads left, once they have ended.
-    std::vector<GroupForward> fetch() {
+    /// What the heads left, once they have ended; with_saved: what the plan saves for a backward, too (p, capped).
+    std::vector<GroupForward> fetch(bool with_saved = true) {
         std::vector<GroupForward> out;
         std::size_t at = 0;
         for (const HeadGroup& group : groups_) {
@@ -73,8 +73,9 @@ class Forward {
                 head.o = fetched(backend_, outputs_[at].o);
                 head.o_unrounded = fetched(backend_, outputs_[at].o_unrounded);
                 head.lse = fetched(backend_, outputs_[at].lse, n_q_);
-                if (outputs_[at].p.data != nullptr) head.p = fetched(backend_, outputs_[at].p);
-                if (outputs_[at].capped.data != nullptr) head.capped = fetched(backend_, outputs_[at].capped);
+                if (outputs_[at].p.data != nullptr && with_saved) head.p = fetched(backend_, outputs_[at].p);
+                if (outputs_[at].capped.data != nullptr && with_saved)
+                    head.capped = fetched(backend_, outputs_[at].capped);
                 if (outputs_[at].sink_p != nullptr) head.sink_p = fetched(backend_, outputs_[at].sink_p, n_q_);
             }
         }
@@ -383,9 +384,10 @@ struct Attention {
     std::vector<GroupBackward> backward;
 };
 /// forward() and backward() in one call: q, k and v are cast and sent once, and what the backward reads of the forward, P where
-/// the plan saves it, stays where it is.
+/// the plan saves it, stays where it is, and is fetched where it is asked for.
 template <class Backend>
-Attention attention(Backend& backend, std::span<const HeadGroup> groups, const RoundingPlan& plan) {
+Attention attention(Backend& backend, std::span<const HeadGroup> groups, const RoundingPlan& plan,
+                    bool with_saved = true) {
     Heads<Backend> heads(backend, groups, plan);
     cpu::NoInstrument none;
     detail::Forward first(backend, groups, plan, none, nullptr, heads);
@@ -393,7 +395,7 @@ Attention attention(Backend& backend, std::span<const HeadGroup> groups, const R
     cpu::Stage<cpu::NoInstrument> stage(plan, &none, groups.front().seed, groups.front().layer);
     heads.add_gradients(groups, stage);  // while the teams work
     Attention out;
-    out.forward = first.fetch();
+    out.forward = first.fetch(with_saved);
     out.backward = detail::Backward(backend, groups, out.forward, plan, none, nullptr, heads, &first.outputs()).run();
     return out;
 }

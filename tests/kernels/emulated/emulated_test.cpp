@@ -68,6 +68,10 @@ void expect_same(const Head& head, const RoundingPlan& plan, const std::string& 
         EXPECT_EQ(differing(own[0].heads[h].p, both.forward[0].heads[h].p), 0u) << what << " p in one call";
         EXPECT_EQ(differing(own_back[0].dq[h], both.backward[0].dq[h]), 0u) << what << " dq in one call";
     }
+    emulated::HostBackend third(8, 3);
+    const emulated::Attention kept = emulated::attention(third, groups, settled, false);
+    EXPECT_TRUE(kept.forward[0].heads[0].p.values.empty() && kept.forward[0].heads[0].capped.values.empty()) << what;
+    EXPECT_EQ(differing(own_back[0].dv, kept.backward[0].dv), 0u) << what << " dv where P stays";
     EXPECT_EQ(differing(own_back[0].dk, both.backward[0].dk), 0u) << what << " dk in one call";
     EXPECT_EQ(differing(own_back[0].dv, both.backward[0].dv), 0u) << what << " dv in one call";
     EXPECT_EQ(differing(column(own_back[0].dsink), column(both.backward[0].dsink)), 0u) << what << " dsink in one call";
