@@ -367,15 +367,33 @@ class FusedAdd {
     [[maybe_unused]] bool by_v3_;
 };
 
+/// Whether a fused add whose products are all zero leaves what the unit has written as it is: zeros take no part in the alignment,
+/// and every bit that the unit writes survives it.
+bool keeps_written(const MatrixUnit& unit) {
+    const int written_bits = unit.output == OutputFormat::f16_rne    ? 10
+                             : unit.output == OutputFormat::e8m13_rz ? 13
+                                                                     : 23;
+    return unit.zero == ZeroOperand::ignored && unit.fraction_bits >= written_bits;
+}
+
+bool all_zero(const std::int16_t* exponents, int count) {
+    for (int t = 0; t < count; ++t)
+        if (exponents[t] != no_exponent) return false;
+    return true;
+}
+
 /// All columns before the next group of k: neighbouring blocks do not wait for each other.
 void accumulate_row(const MatrixUnit& unit, const Operands& a, const Operands& b, std::ptrdiff_t i, std::ptrdiff_t k,
                     Row& c) {
     const bool may_narrow = a.is_narrow && b.is_narrow && unit.fraction_bits <= narrow_fraction_bits;
     const auto cols = static_cast<std::ptrdiff_t>(c.wide.size());
     const FusedAdd add(unit);
+    const bool skips = keeps_written(unit);
     for (std::ptrdiff_t j = 0; j < cols; j += width) c.is_narrow[j / width] = may_narrow && c.narrow_block(j);
     for (std::ptrdiff_t t = 0; t < k; t += unit.terms) {
         const int count = static_cast<int>(std::min<std::ptrdiff_t>(unit.terms, k - t));
+        // Masked keys, probabilities that underflow: of a saturated row nearly all. The first add writes c in the unit's format.
+        if (skips && t > 0 && all_zero(a.exponents.row(i) + t, count)) continue;
         for (std::ptrdiff_t j = 0; j < cols; j += width) {
             unsigned char& narrow = c.is_narrow[j / width];
             const Group g{a.wide.row(i) + t,   a.narrow.row(i) + t,    a.exponents.row(i) + t, b.wide.row(t) + j,

@@ -34,6 +34,11 @@ void compare(const Accumulation& accumulation, const testing::Shape& shape_a, co
     const MatrixView<double> va(a.data(), m, k, k + pad), vb(b.data(), k, n, n + pad), vc(c.data(), m, n, n + pad);
     for (int i = 0; i < m; ++i)
         for (int t = 0; t < k; ++t) va(i, t) = numbers.of_style(shape_a, style);
+    for (int i = 0; i < m; ++i) {  // zeros that fill whole fused adds, as masked keys and underflowed probabilities do
+        if (!numbers.one_in(2)) continue;
+        const int first = numbers.between(0, k - 1), last = numbers.between(first, k - 1);
+        for (int t = first; t <= last; ++t) va(i, t) = numbers.one_in(2) ? 0.0 : -0.0;
+    }
     for (int t = 0; t < k; ++t)
         for (int j = 0; j < n; ++j) vb(t, j) = numbers.of_style(shape_b, numbers.one_in(3) ? 0 : style);
     for (int i = 0; i < m; ++i)
