@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstddef>
 #include <optional>
+#include <type_traits>
 
 #include <faultline/random/random_stream.hpp>
 #include <faultline/tensor_kernel/backward.hpp>
@@ -57,7 +58,8 @@ class ForwardInputs {
     const std::size_t q_rows, q_count, k_count;
     ForwardCall call;
 
-    static void draw(const DeviceMemory<T>& x, std::size_t count, std::uint64_t child) {
+    template <class E>
+    static void draw(const DeviceMemory<E>& x, std::size_t count, std::uint64_t child) {
         fill<<<2048, 256>>>(x.data(), count, RandomStream(1, 2).child(child));
     }
 
@@ -101,7 +103,7 @@ class BackwardInputs {
                             .dv = dv_.data()};
         call.q_strides = call.o_strides = call.dout_strides = call.dq_strides = f.q_strides;
         call.k_strides = call.v_strides = call.dk_strides = call.dv_strides = f.k_strides;
-        workspace_.emplace(backward_workspace(call));
+        workspace_.emplace(backward_workspace(call, std::is_same_v<T, Other> ? Element::bf16 : Element::e4m3));
         call.workspace = workspace_->data();
     }
 
@@ -109,7 +111,8 @@ class BackwardInputs {
     BackwardCall call;
 
   private:
-    const DeviceMemory<T> dout_, dq_, dk_, dv_;
+    using Other = std::conditional_t<std::is_same_v<T, __nv_fp8_e4m3>, __nv_bfloat16, T>;
+    const DeviceMemory<Other> dout_, dq_, dk_, dv_;
     const DeviceMemory<float> o_unrounded_;
     std::optional<DeviceMemory<unsigned char>> workspace_;
 };

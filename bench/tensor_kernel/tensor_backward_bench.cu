@@ -26,14 +26,19 @@ template <class T>
 void time_shape(const Shape& shape, const std::vector<Case>& cases) {
     BackwardInputs<T> inputs(shape);
     BackwardCall& call = inputs.call;
-    constexpr Element element = std::is_same_v<T, __half> ? Element::fp16 : Element::bf16;
-    launch_forward(inputs.forward.call, supported(forward_plan(element), shape.d, shape.causal).kernel);
+    constexpr bool is_e4m3 = std::is_same_v<T, __nv_fp8_e4m3>;
+    constexpr Element element = std::is_same_v<T, __half> ? Element::fp16 : is_e4m3 ? Element::e4m3 : Element::bf16;
+    const ForwardKernel forward = supported(forward_plan(element), shape.d, shape.causal).kernel;
+    ForwardCall& forward_call = inputs.forward.call;
+    const DeviceMemory<unsigned char> forward_memory(forward_workspace(forward_call, forward));
+    forward_call.workspace = forward_memory.data();
+    launch_forward(forward_call, forward);
     const double flops = 10.0 * inputs.forward.q_rows * shape.n * shape.d / (shape.causal ? 2 : 1);
     for (const Case& c : cases) {
         call.deterministic = c.deterministic;
         double ms = 0;
         if (c.recorded > 0) {
-            if constexpr (!std::is_same_v<T, __half>) {
+            if constexpr (element == Element::bf16) {
                 const DeviceMemory<RecordedCell> cells(RecordedBackwardShape(call).cells());
                 ms = median_ms([&] { launch_recorded_backward(call, c.kernel, {c.recorded, 1, cells.data()}); });
             }
@@ -42,7 +47,10 @@ void time_shape(const Shape& shape, const std::vector<Case>& cases) {
         }
         std::printf("B%d H%d/%d N%d d%d %s %s  backward %-32s %8.3f ms %7.1f TFLOP/s\n", shape.batch, shape.heads,
                     shape.kv_heads, shape.n, shape.d, shape.causal ? "causal" : "full",
-                    std::is_same_v<T, __half> ? "fp16" : "bf16", c.name.c_str(), ms, flops / ms * 1e-9);
+                    is_e4m3                    ? "e4m3"
+                    : element == Element::fp16 ? "fp16"
+                                               : "bf16",
+                    c.name.c_str(), ms, flops / ms * 1e-9);
         std::fflush(stdout);
     }
 }
@@ -87,6 +95,9 @@ int main(int argc, char** argv) {
     using namespace faultline::tensor_kernel;
     return run_benchmark("tensor_backward_bench", argc, argv, [](const Shape& shape) {
         time_shape<__nv_bfloat16>(shape, every_variant());
-        time_shape<__half>(shape, {{"fused", supported_backward(backward_plan(128, Element::fp16), 128, true).kernel}});
+        for (const Element element : {Element::fp16, Element::e4m3}) {
+            const Case fused{"fused", supported_backward(backward_plan(128, element), 128, true).kernel};
+            element == Element::fp16 ? time_shape<__half>(shape, {fused}) : time_shape<__nv_fp8_e4m3>(shape, {fused});
+        }
     });
 }

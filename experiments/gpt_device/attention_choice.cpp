@@ -73,7 +73,9 @@ AttentionOnDevice::Tensor AttentionOnDevice::tensor_of(const RoundingPlan& plan,
         if (!why.empty())
             throw RequestError(fmt::format("device cuda: attention: plan {}: {}; or attention fast", plan.name, why));
     if (forward.kernel.element != tensor_kernel::Element::bf16)
-        throw RequestError(fmt::format("device cuda: attention: plan {}: casts to fp16: expected bf16", plan.name));
+        throw RequestError(fmt::format("device cuda: attention: plan {}: casts q, k and v to {}: expected bf16",
+                                       plan.name,
+                                       forward.kernel.element == tensor_kernel::Element::e4m3 ? "e4m3" : "fp16"));
     return {plan.name, forward.kernel, backward.kernel, plan.schedule};
 }
 

@@ -13,13 +13,15 @@ namespace faultline::tensor_kernel {
 /// backward_launch.cuh, in backward_bf16.cu and backward_fp16.cu.
 template <class T, int d>
 void launch_backward_of(const BackwardCall& call, const BackwardKernel& kernel, cudaStream_t stream);
+/// backward_e4m3.cu.
+void launch_e4m3_backward(const BackwardCall& call, const BackwardKernel& kernel, cudaStream_t stream);
 /// backward_mma.cu.
 void launch_mma_backward_of(const BackwardCall& call, const BackwardKernel& kernel, cudaStream_t stream);
 
 namespace {
 
-/// `launch` launches the call.
-template <class T, class Launch>
+/// `launch` launches the call. T: of q, k and v, E of the others.
+template <class T, class E, class Launch>
 std::vector<GroupBackward> run(std::span<const HeadGroup> groups, std::span<const GroupForward> forwards,
                                const Launch& launch) {
     auto call = call_of<BackwardCall>(groups);
@@ -28,10 +30,10 @@ std::vector<GroupBackward> run(std::span<const HeadGroup> groups, std::span<cons
     call.dk_strides = call.dv_strides = call.k_strides;
     using Views = std::vector<MatrixView<const double>>;
     const DeviceMemory<T> q(stored<T>(groups.size(), [&](std::size_t g) { return groups[g].q; })),
-        dout(stored<T>(groups.size(), [&](std::size_t g) { return groups[g].dout; })),
         k(stored<T>(groups.size(), [&](std::size_t g) { return Views{groups[g].k}; })),
-        v(stored<T>(groups.size(), [&](std::size_t g) { return Views{groups[g].v}; })),
-        o(stored<T>(groups.size(), [&](std::size_t g) {
+        v(stored<T>(groups.size(), [&](std::size_t g) { return Views{groups[g].v}; }));
+    const DeviceMemory<E> dout(stored<E>(groups.size(), [&](std::size_t g) { return groups[g].dout; })),
+        o(stored<E>(groups.size(), [&](std::size_t g) {
             Views views;
             for (const HeadForward& head : forwards[g].heads) views.push_back(head.o.view());
             return views;
@@ -47,8 +49,9 @@ std::vector<GroupBackward> run(std::span<const HeadGroup> groups, std::span<cons
                                        static_cast<std::size_t>(call.head_dim);
     const std::size_t key_elements = static_cast<std::size_t>(call.kv_heads) * static_cast<std::size_t>(call.n_k) *
                                      static_cast<std::size_t>(call.head_dim);
-    const DeviceMemory<T> dq(query_elements), dk(key_elements), dv(key_elements);
-    const DeviceMemory<unsigned char> workspace(backward_workspace(call));
+    const DeviceMemory<E> dq(query_elements), dk(key_elements), dv(key_elements);
+    const DeviceMemory<unsigned char> workspace(
+        backward_workspace(call, std::is_same_v<T, E> ? Element::bf16 : Element::e4m3));
     call.q = q.data();
     call.k = k.data();
     call.v = v.data();
@@ -63,8 +66,8 @@ std::vector<GroupBackward> run(std::span<const HeadGroup> groups, std::span<cons
     launch(call);
     check(cudaDeviceSynchronize(), "running the tensor-core backward");
 
-    const std::vector<T> host_dq = dq.host(), host_dk = dk.host(), host_dv = dv.host();
-    const T *next_dq = host_dq.data(), *next_dk = host_dk.data(), *next_dv = host_dv.data();
+    const std::vector<E> host_dq = dq.host(), host_dk = dk.host(), host_dv = dv.host();
+    const E *next_dq = host_dq.data(), *next_dk = host_dk.data(), *next_dv = host_dv.data();
     std::vector<GroupBackward> out(groups.size());
     for (GroupBackward& g : out) {
         for (std::size_t h = 0; h < groups.front().q.size(); ++h)
@@ -77,13 +80,14 @@ std::vector<GroupBackward> run(std::span<const HeadGroup> groups, std::span<cons
 
 }  // namespace
 
-std::size_t backward_workspace(const BackwardCall& call) { return BackwardWorkspace(call).bytes; }
+std::size_t backward_workspace(const BackwardCall& call, Element element) { return workspace_bytes(call, element); }
 
 void launch_backward(const BackwardCall& call, const BackwardKernel& kernel, void* stream) {
     expect_backward(call, kernel);
     expect_device(kernel.unit);
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
     if (kernel.unit == Unit::mma) return launch_mma_backward_of(call, kernel, cuda_stream);
+    if (kernel.element == Element::e4m3) return launch_e4m3_backward(call, kernel, cuda_stream);
     const bool small = call.head_dim == 64;
     if (kernel.element == Element::bf16)
         return small ? launch_backward_of<__nv_bfloat16, 64>(call, kernel, cuda_stream)
@@ -113,15 +117,16 @@ std::vector<GroupBackward> attention_backward(std::span<const HeadGroup> groups,
                                               const RoundingPlan& plan) {
     const BackwardKernel kernel = kernel_for(groups, forwards, plan);
     const auto launch = [&](const BackwardCall& call) { launch_backward(call, kernel); };
-    return kernel.element == Element::bf16 ? run<__nv_bfloat16>(groups, forwards, launch)
-                                           : run<__half>(groups, forwards, launch);
+    if (kernel.element == Element::e4m3) return run<__nv_fp8_e4m3, __nv_bfloat16>(groups, forwards, launch);
+    return kernel.element == Element::bf16 ? run<__nv_bfloat16, __nv_bfloat16>(groups, forwards, launch)
+                                           : run<__half, __half>(groups, forwards, launch);
 }
 
 RecordedBackward recorded_backward(std::span<const HeadGroup> groups, std::span<const GroupForward> forwards,
                                    const RoundingPlan& plan, double fraction, std::uint32_t seed) {
     const BackwardKernel kernel = kernel_for(groups, forwards, plan);
     RecordedBackward out;
-    out.groups = run<__nv_bfloat16>(groups, forwards, [&](const BackwardCall& call) {
+    out.groups = run<__nv_bfloat16, __nv_bfloat16>(groups, forwards, [&](const BackwardCall& call) {
         const DeviceMemory<RecordedCell> cells(std::vector<RecordedCell>(RecordedBackwardShape(call).cells()));
         const BackwardRecorder recorder{fraction, seed, cells.data()};
         launch_recorded_backward(call, kernel, recorder);

@@ -279,7 +279,8 @@ class BackwardConsumer : BackwardElements<T, Tiles, Variant, Rec> {
     __device__ __forceinline__ void store(const KeyTile<Tiles>& tile) {
         if constexpr (Rec::alters) Rec::keep(*this, tile);
         named_sync(1, 256);  // the other warpgroup has read k for dq
-        const float scale = variant.ds_scale == DsScale::before ? 1.0f : in_.scale;
+        float scale = variant.ds_scale == DsScale::before ? 1.0f : in_.scale;
+        if constexpr (Descales<Rec>) scale = this->sums_.dk_scale;
 #pragma unroll
         for (int i = 0; i < d / 16; ++i) {
             std::uint32_t v[4], k[4];

@@ -9,6 +9,8 @@
 // and dP is summed over a row by four threads, each over its columns of every tile, where the emulation goes from key to key.
 // A zero-sum projection is a second ds, cast to the element type, that is multiplied as ds is: what it takes off is off by
 // 2^-9 of itself, and the sum of a row by as much of what the casts had left.
+// In e4m3 (preset fa3-fp8, whose backward is in bf16 on the same values) q, k and v are brought to bf16 first, which has every
+// number of e4m3, and all of this holds of the backward in bf16; a descale factor of v rounds dP once more.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +24,8 @@
 namespace faultline::tensor_kernel {
 
 /// One call, on device memory. q, o, dout, dq [batch, heads, n_q, head_dim]; k, v, dk, dv [batch, kv_heads, n_k, head_dim],
-/// all of the kernel's element type and 16-byte aligned; lse [batch, heads, n_q] contiguous, fp32, natural units, infinite
+/// all of the kernel's element type (e4m3: q, k and v alone, whose rows are multiples of 16 elements apart; the others are bf16)
+/// and 16-byte aligned; lse [batch, heads, n_q] contiguous, fp32, natural units, infinite
 /// where a row sees no key. heads is a multiple of kv_heads: query head h reads key head h / (heads / kv_heads).
 struct BackwardCall {
     int batch = 1, heads = 1, kv_heads = 1, n_q = 0, n_k = 0, head_dim = 0;
@@ -42,15 +45,22 @@ struct BackwardCall {
     /// Null, or [batch, kv_heads, zero_sum_parts(n_k), 2]: the sum of the cast ds over 16 keys and all queries of the key head,
     /// and the sum of its magnitudes; with ds_scale before the cast in units of the scaled ds, as the plan has it there.
     double* zero_sums = nullptr;
-    void* workspace = nullptr;  ///< backward_workspace(call) bytes, 128-byte aligned; nothing in it outlives the call
+    /// Bytes by backward_workspace(), 128-byte aligned; nothing in it outlives the call.
+    void* workspace = nullptr;
     Strides q_strides, k_strides, v_strides, o_strides, dout_strides, dq_strides, dk_strides, dv_strides;
+    /// Of e4m3, variant fused, each null or fp32 [batch, kv_heads]: ForwardCall's. The gradients are those of the elements times
+    /// their factors: q's and k's product multiplies the scale, in fp32, v's dP, k's factor scale in dq and q's scale in dk.
+    const float* q_descale = nullptr;
+    const float* k_descale = nullptr;
+    const float* v_descale = nullptr;
 };
 
 /// Groups of 16 keys, of whole key tiles, as the warps take them.
 [[nodiscard]] constexpr int zero_sum_parts(int n_k) { return (n_k + 127) / 128 * 8; }
 
-/// Bytes of device memory that a call of these sizes needs for dq in fp32, and numbers of rows.
-[[nodiscard]] std::size_t backward_workspace(const BackwardCall& call);
+/// Bytes of device memory that a call of these sizes needs for dq in fp32, and numbers of rows; of e4m3 for q, k and v in bf16
+/// too.
+[[nodiscard]] std::size_t backward_workspace(const BackwardCall& call, Element element = Element::bf16);
 
 /// Launches the kernels on a stream (cudaStream_t; null: the default stream) and does not wait. WorkError, one sentence: no
 /// CUDA in this build, no device of the compute capability that the kernel's unit needs, a launch that fails. std::invalid_argument: shapes that do not

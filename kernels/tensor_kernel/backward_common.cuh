@@ -50,7 +50,9 @@ void finish(const BackwardCall& call, const BackwardWorkspace& at, const Backwar
                                 call.heads,
                                 call.n_q,
                                 at.q_tiles,
-                                variant.ds_scale == DsScale::before ? 1.0f : static_cast<float>(call.scale)};
+                                variant.ds_scale == DsScale::before ? 1.0f : static_cast<float>(call.scale),
+                                call.k_descale,
+                                call.heads / call.kv_heads};
     finish_backward<T, d><<<dim3(2 * at.q_tiles, call.batch * call.heads), 128, 0, stream>>>(in);
     check(cudaGetLastError(), "launching the backward's last step");
 }

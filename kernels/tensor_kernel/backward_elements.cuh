@@ -14,6 +14,12 @@
 
 namespace faultline::tensor_kernel {
 
+/// What stands in a recorder's place has factors of the head in its sums: `exponent`, and `dk_scale` of dk's last scaling.
+template <class Rec>
+concept Descales = requires {
+    Rec::descales;
+};
+
 template <class T, class Tiles, class Variant, class Rec>
 struct BackwardElements {
     static constexpr BackwardVariant variant = Variant::value;
@@ -43,6 +49,13 @@ struct BackwardElements {
         return step;
     }
     [[nodiscard]] __device__ __forceinline__ Rec recorder() const { return {in_, recording_}; }
+    /// BackwardArguments::exponent, of this head where it has one of its own.
+    [[nodiscard]] __device__ __forceinline__ float exponent() const {
+        if constexpr (Descales<Rec>)
+            return sums_.exponent;
+        else
+            return in_.exponent;
+    }
     /// Of this warp in the key tile.
     [[nodiscard]] __device__ __forceinline__ int first_row() const { return which_ * 64 + threadIdx.x / 32 % 4 * 16; }
 
@@ -67,7 +80,7 @@ struct BackwardElements {
             const float2 two = lse[4 * c];
 #pragma unroll
             for (int e = 0; e < 4; ++e)
-                s[4 * c + e] = probability<Variant>(s[4 * c + e], in_.exponent, e % 2 == 0 ? two.x : two.y);
+                s[4 * c + e] = probability<Variant>(s[4 * c + e], exponent(), e % 2 == 0 ? two.x : two.y);
         }
         if constexpr (Rec::records) recorder().probabilities(step.place, s, lse[0]);
     }

@@ -111,9 +111,11 @@ BackwardSupport supported_backward(const RoundingPlan& plan, int head_dim, bool 
     }
     const RoundingPlan asked = for_head_dim(plan, head_dim, causal);
     BackwardKernel& kernel = answer.kernel;
-    kernel.element = asked[Site::q_cast].format == fp16 ? Element::fp16 : Element::bf16;
+    const Format& format = asked[Site::q_cast].format;
+    kernel.element = format == fp16 ? Element::fp16 : format == e4m3 ? Element::e4m3 : Element::bf16;
     std::vector<Difference> nearest;
     for (const Unit unit : {Unit::wgmma, Unit::mma}) {
+        if (kernel.element == Element::e4m3 && unit == Unit::mma) continue;
         const RoundingPlan own = backward_plan(head_dim, kernel.element, unit);
         const RoundingPlan backward = backward_of(asked, own, unit);
         for (const Named& named : variants) {

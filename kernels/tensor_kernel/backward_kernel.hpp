@@ -29,13 +29,13 @@ struct BackwardSupport {
 
 /// Whether the kernels run this plan's backward for heads of this size (64 or 128; q, k and v alike). The kernels are, in bf16
 /// or fp16 with key tiles of 128,
-///   by wgmma preset fa3's backward, and all variants; bwd_block_q is free where it is a multiple of 16 (0 is the whole
+///   by wgmma preset fa3's backward, and all variants, also of q, k and v in e4m3 (fa3-fp8: everything else is bf16); bwd_block_q is free where it is a multiple of 16 (0 is the whole
 ///   sequence): dk and dv are summed over 16 queries at a time in ascending order whatever the tile;
 ///   by mma preset fa2's backward, fused and unfused, and in bf16 unfused with q k^T held in bf16 (bwd_s_cast).
 /// What they return is then what kernels/cpu returns for the plan, but for what backward.hpp says.
 [[nodiscard]] BackwardSupport supported_backward(const RoundingPlan& plan, int head_dim, bool causal);
 
-/// Preset fa3 (wgmma) or fa2 (mma) as the backward kernels run it, dq summed over key tiles in the order of
+/// Preset fa3 (wgmma; of e4m3 fa3-fp8) or fa2 (mma) as the backward kernels run it, dq summed over key tiles in the order of
 /// BackwardCall::deterministic.
 [[nodiscard]] RoundingPlan backward_plan(int head_dim, Element element = Element::bf16, Unit unit = Unit::wgmma);
 

@@ -102,6 +102,8 @@ struct FinishArguments {
     std::int64_t row, head, batch;
     int heads, n_q, query_blocks;
     float scale;
+    const float* factors;  ///< null, or [batch * heads / group]: of the scale
+    int group;             ///< query heads of a key head
 };
 
 /// One block for each 64 x 64 of dq; grid: 2 * query blocks, heads of all batch elements.
@@ -114,11 +116,12 @@ __global__ void __launch_bounds__(128) finish_backward(const FinishArguments<T> 
                                ((static_cast<std::int64_t>(head) * in.query_blocks + block) * 2 + unit) * 1024 +
                                threadIdx.x;
     const int row = warp * 16 + lane / 4;
+    const float scale = in.factors == nullptr ? in.scale : in.scale * in.factors[head / in.group];
 #pragma unroll
     for (int c = 0; c < 8; ++c) {
         const float4 x = from[c * 128];
-        tile[row][c * 4 + lane % 4] = pack<T>(x.x * in.scale, x.y * in.scale);
-        tile[row + 8][c * 4 + lane % 4] = pack<T>(x.z * in.scale, x.w * in.scale);
+        tile[row][c * 4 + lane % 4] = pack<T>(x.x * scale, x.y * scale);
+        tile[row + 8][c * 4 + lane % 4] = pack<T>(x.z * scale, x.w * scale);
     }
     __syncthreads();
     const int first_row = d == 64 ? block * 128 + unit * 64 : block * 64, first_column = d == 64 ? 0 : unit * 64;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 
@@ -42,6 +43,27 @@ struct BackwardWorkspace {
     std::size_t turns_;
 };
 
+/// Of e4m3, behind a BackwardWorkspace: q, k and v in bf16, contiguous.
+struct WidenedInputs {
+    std::size_t q, k, v, end;  ///< bytes from the workspace's beginning
+
+    explicit WidenedInputs(const BackwardCall& call) {
+        const auto bytes = [&](int heads, int rows) {
+            return sizeof(std::uint16_t) * static_cast<std::size_t>(call.batch) * static_cast<std::size_t>(heads) *
+                   static_cast<std::size_t>(rows) * static_cast<std::size_t>(call.head_dim);
+        };
+        const auto next = [](std::size_t at) { return (at + 127) / 128 * 128; };
+        q = next(BackwardWorkspace(call).bytes);
+        k = next(q + bytes(call.heads, call.n_q));
+        v = next(k + bytes(call.kv_heads, call.n_k));
+        end = v + bytes(call.kv_heads, call.n_k);
+    }
+};
+
+inline std::size_t workspace_bytes(const BackwardCall& call, Element element) {
+    return element == Element::e4m3 ? WidenedInputs(call).end : BackwardWorkspace(call).bytes;
+}
+
 /// std::invalid_argument where a call does not fit the kernel.
 inline void expect_backward(const BackwardCall& call, const BackwardKernel& kernel) {
     const bool positive =
@@ -53,6 +75,17 @@ inline void expect_backward(const BackwardCall& call, const BackwardKernel& kern
     const void* const o = kernel.delta_from == DeltaFrom::o_unrounded ? call.o_unrounded : call.o;
     if (!needs_dp(kernel.delta_from) && o == nullptr)
         throw std::invalid_argument("tensor_kernel: the kernel makes delta of an o that the call does not have");
+    const bool is_descaled = call.q_descale != nullptr || call.k_descale != nullptr || call.v_descale != nullptr;
+    const bool is_fused = kernel.variant == BackwardVariant{} && !needs_dp(kernel.delta_from);
+    if (is_descaled && (kernel.element != Element::e4m3 || !is_fused))
+        throw std::invalid_argument(
+            "tensor_kernel: the backward takes descale factors in e4m3, variant fused, delta of o");
+    const auto whole = [](const Strides& s) { return (s.row | s.head | s.batch) % 16 == 0; };
+    if (kernel.element == Element::e4m3 &&
+        (kernel.unit != Unit::wgmma || !whole(call.q_strides) || !whole(call.k_strides) || !whole(call.v_strides)))
+        throw std::invalid_argument(
+            "tensor_kernel: the backward in e4m3 is by wgmma, of rows, heads and batch elements of q, k and v that are "
+            "multiples of 16 elements apart");
 }
 
 /// Nor the kernels with faults, which are there in bf16, and some in fp16.

@@ -26,7 +26,7 @@ RecordedForward recorded_forward(std::span<const HeadGroup>, const RoundingPlan&
 std::vector<GroupForward> attention_forward(std::span<const HeadGroup>, const RoundingPlan&, std::optional<Unit>) {
     fail();
 }
-std::size_t backward_workspace(const BackwardCall& call) { return BackwardWorkspace(call).bytes; }
+std::size_t backward_workspace(const BackwardCall& call, Element element) { return workspace_bytes(call, element); }
 void launch_backward(const BackwardCall&, const BackwardKernel&, void*) { fail(); }
 RecordedBackward recorded_backward(std::span<const HeadGroup>, std::span<const GroupForward>, const RoundingPlan&,
                                    double, std::uint32_t) {

@@ -6,34 +6,16 @@
 #include <cmath>
 
 #include <faultline/agreement/backward_bound.hpp>
-#include <faultline/agreement/differing.hpp>
 #include <faultline/base/error.hpp>
-#include <faultline/tensor_kernel/backward.hpp>
+#include <faultline/tensor_kernel/backward_workspace.hpp>
 
-#include "heads.hpp"
+#include "backward_bits.hpp"
 #include "on_hopper.hpp"
 
 namespace faultline::tensor_kernel {
 namespace {
 
 using testing::Head;
-
-using agreement::beyond;
-using agreement::differing;
-
-GroupBackward on_device(const HeadGroup& g, const GroupForward& forward, const RoundingPlan& plan) {
-    return attention_backward(std::span<const HeadGroup>(&g, 1), std::span<const GroupForward>(&forward, 1), plan)
-        .front();
-}
-
-void expect_same_bits(const Head& head, const RoundingPlan& plan) {
-    const HeadGroup g = head.group();
-    const GroupForward forward = faultline::attention_forward(g, plan);
-    const GroupBackward device = on_device(g, forward, plan), cpu = faultline::attention_backward(g, forward, plan);
-    EXPECT_EQ(differing(device.dq[0], cpu.dq[0]), 0u) << "dq";
-    EXPECT_EQ(differing(device.dk, cpu.dk), 0u) << "dk";
-    EXPECT_EQ(differing(device.dv, cpu.dv), 0u) << "dv";
-}
 
 struct Shape {
     int n_q, n_k;
@@ -52,7 +34,7 @@ TEST(TensorBackward, HasTheEmulationsBitsForEveryShape) {
             SCOPED_TRACE(::testing::Message() << "head_dim " << d << ", " << s);
             Head head(s.n_q, s.n_k, d, static_cast<std::uint64_t>(1 + s.n_q), 1, 2.0);
             head.causal = s.causal;
-            expect_same_bits(head, backward_plan(d));
+            expect_same_gradients(head, backward_plan(d));
         }
 }
 
@@ -82,7 +64,7 @@ TEST(TensorBackward, HasTheEmulationsBitsForEveryVariant) {
                              << "head_dim " << d << ", " << supported_backward(plan, d, true).kernel.name
                              << (plan.schedule.delta_from == DeltaFrom::o ? "" : ", delta of the unrounded o")
                              << ", logits of " << logits);
-                expect_same_bits(Head(260, 260, d, 7, 1, logits), plan);
+                expect_same_gradients(Head(260, 260, d, 7, 1, logits), plan);
             }
 }
 
@@ -90,7 +72,7 @@ TEST(TensorBackward, HasTheEmulationsBitsInFp16) {
     NEEDS_HOPPER();
     for (const int d : {64, 128}) {
         SCOPED_TRACE(d);
-        expect_same_bits(Head(333, 333, d, 11, 1, 2.0), backward_plan(d, Element::fp16));
+        expect_same_gradients(Head(333, 333, d, 11, 1, 2.0), backward_plan(d, Element::fp16));
     }
 }
 
@@ -101,13 +83,13 @@ TEST(TensorBackward, HasTheEmulationsBitsByMma) {
             SCOPED_TRACE(::testing::Message() << "head_dim " << d << ", " << s);
             Head head(s.n_q, s.n_k, d, static_cast<std::uint64_t>(1 + s.n_q), 1, 2.0);
             head.causal = s.causal;
-            expect_same_bits(head, backward_plan(d, Element::bf16, Unit::mma));
+            expect_same_gradients(head, backward_plan(d, Element::bf16, Unit::mma));
         }
         SCOPED_TRACE(d);
         RoundingPlan unfused = backward_plan(d, Element::bf16, Unit::mma);
         unfused.schedule.bwd_argument = ArgumentForm::unfused;
-        expect_same_bits(Head(260, 260, d, 7, 1, 20.0), unfused);
-        expect_same_bits(Head(260, 260, d, 7, 1, 2.0), backward_plan(d, Element::fp16, Unit::mma));
+        expect_same_gradients(Head(260, 260, d, 7, 1, 20.0), unfused);
+        expect_same_gradients(Head(260, 260, d, 7, 1, 2.0), backward_plan(d, Element::fp16, Unit::mma));
     }
 }
 
@@ -243,6 +225,75 @@ TEST(TensorBackwardPlans, TakesFa3AndEveryVariant) {
     EXPECT_EQ(supported_backward(plan("fa2"), 128, true).kernel.unit, Unit::mma);
     EXPECT_EQ(supported_backward(plan("fa2-unfused"), 128, false).kernel.name, "unfused");
     EXPECT_EQ(supported_backward(backward_plan(64, Element::fp16, Unit::mma), 64, true).kernel.unit, Unit::mma);
+}
+
+TEST(TensorBackwardPlans, TakesInputsInE4m3) {
+    for (const int d : {64, 128}) {
+        const BackwardSupport preset = supported_backward(plan("fa3-fp8"), d, true);
+        EXPECT_EQ(preset.why, "");
+        EXPECT_EQ(preset.kernel.element, Element::e4m3);
+        EXPECT_EQ(preset.kernel.name, "fused");
+        RoundingPlan repaired = backward_plan(d, Element::e4m3);
+        repaired.schedule.zero_sum = ZeroSum::weighted;
+        EXPECT_EQ(supported_backward(repaired, d, true).kernel.name, "projected");
+    }
+    RoundingPlan other = backward_plan(128, Element::e4m3);
+    other.set(Site::v_cast, Rule{bf16});
+    EXPECT_EQ(supported_backward(other, 128, true).why,
+              "sites.v_cast.format is bf16: the tensor-core backward has e4m3");
+    other = backward_plan(128, Element::e4m3);
+    other.set(Site::do_cast, Rule{e4m3});
+    EXPECT_EQ(supported_backward(other, 128, true).why,
+              "sites.do_cast.format is e4m3: the tensor-core backward has bf16");
+    other = backward_plan(128, Element::bf16, Unit::mma);
+    other.set(Site::q_cast, Rule{e4m3});
+    EXPECT_EQ(supported_backward(other, 128, true).kernel.unit, Unit::wgmma);
+    EXPECT_NE(supported_backward(other, 128, true).why, "");
+}
+
+TEST(TensorBackwardCalls, AreRefusedWhereTheKernelHasNotWhatTheyAsk) {
+    const float factor = 2;
+    char memory[128];
+    BackwardCall call;
+    call.heads = call.kv_heads = 2;
+    call.n_q = call.n_k = call.head_dim = 64;
+    call.scale = 0.125;
+    call.o = call.workspace = memory;
+    call.q_strides = call.k_strides = call.v_strides = contiguous(2, 64, 64);
+    const BackwardKernel by_bf16 = supported_backward(backward_plan(64), 64, true).kernel,
+                         by_e4m3 = supported_backward(backward_plan(64, Element::e4m3), 64, true).kernel;
+    expect_backward(call, by_bf16);
+    expect_backward(call, by_e4m3);
+    for (const float* BackwardCall::*descale :
+         {&BackwardCall::q_descale, &BackwardCall::k_descale, &BackwardCall::v_descale}) {
+        BackwardCall scaled = call;
+        scaled.*descale = &factor;
+        expect_backward(scaled, by_e4m3);
+        EXPECT_THROW(expect_backward(scaled, by_bf16), std::invalid_argument);
+        BackwardKernel other = by_e4m3;
+        other.variant = Unfused::value;
+        EXPECT_THROW(expect_backward(scaled, other), std::invalid_argument);
+        other = by_e4m3;
+        other.delta_from = DeltaFrom::p_dp;
+        EXPECT_THROW(expect_backward(scaled, other), std::invalid_argument);
+    }
+    call.k_strides.row = 72;  // of bytes: no bulk read of 16
+    expect_backward(call, by_bf16);
+    EXPECT_THROW(expect_backward(call, by_e4m3), std::invalid_argument);
+}
+
+/// q, k and v in bf16 stand behind what the backward in bf16 needs.
+TEST(TensorBackwardCalls, InE4m3NeedRoomForTheirInputs) {
+    BackwardCall call;
+    call.batch = call.kv_heads = 2;
+    call.heads = 4;
+    call.n_q = 100;
+    call.n_k = 70;
+    call.head_dim = 128;
+    const std::size_t inputs = sizeof(std::uint16_t) * 2 * 128 * (4 * 100 + 2 * 2 * 70),
+                      more = backward_workspace(call, Element::e4m3) - backward_workspace(call);
+    EXPECT_GE(more, inputs);
+    EXPECT_LE(more, inputs + 3 * 127);
 }
 
 TEST(TensorBackwardPlans, SaysWhatItDoesNotHave) {
