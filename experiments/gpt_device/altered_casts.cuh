@@ -66,47 +66,142 @@ __device__ __forceinline__ bool held_in_bf16(double x, bool stochastic, std::uin
     return true;
 }
 
+/// What changes the elements of a tile.
+struct CastLaw {
+    const Alteration& a;
+    bool stochastic, of_value;
+    double magnitude, sign, constant;
+    RandomStream roundings;
+    std::uint64_t key;
+
+    __device__ __forceinline__ CastLaw(const Alteration& change, const TileDraw& draw)
+        : a(change),
+          stochastic(a.hold == Alteration::Hold::stochastic),
+          of_value(a.size == Alteration::Size::of_value),
+          magnitude(a.magnitude),
+          sign(a.sign),
+          constant(draw.amplitude * a.sign),
+          roundings(stream_of(draw.roundings)),
+          key(draw.roundings) {}
+};
+
+constexpr int casts_at_once = 8;  ///< of a thread, of 128 elements of a half warp
+
+/// Of a group of 128 elements thread `lane` of a half warp has lane, lane + 16, …, the first of them at `from`.
+template <int cols>
+__device__ __forceinline__ void load_casts(Bf16 (&values)[casts_at_once], const Bf16* from, std::size_t row_stride,
+                                           int rows_left) {
+#pragma unroll
+    for (int k = 0; k < casts_at_once; ++k)
+        values[k] = 16 * k / cols < rows_left ? from[16 * k / cols * row_stride + 16 * k % cols] : Bf16{0x7F80};
+}
+template <int cols, bool recorded>
+__device__ __forceinline__ void change_group(const CastLaw& law, const Bf16 (&values)[casts_at_once], int group,
+                                             Bf16* from, std::size_t row_stride, Realised& mine) {
+    const int lane = threadIdx.x % 16;
+    const Block4x32 upper = law.stochastic ? detail::stochastic_block(law.key, group, lane, 0) : Block4x32{};
+#pragma unroll
+    for (int k = 0; k < casts_at_once; ++k) {
+        if (!is_finite(values[k])) continue;
+        const double x = widened(values[k]), asked = law.of_value ? law.magnitude * x * law.sign : law.constant;
+        double by = 0;
+        if (law.magnitude != 0) {
+            Bf16 held;
+            double wide = 0;
+            if (held_in_bf16(x + asked, law.stochastic, upper.word[k % 4] >> (k / 4 * 16) & 0xFFFFu, held)) {
+                wide = widened(held);
+            } else {
+                wide = held_otherwise(law.a, x + asked, law.roundings,
+                                      static_cast<std::uint64_t>(group) * 128 + lane + 16 * k);
+                store1(&held, static_cast<float>(wide));
+            }
+            from[16 * k / cols * row_stride + 16 * k % cols] = held;
+            by = wide - x;
+        }
+        if constexpr (recorded) tensor_kernel::add_change(mine, 1, x, by, asked);
+    }
+}
+
 /// Changes a tile in place, of whole groups of 128 elements a half warp one. What each thread did, where that is recorded.
 template <int cols, bool recorded>
 __device__ Realised change_casts(const Alteration& a, const TileDraw& draw, Bf16* base, std::size_t row_stride,
                                  int rows) {
-    constexpr int each = 8, group_rows = 128 / cols;
+    constexpr int group_rows = 128 / cols;
     static_assert(128 % cols == 0 && cols % 16 == 0);
-    const int lane = threadIdx.x % 16;
-    const bool stochastic = a.hold == Alteration::Hold::stochastic, of_value = a.size == Alteration::Size::of_value;
-    const double magnitude = a.magnitude, sign = a.sign, constant = draw.amplitude * a.sign;
-    const RandomStream roundings = stream_of(draw.roundings);
+    const CastLaw law(a, draw);
     Realised mine{};
     for (int group = threadIdx.x / 16; group * group_rows < rows; group += altering_threads / 16) {
-        Bf16* const from = base + group * group_rows * row_stride + lane;
-        const int left = rows - group * group_rows;
-        Bf16 values[each];
-#pragma unroll
-        for (int k = 0; k < each; ++k)
-            values[k] = 16 * k / cols < left ? from[16 * k / cols * row_stride + 16 * k % cols] : Bf16{0x7F80};
-        const Block4x32 upper = stochastic ? detail::stochastic_block(draw.roundings, group, lane, 0) : Block4x32{};
-#pragma unroll
-        for (int k = 0; k < each; ++k) {
-            if (!is_finite(values[k])) continue;
-            const double x = widened(values[k]), asked = of_value ? magnitude * x * sign : constant;
-            double by = 0;
-            if (magnitude != 0) {
-                Bf16 held;
-                double wide = 0;
-                if (held_in_bf16(x + asked, stochastic, upper.word[k % 4] >> (k / 4 * 16) & 0xFFFFu, held)) {
-                    wide = widened(held);
-                } else {
-                    wide = held_otherwise(a, x + asked, roundings,
-                                          static_cast<std::uint64_t>(group) * 128 + lane + 16 * k);
-                    store1(&held, static_cast<float>(wide));
-                }
-                from[16 * k / cols * row_stride + 16 * k % cols] = held;
-                by = wide - x;
-            }
-            if constexpr (recorded) tensor_kernel::add_change(mine, 1, x, by, asked);
-        }
+        Bf16* const from = base + group * group_rows * row_stride + threadIdx.x % 16;
+        Bf16 values[casts_at_once];
+        load_casts<cols>(values, from, row_stride, rows - group * group_rows);
+        change_group<cols, recorded>(law, values, group, from, row_stride, mine);
     }
     return mine;
 }
+
+/// A tile of at most `rows` rows that a block keeps in shared memory between its rms and its change: a thread's eight of each group
+/// beside each other, so that it reads 16 bytes at once.
+template <int cols>
+struct KeptCasts {
+    static constexpr int rows = 128, group_rows = 128 / cols, groups = rows / group_rows / 16;
+    uint4 values[groups][altering_threads];
+    double row_squares[rows];
+
+    __device__ __forceinline__ static Bf16* group_at(Bf16* base, std::size_t row_stride, int group) {
+        return base + group * group_rows * row_stride + threadIdx.x % 16;
+    }
+    /// Loads the tile, and has amplitude_of_casts() of it: a row's squares are summed by the half warp that has it, and then in that
+    /// function's order.
+    __device__ __forceinline__ double load(const Alteration& a, Bf16* base, std::size_t row_stride, int rows_here,
+                                           BlockSums& sums) {
+        constexpr int each = cols / 16;
+        const int y = threadIdx.x / 16;
+        const bool of_rms = a.size == Alteration::Size::of_rms;
+        int count = 0;
+#pragma unroll 4
+        for (int g = 0; g < groups; ++g) {
+            const int group = y + 16 * g;
+            alignas(16) Bf16 x[casts_at_once];
+            load_casts<cols>(x, group_at(base, row_stride, group), row_stride, rows_here - group * group_rows);
+            values[g][threadIdx.x] = *reinterpret_cast<const uint4*>(x);
+            if (!of_rms) continue;
+#pragma unroll
+            for (int r = 0; r < group_rows; ++r) {
+                double mine = 0;
+#pragma unroll
+                for (int j = 0; j < each; ++j) {
+                    if (!is_finite(x[r * each + j])) continue;
+                    const double v = widened(x[r * each + j]);
+                    mine = fma(v, v, mine);
+                    ++count;
+                }
+                mine = joined16(mine);
+                if (threadIdx.x % 16 == 0) row_squares[group * group_rows + r] = mine;
+            }
+        }
+        if (!of_rms) return 0;
+        __syncthreads();
+        double squares = 0;
+#pragma unroll
+        for (int i = 0; i < rows / 16; ++i) squares += row_squares[y + 16 * i];
+        return joined_amplitude(a, squares, joined16(count), sums);
+    }
+    /// change_casts of it.
+    template <bool recorded>
+    __device__ __forceinline__ Realised change(const Alteration& a, const TileDraw& draw, Bf16* base,
+                                               std::size_t row_stride, int rows_here) const {
+        const CastLaw law(a, draw);
+        Realised mine{};
+#pragma unroll 1
+        for (int g = 0; g < groups; ++g) {
+            const int group = threadIdx.x / 16 + 16 * g;
+            if (group * group_rows >= rows_here) break;
+            alignas(16) Bf16 x[casts_at_once];
+            *reinterpret_cast<uint4*>(x) = values[g][threadIdx.x];
+            change_group<cols, recorded>(law, x, group, group_at(base, row_stride, group), row_stride, mine);
+        }
+        return mine;
+    }
+};
 
 }  // namespace faultline::gpt::on_device

@@ -121,9 +121,10 @@ __global__ void __launch_bounds__(threads, 3)
     keep_record(mine, sums, to);
 }
 
-/// Tiles of an attention kernel's outputs or gradients in bf16, whose rows have `cols` columns, under simple laws.
-template <int cols>
-__global__ void __launch_bounds__(threads, 3)
+/// Tiles of an attention kernel's outputs or gradients in bf16, whose rows have `cols` columns, under simple laws. kept: of at most
+/// KeptCasts<cols>::rows rows, which are read once.
+template <int cols, bool kept>
+__global__ void __launch_bounds__(threads, kept ? 4 : 3)
     alter_casts(TileSet<Bf16> set, const HeadFault* faults, bool sampled, Realised* records) {
     __shared__ BlockSums sums;
     __shared__ Uninitialised<TileDraw> shared_draw;
@@ -141,6 +142,17 @@ __global__ void __launch_bounds__(threads, 3)
         std::uint64_t name = 0;
         const Alteration mine = placed(set, *tile.faults, sequence, index, name);
         draw.roundings = a.hold == Alteration::Hold::stochastic ? tile_key(mine, fault_stream::roundings, name) : 0;
+    }
+    if constexpr (kept) {
+        __shared__ KeptCasts<cols> values;
+        const double amplitude = values.load(a, tile.base, tile.row_stride, tile.rows, sums);
+        if (threadIdx.x == 0) draw.amplitude = amplitude;
+        __syncthreads();
+        if (recorded)
+            keep_record(values.template change<true>(a, draw, tile.base, tile.row_stride, tile.rows), sums, to);
+        else
+            (void)values.template change<false>(a, draw, tile.base, tile.row_stride, tile.rows);
+        return;
     }
     if (a.size == Alteration::Size::of_rms) {
         const double amplitude = amplitude_of_casts<cols>(a, tile.base, tile.row_stride, tile.rows, sums);
@@ -305,8 +317,10 @@ void alter(const TileSet<T>& set, const HeadFault* faults, LawKind law, void* ro
     if constexpr (std::is_same_v<T, Bf16>)
         if (law.simple && !set.model && !set.by_columns && (set.cols == 64 || set.cols == 128)) {
             const dim3 grid(set.tiles(), 1, set.sequences * set.heads);
-            (set.cols == 64 ? alter_casts<64> : alter_casts<128>)<<<grid, threads, 0, stream>>>(set, faults,
-                                                                                                law.sampled, records);
+            const bool kept = std::min(set.tile, set.rows) <= KeptCasts<64>::rows;
+            const auto run = set.cols == 64 ? (kept ? alter_casts<64, true> : alter_casts<64, false>)
+                                            : (kept ? alter_casts<128, true> : alter_casts<128, false>);
+            run<<<grid, threads, 0, stream>>>(set, faults, law.sampled, records);
             return check_launch("a fault");
         }
     if (set.by_columns && !set.model) {

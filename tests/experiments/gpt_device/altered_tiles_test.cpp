@@ -232,6 +232,12 @@ TEST(AlteredTiles, AreTheHostsBitForBit) {
                 low.sequence_stride = static_cast<std::size_t>(low.rows) * low.row_stride;
                 compare<Bf16>(kernel, low, 2 * low.sequence_stride, bf16, elements);
                 compare<Bf16>(kernel + ":heads=1", low, 2 * low.sequence_stride, bf16, elements);
+                // Tiles of more rows than a block keeps, and one that it keeps behind them.
+                TileSet<Bf16> long_tiles = low;
+                long_tiles.rows = 250;
+                long_tiles.tile = 150;
+                long_tiles.sequence_stride = static_cast<std::size_t>(long_tiles.rows) * low.row_stride;
+                compare<Bf16>(kernel, long_tiles, 2 * long_tiles.sequence_stride, bf16, elements);
             }
         }
     std::printf("%lld elements\n", elements);
