@@ -132,7 +132,7 @@ std::vector<TensorCase> tensor_cases(int capability) {
     for (const Kind kind : {Kind::forward, Kind::backward})
         for (const Unit unit : {Unit::wgmma, Unit::mma})
             for (const Element element : {Element::bf16, Element::fp16}) add(kind, element, unit);
-    add(Kind::forward, Element::e4m3, Unit::wgmma);
+    for (const Kind kind : {Kind::forward, Kind::backward}) add(kind, Element::e4m3, Unit::wgmma);
     add(Kind::grouped_backward, Element::bf16, Unit::wgmma);
     return all;
 }

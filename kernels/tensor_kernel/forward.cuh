@@ -315,7 +315,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
     if (warpgroup == 0) {
         fewer_registers<Tiles::producer_registers>();
         if (threadIdx.x == 0) {
-            produce<T, Tiles>(in, m);
+            produce<T, Tiles>(in, m, [](int) { return false; });
             if constexpr (Scales<Rec>) wait_for_dependency();
         }
     } else {

@@ -8,54 +8,6 @@
 
 namespace faultline::tensor_kernel {
 
-/// What produce() does, in parts, for a kernel with a recorder. (produce() itself stays: made of these its instructions were
-/// others, and the plain kernel's are not to depend on the recorder.)
-template <class T, class Tiles>
-struct Producer {
-    const ForwardArguments<T>& in;
-    typename Tiles::Memory& m;
-    Ring<2> q_ring;
-    Ring<Tiles::stages> k_ring, v_ring;
-
-    __device__ __forceinline__ Producer(const ForwardArguments<T>& arguments, typename Tiles::Memory& memory)
-        : in(arguments), m(memory) {}
-
-    __device__ __forceinline__ void prefetch() const {
-        prefetch_map(&in.q);
-        prefetch_map(&in.k);
-        prefetch_map(&in.v);
-    }
-    template <class Slots>
-    __device__ __forceinline__ void load(Ring<Tiles::stages>& ring, Slots& slots, Barrier* full, Barrier* empty,
-                                         const CUtensorMap& map, int key_tile, int kv_head, int batch) {
-        empty[ring.slot].wait(ring.parity ^ 1);  // the first pass finds every slot empty
-        full[ring.slot].arrive_expect(sizeof slots[0]);
-        load_tile(slots[ring.slot], &map, full[ring.slot], 0, key_tile * Tiles::block_k, 0, kv_head, batch);
-        ring.advance();
-    }
-    __device__ __forceinline__ void query_tile(int tile) {
-        m.q_empty[q_ring.slot].wait(q_ring.parity ^ 1);
-        const TilePlace at = in.place(tile);
-        const int kv_head = in.kv_head(at.head);
-        m.tile[q_ring.slot] = tile;
-        m.q_full[q_ring.slot].arrive_expect(sizeof m.q[0]);
-        load_tile(m.q[q_ring.slot], &in.q, m.q_full[q_ring.slot], 0, at.q_tile * Tiles::block_q, 0, at.head, at.batch);
-        q_ring.advance();
-        for (int key_tile = in.template key_tiles<Tiles::block_k>((at.q_tile + 1) * Tiles::block_q) - 1; key_tile >= 0;
-             --key_tile) {
-            load(k_ring, m.k, m.k_full, m.k_empty, in.k, key_tile, kv_head, at.batch);
-            load(v_ring, m.v, m.v_full, m.v_empty, in.v, key_tile, kv_head, at.batch);
-        }
-    }
-    /// Says that there is no further tile.
-    __device__ __forceinline__ void end() {
-        m.q_empty[q_ring.slot].wait(q_ring.parity ^ 1);
-        m.tile[q_ring.slot] = -1;
-        m.q_full[q_ring.slot].arrive();
-        q_ring.advance();
-    }
-};
-
 /// Whether a kernel with a recorder looks at a query tile.
 template <class T, class Rec>
 __device__ __forceinline__ bool is_looked_at(const ForwardArguments<T>& in, const typename Rec::Arguments& recording,
@@ -87,36 +39,68 @@ __device__ __forceinline__ void produce_recorded(const ForwardArguments<T>& in, 
     if (lane == 0) producer.end();
 }
 
-/// The producing thread of a block that takes the query tiles that nobody looks at, in the order in which such blocks draw them.
-template <class T, class Tiles, class Rec>
-__device__ __forceinline__ void produce_others(const ForwardArguments<T>& in, typename Tiles::Memory& m,
-                                               const typename Rec::Arguments& recording) {
-    Producer<T, Tiles> producer(in, m);
-    producer.prefetch();
-    for (int tile = blockIdx.x; tile < in.tiles;) {
-        const int drawn = atomicAdd(in.next, 1);
-        if (!is_looked_at<T, Rec>(in, recording, tile)) producer.query_tile(tile);
-        // Each block draws until it gets a number past the end; the last to draw at all puts the counter back.
-        if (drawn == in.tiles - 1) *in.next = 0;
-        tile = gridDim.x + drawn;
-    }
-    producer.end();
-}
-
-/// The query tiles that Rec looks at.
+/// A consumer that takes one key tile after another, where Consumer has the next tile's scores beside this one's output: the same
+/// numbers by half of the code. Alone, few blocks take as long either way; beside the plain kernel these cost less
+/// (docs/results/tensor-kernel-forward.md).
 template <class T, class Tiles, class Variant, class Rec>
+struct StepwiseConsumer : Consumer<T, Tiles, Variant, Rec> {
+    using Base = Consumer<T, Tiles, Variant, Rec>;
+    using Base::Base, Base::in, Base::k_ring, Base::m, Base::o, Base::q_ring, Base::recorder, Base::s, Base::v_ring;
+
+    __device__ __forceinline__ void run() {
+        typename Base::QueryTile tile;
+        while (this->next_tile(tile)) {
+            const int last = tile.count - 1;
+#pragma unroll
+            for (float& x : o) x = 0;
+#pragma unroll 1
+            for (int key_tile = last; key_tile >= 0; --key_tile) {
+                const bool first = key_tile == last;
+                float alpha[2];
+                ErrorSum sums[4];
+                m.k_full[k_ring.slot].wait(k_ring.parity);
+                this->issue_scores();
+                wgmma_wait<0>();
+                keep(s);
+                // Before the first key tile the maxima are -inf and the sums 0: alpha is 0, and a row's sum its first term.
+                this->template scores_to_p<false, true>(tile, key_tile, alpha, sums);
+                this->pack_probabilities();
+                if (first)
+                    recorder.write_elements(tile.place, sums, key_tile);  // there is nothing to rescale yet
+                else
+                    recorder.rescale(tile.place, o, alpha, sums, key_tile);
+                Base::Softmax::rescale(o, alpha, in.scales.state);
+                this->before_output(tile, key_tile, !first);
+                m.v_full[v_ring.slot].wait(v_ring.parity);
+                this->issue_output(!first);
+                this->finish_output(tile, key_tile);
+            }
+            this->release(m.q_empty[q_ring.slot]);
+            q_ring.advance();
+            this->store(tile);
+        }
+    }
+};
+
+/// The query tiles that Rec looks at. Begins beside the kernel before it, and waits for that before it reads anything.
+template <class T, class Tiles, class Variant, class Rec, bool stepwise>
 __global__ void __launch_bounds__(Tiles::threads, 1)
     forward_recorded(const __grid_constant__ ForwardArguments<T> in,
                      const __grid_constant__ typename Rec::Arguments recording) {
-    let_dependents_begin();  // first of all: until then the multiprocessors of the others idle
     auto& m = begin_block<Tiles, Rec>();
     const int warpgroup = uniform(threadIdx.x / 128);
     if (warpgroup == 0) {
         fewer_registers<40>();  // it looks for its tiles
-        if (threadIdx.x < 32) produce_recorded<T, Tiles, Rec>(in, m, recording);
+        if (threadIdx.x < 32) {
+            wait_for_dependency();
+            let_dependents_begin();  // not sooner: the others do not wait for what this kernel waited for
+            produce_recorded<T, Tiles, Rec>(in, m, recording);
+        }
     } else {
         more_registers<232>();
-        Consumer<T, Tiles, Variant, Rec>(in, m, recording, m.recorder, warpgroup - 1).run();
+        using Consuming =
+            std::conditional_t<stepwise, StepwiseConsumer<T, Tiles, Variant, Rec>, Consumer<T, Tiles, Variant, Rec>>;
+        Consuming(in, m, recording, m.recorder, warpgroup - 1).run();
     }
 }
 
@@ -131,7 +115,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
     if (warpgroup == 0) {
         fewer_registers<Tiles::producer_registers>();
         if (threadIdx.x == 0) {
-            produce_others<T, Tiles, Rec>(in, m, recording);
+            produce<T, Tiles>(in, m, [&](int tile) { return is_looked_at<T, Rec>(in, recording, tile); });
             wait_for_dependency();
         }
     } else {

@@ -39,7 +39,9 @@ void launch_of(const ForwardCall& call, const ForwardKernel& kernel, const Forwa
         if (kernel.variant != Variant::value) return false;
         // Those that are looked at come first, since they take longer and would end late after all others, which take the
         // multiprocessors that are free, and the rest when these blocks end.
-        start_forward<Tiles, Rec>(forward_recorded<T, Tiles, Variant, Rec>, blocks, stream, false, in, recording);
+        const auto run = blocks < multiprocessors() ? forward_recorded<T, Tiles, Variant, Rec, true>
+                                                    : forward_recorded<T, Tiles, Variant, Rec, false>;
+        start_forward<Tiles, Rec>(run, blocks, stream, true, in, recording);
         if (!is_all)
             start_forward<Tiles, NoRecorder>(forward_others<T, Tiles, Variant, Rec>,
                                              std::min(in.tiles, multiprocessors()), stream, true, in, recording);
