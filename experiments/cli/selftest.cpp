@@ -262,6 +262,8 @@ std::vector<std::string_view> chosen_parts(const Wanted& wanted, const Settings&
     if (!wanted.plans.empty() && !asked("plans"))
         throw RequestError(
             fmt::format("{}: expected the part plans in {}, too", settings.where("plans"), settings.where("parts")));
+    if (!asked("plans") && !asked("truth"))
+        settings.refuse_unread({"families", "queries", "heads", "head-dim"}, "without the parts plans and truth");
     return parts;
 }
 

@@ -353,6 +353,16 @@ TEST(Selftest, TheDevicesFormHasTheCpusBits) {
         EXPECT_GT(std::stol(plan["elements"].get<std::string>()), 100000);
     }
     EXPECT_EQ(run_program({"selftest", "--plans", "fa22"}).status, 2);
+    for (const auto& [words, why] : std::vector<std::pair<std::vector<std::string>, std::string>>{
+             {{"--parts", "plan"}, "\"plan\": expected one of plans, truth, copies, kernels, rules, functions"},
+             {{"--parts", "rules"}, "\"rules\" is a part of a card's: expected --device cuda with it"},
+             {{"--parts", "truth", "--plans", "fa2"}, "--plans: expected the part plans in --parts, too"}}) {
+        std::vector<std::string> command{"selftest"};
+        command.insert(command.end(), words.begin(), words.end());
+        const Outcome refused = run_program(command);
+        EXPECT_EQ(refused.status, 2) << refused.err;
+        EXPECT_THAT(refused.err, testing::HasSubstr(why));
+    }
 }
 
 }  // namespace
