@@ -13,7 +13,9 @@ constexpr int most_rounds =
     6;  // changes accepted one after another; a preset is nearer than that, or the search says so
 constexpr std::size_t most_refused =
     4;  // changes that do not carry over, of one plan; then there is nothing to be found here
-constexpr std::size_t most_starts = 4;  // each of the others costs some 150 runs of one head; four stay within a minute
+constexpr std::size_t most_starts = 4;  // each of the others costs some 500 runs of one head
+constexpr int steps_behind =
+    2;  // a preset that has not caught up by then is no start: a kernel is a rule or two away from one
 constexpr double mostly_equal = 0.9;    // of an output; where p or ds is cast otherwise, a half and more differ in bf16
 constexpr double nothing_left = 0.999;  // what differs then is the order of atomics and last bits (docs/kernels.md)
 
@@ -210,12 +212,16 @@ Tried hidden_pairs(const Parts& parts, const SearchedPlan& at, const Choice& bes
     return found;
 }
 
-/// Changes the plan step by step while a change, or a pair of changes, is believed to help and carries over.
-SearchedPlan climb(const Parts& parts, const RoundingPlan& start, const NeighbourhoodOptions& around) {
+/// Changes the plan step by step while a change, or a pair of changes, is believed to help and carries over. `best`, of the one
+/// unit searched, where there is a plan to beat: a climb that is behind it after steps_behind steps ends there.
+SearchedPlan climb(const Parts& parts, const RoundingPlan& start, const NeighbourhoodOptions& around,
+                   const EqualFlags* best = nullptr) {
     SearchedPlan at;
     at.plan = start;
     for (int round = 0;; ++round) {
         at.base = parts.searched.baseline(at.plan);
+        if (best != nullptr && round >= steps_behind)
+            if (const Flips f = flips(*best, at.base.equal.front()); f.won < f.lost) return at;
         at.singles = neighbours(at.plan, around);
         at.tried = parts.searched.evaluate(at.singles, at.base);
         if (round == most_rounds) return at;
@@ -255,7 +261,7 @@ SearchedPlan search_from(const Parts& parts, const std::vector<RoundingPlan>& st
         if (changes(best) <= 1 && all_of(best.base).share() >= nothing_left) break;
         const std::size_t u = worst_unit(best.base);
         const Evaluator one = parts.searched.of_unit(u);
-        SearchedPlan other = climb({one, parts.held_out}, starts[s], around);
+        SearchedPlan other = climb({one, parts.held_out}, starts[s], around, &best.base.equal[u]);
         other.start = s;
         if (!beats(flips(best.base.equal[u], other.base.equal.front()), other)) continue;
         if (best.base.equal.size() > 1) {
