@@ -9,6 +9,7 @@
 #include <limits>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <faultline/base/error.hpp>
 #include <faultline/plan/nearest_name.hpp>
@@ -184,20 +185,55 @@ Target parse_target(std::string_view text, const std::vector<std::string>& layer
     return target;
 }
 
+namespace {
+
+/// Whether some number that the measure may be meets all of these targets, which are about one measure. What meets them is made
+/// of intervals that end at the bounds, of either sign where an absolute value is asked for: so one of the bounds does, or a
+/// number between two of them or beyond them all.
+bool can_be_met(const std::vector<const Target*>& targets) {
+    std::vector<WideReal> ends{WideReal(0.0)};
+    for (const Target* target : targets)
+        for (const WideReal& end : {target->bound, -target->bound}) ends.push_back(end);
+    std::sort(ends.begin(), ends.end());
+    const WideReal two(2.0), one(1.0);
+    std::vector<WideReal> tried{ends.front() * two - one, ends.back() * two + one};
+    for (std::size_t i = 0; i < ends.size(); ++i) {
+        tried.push_back(ends[i]);
+        if (i > 0) tried.push_back((ends[i - 1] + ends[i]) / two);
+    }
+    return std::any_of(tried.begin(), tried.end(), [&](const WideReal& value) {
+        if (value < WideReal(0.0) && !may_be_negative(targets.front()->metric)) return false;
+        return std::all_of(targets.begin(), targets.end(),
+                           [&](const Target* t) { return t->met(t->absolute ? abs(value) : value); });
+    });
+}
+
+}  // namespace
+
 void expect_compatible(const std::vector<Target>& targets) {
-    using R = Target::Relation;
-    for (const Target& above : targets)
-        for (const Target& below : targets) {
-            if (above.relation != R::greater && above.relation != R::greater_equal) continue;
-            if (below.relation != R::less && below.relation != R::less_equal) continue;
-            if (above.layer != below.layer || above.output != below.output || above.metric != below.metric) continue;
-            // |x| may be large where x is below a bound, but not the other way round.
-            if (above.absolute && !below.absolute && may_be_negative(above.metric)) continue;
-            const bool both_equal = above.relation == R::greater_equal && below.relation == R::less_equal;
-            if (above.bound < below.bound || (both_equal && above.bound <= below.bound)) continue;
-            throw RequestError(fmt::format("{}: cannot be met together with {}: expected targets that one value meets",
-                                           in_quotes(above.text), in_quotes(below.text)));
+    const auto is_above = [](const Target& t) {
+        return t.relation == Target::Relation::greater || t.relation == Target::Relation::greater_equal;
+    };
+    const auto refuse_together = [](const Target& first, const std::vector<const Target*>& others) {
+        std::vector<std::string> named;
+        for (const Target* other : others) named.push_back(in_quotes(other->text));
+        throw RequestError(fmt::format("{}: cannot be met together with {}: expected targets that one value meets",
+                                       in_quotes(first.text), fmt::join(named, " and ")));
+    };
+    for (const Target& first : targets) {
+        std::vector<const Target*> alike;  // about the same measure, with a bound that is known
+        for (const Target& other : targets) {
+            if (other.relation == Target::Relation::near_plan || first.layer != other.layer ||
+                first.output != other.output || first.metric != other.metric)
+                continue;
+            alike.push_back(&other);
         }
+        if (alike.empty() || can_be_met(alike)) continue;
+        for (const Target* one : alike)  // two that do not go together say it best
+            for (const Target* other : alike)
+                if (is_above(*one) >= is_above(*other) && !can_be_met({one, other})) refuse_together(*one, {other});
+        refuse_together(*alike.front(), {alike.begin() + 1, alike.end()});
+    }
 }
 
 WideReal value_of(const Target& target, const ErrorMeasure& m, double plan_distance) {

@@ -56,7 +56,7 @@ struct Target {
 [[nodiscard]] Target parse_target(std::string_view text, const std::vector<std::string>& layers,
                                   std::optional<double> tolerance);
 
-/// RequestError, which names the two, where one value of a measure is asked to be below a bound and above one that is no less.
+/// RequestError, which names them, where no one value of a measure meets what is asked of it.
 void expect_compatible(const std::vector<Target>& targets);
 
 /// The value that the target is about. `plan_distance` is what ErrorMeasure does not have. Of an output with elements that

@@ -101,11 +101,15 @@ std::string difference_text(const Listing& listing) {
     return out;
 }
 
-/// "-" for a field of the schedule that changes nothing in its plan.
+/// "-" for a field of the schedule that changes nothing in its plan, and for a rule of a site that the plan never comes to.
 std::string shown(const RoundingPlan& plan, const std::string& field, const std::string& value) {
-    constexpr std::string_view schedule = "schedule.";
-    const bool idle = field.starts_with(schedule) && !lacking(plan, field.substr(schedule.size())).empty();
-    return idle ? "-" : value;
+    constexpr std::string_view schedule = "schedule.", of_sites = "sites.";
+    if (field.starts_with(schedule)) return lacking(plan, field.substr(schedule.size())).empty() ? value : "-";
+    if (!field.starts_with(of_sites)) return value;
+    const std::string site = field.substr(of_sites.size(), field.find('.', of_sites.size()) - of_sites.size());
+    for (const SiteInfo& info : sites())
+        if (info.name == site && !reaches(plan, info.site)) return "-";
+    return value;
 }
 
 /// `name`: the argument that stands alone, which is among the names, or "".
@@ -137,7 +141,7 @@ Command plans_command() {
         "plans", "List the plans, print one as TOML, or compare two",
         "  faultline plans                 the kernels that are known\n"
         "  faultline plans fa3             one as TOML, with the place in its source of every rounding\n"
-        "  faultline plans --diff fa2,fa3  the sites and schedule fields that differ; - where a field changes nothing",
+        "  faultline plans --diff fa2,fa3  the sites and schedule fields that differ; - where a field or rule changes nothing",
         [](Settings& settings) -> Run {
             const auto own = std::make_shared<PlansSettings>();
             settings.positional("name", own->name, "A plan's name, or a TOML file", false);

@@ -60,7 +60,10 @@ TEST(Target, ContradictoryOnesAreRefused) {
                                      {"a.dq.gain < 1", "a.dq.gain >= 1"},
                                      {"abs(a.dq.gain) < 1", "a.dq.gain > 1"},
                                      {"abs(a.dq.gain) < 1", "abs(a.dq.gain) > 2"},
-                                     {"a.dq.rel_error < 1", "abs(a.dq.rel_error) > 2"}}) {
+                                     {"a.dq.rel_error < 1", "abs(a.dq.rel_error) > 2"},
+                                     {"abs(a.dq.gain) < 1", "a.dq.gain < -2"},
+                                     {"abs(a.dq.gain) < 1", "a.dq.gain <= -1"},
+                                     {"abs(a.dq.error_norm) > 1e-4000", "a.dq.error_norm <= 1e-4000"}}) {
         EXPECT_NE(problem({one, other}), "") << one << other;
         EXPECT_NE(problem({other, one}), "") << one << other;
     }
@@ -70,9 +73,29 @@ TEST(Target, ContradictoryOnesAreRefused) {
                                      {"a.dq.gain < 1", "a.dk.gain > 2"},
                                      {"a.dq.gain < 1", "a.dq.rel_error > 2"},
                                      {"a.dq.gain < -1", "abs(a.dq.gain) > 2"},  // -3 does
+                                     {"abs(a.dq.gain) <= 1", "a.dq.gain <= -1"},
                                      {"a.dq.rel_error", "a.dq.rel_error > 2"},
                                      {"a.dq.gain < 1", "a.dq.gain < 2"}})
         EXPECT_EQ(problem({one, other}), "") << one << other;
+}
+
+// No two of the first three contradict each other: within 1 of 0, and more than 2 off it.
+TEST(Target, ThreeMayContradictEachOther) {
+    const auto problem = [](const char* last) -> std::string {
+        std::vector<Target> targets;
+        for (const char* text : {"a.dq.gain < 1", "a.dq.gain > -1", last})
+            targets.push_back(parse_target(text, {"a"}, 0.1));
+        try {
+            expect_compatible(targets);
+        } catch (const RequestError& error) {
+            return error.what();
+        }
+        return "";
+    };
+    EXPECT_THAT(
+        problem("abs(a.dq.gain) > 2"),
+        HasSubstr("\"a.dq.gain < 1\": cannot be met together with \"a.dq.gain > -1\" and \"abs(a.dq.gain) > 2\":"));
+    EXPECT_EQ(problem("abs(a.dq.gain) > 0.5"), "");
 }
 
 TEST(Target, HoldsBoundsThatNoDoubleHolds) {

@@ -205,6 +205,7 @@ TEST(Plans, DifferencesSayWhatIsThere) {
     EXPECT_THAT(tiles, HasSubstr("  64: 128x128, backward 128x128\n"));
     // A dash where the field changes nothing: math's scores are scaled, its delta is of P and dP.
     EXPECT_THAT(run_program({"plans", "--diff", "fa2,math"}).out, ContainsRegex("schedule.delta_order +octets +-\n"));
+    EXPECT_THAT(run_program({"plans", "--diff", "fa2,math"}).out, ContainsRegex("sites.bwd_exp.format +fp32 +-\n"));
     EXPECT_THAT(run_program({"plans", "--diff", "math,llmc"}).out, Not(HasSubstr("delta_order")));
     for (const std::vector<std::string>& words :
          std::vector<std::vector<std::string>>{{"plans"}, {"plans", "fa2"}, {"plans", "--diff", "fa2,fa3"}}) {
