@@ -36,7 +36,7 @@ constexpr std::string_view style =
     "600}figure{display:inline-block;margin:6px 14px 6px 0;vertical-align:top}figcaption{font-size:12px;color:#555}pre{font:"
     "12px/1.35 ui-monospace,monospace;background:#f6f6f6;padding:10px;overflow-x:auto}.legend{font-size:12px;color:#555}"
     ".note{color:#555;font-size:13px}@page{size:landscape;margin:12mm}@media "
-    "print{body{font-size:11px;max-width:none;margin:0;padding:0}h2,h3{break-after:avoid}table{font-size:9px}th,td{padding:1px "
+    "print{body{font-size:11px;max-width:none;margin:0;padding:0}h2,h3{break-after:avoid}table{font-size:9px}figcaption,.legend,.note{font-size:10px}th,td{padding:1px "
     "5px;white-space:normal}pre{font-size:9px;white-space:pre-wrap;overflow-wrap:anywhere}tr,figure{break-inside:avoid}}";
 
 std::string percent(double share) {

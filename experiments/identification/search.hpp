@@ -33,7 +33,8 @@ struct SearchedPlan {
 [[nodiscard]] std::vector<std::size_t> starts_of(const std::vector<RankedPlan>& ranking);
 
 /// Climbs from the first start; from the next few on the head with most elements that still differ, for two steps and on while
-/// that has not fewer elements there than the best, and where it is believed to be better, or as good with fewer changes, on all heads. starts: settled, at least one.
+/// that has not fewer elements there than the best, and where it is believed to be better, or as good with fewer changes, on all
+/// heads. starts: settled, at least one.
 [[nodiscard]] SearchedPlan search_from(const Parts& parts, const std::vector<RoundingPlan>& starts,
                                        const NeighbourhoodOptions& around);
 

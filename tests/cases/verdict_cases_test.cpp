@@ -107,24 +107,33 @@ TEST(Row14, TheTrainerHasTheFiveKnobs) {
 // The class of row 24 (training_cases_test.cpp) that attention has: a forward and a backward that do not compute the same p. K scaled in bf16 in the
 // backward alone (FastVideo#1730) makes the recomputed scores disagree with lse.
 TEST(Row24, AForwardAndABackwardThatDisagreeOnPAreFarOff) {
-    for (const std::ptrdiff_t d : head_sizes) {
-        Head head(64, 64, d, 41, 1, 20.0);
-        const HeadTruth truth = attention_truth(head.problem(), {.correctly_rounded = false}).heads[0];
-        const RoundingPlan plan = preset("fa2", d);
-        const GroupForward forward = attention_forward(head.group(), plan);
-        const double agreeing = relative_error(attention_backward(head.group(), forward, plan).dq[0].view(), truth.dq);
-        Matrix scaled = head.k;  // K scale in bf16, and the scale 1 after it: the same function in exact arithmetic
-        for (double& x : scaled.values) x = round(x * head.scale, bf16, Rounding::nearest_even) / head.scale;
-        HeadGroup in = head.group();
-        in.k = scaled.view();
-        RoundingPlan float_keys = plan;
-        float_keys.set(Site::k_cast, Rule{});
-        const double disagreeing = relative_error(attention_backward(in, forward, float_keys).dq[0].view(), truth.dq);
-        if (d == 64 || d == 256)
-            EXPECT_NEAR(disagreeing, agreeing, 1e-3 * agreeing);  // 1/8 and 1/16 round nothing
-        else
-            EXPECT_GT(disagreeing, 3 * agreeing);
-    }
+    for (const Format& format : {bf16, fp16})
+        for (const std::ptrdiff_t d : head_sizes) {
+            constexpr double logit_size = 20;
+            Head head(64, 64, d, 41, 1, logit_size);
+            const HeadTruth truth = attention_truth(head.problem(), {.correctly_rounded = false}).heads[0];
+            const RoundingPlan plan = in_format(preset("fa2", d), format);
+            const GroupForward forward = attention_forward(head.group(), plan);
+            const double agreeing =
+                relative_error(attention_backward(head.group(), forward, plan).dq[0].view(), truth.dq);
+            // K scale in the format, and the scale 1 after it: the same function in exact arithmetic.
+            Matrix scaled = head.k;
+            for (double& x : scaled.values) x = round(x * head.scale, format, Rounding::nearest_even) / head.scale;
+            HeadGroup in = head.group();
+            in.k = scaled.view();
+            RoundingPlan float_keys = plan;
+            float_keys.set(Site::k_cast, Rule{});
+            const double disagreeing =
+                relative_error(attention_backward(in, forward, float_keys).dq[0].view(), truth.dq);
+            if (d == 64 || d == 256) {
+                EXPECT_NEAR(disagreeing, agreeing, 1e-3 * agreeing);  // 1/8 and 1/16 round nothing
+                continue;
+            }
+            EXPECT_GT(disagreeing, (format == bf16 ? 3 : 2) * agreeing) << d;
+            // A rounding of k is off by 2^-p / sqrt(3) of its binade in rms, at least half of that of k; so a score, a sum of
+            // products with independent errors, by so much of its own rms of 20, and p and dq by that relatively.
+            EXPECT_GT(disagreeing, logit_size * std::ldexp(1.0, -format.precision) / (2 * std::sqrt(3.0))) << d;
+        }
 }
 
 }  // namespace
