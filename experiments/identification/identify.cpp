@@ -306,6 +306,10 @@ void name_plan(KernelIdentification& result) {
     else if (const std::vector<std::string> others = result.near_ties(); !others.empty())
         plan.description += fmt::format("; these outputs do not tell it from {}{}", fmt::join(others, ", "),
                                         result.changes.empty() ? "" : " with the same changes");
+    if (result.is_found() && result.is_far())
+        plan.description +=
+            fmt::format("; {} rules from the next plan and without all of the elements, so perhaps another",
+                        rules_in(result.changes));
     plan.source = fmt::format("faultline identify, found from \"{}\" with {} change{}", result.nearest,
                               result.changes.size(), result.changes.size() == 1 ? "" : "s");
 }

@@ -50,6 +50,12 @@ inline constexpr double found_share = 0.8;
 inline constexpr double found_share_of_dq = 0.6, found_share_of_others = 0.9;
 [[nodiscard]] double found_share_of(Output output);
 
+/// A kernel is looked for a rule or two away from a preset: a site's rule, or a field of the schedule. By more a search comes
+/// near to a kernel that is none of its plans.
+inline constexpr std::size_t most_rules_away = 2;
+/// How many rules these differences are: format, rounding and accumulation of one site are one.
+[[nodiscard]] std::size_t rules_in(const std::vector<Difference>& changes);
+
 /// Plans whose lse is equal in shares further apart than this are told apart by it: what no plan models decides the last bit
 /// of one row in some thousand (docs/kernels.md, the merge of splits).
 inline constexpr double told_by_lse = 0.01;
@@ -142,6 +148,9 @@ struct KernelIdentification {
     }
     /// Whether the plan found has so many of the elements that it may be called the kernel.
     [[nodiscard]] bool is_found() const { return is_near() && match.all().share() >= found_share && lacking().empty(); }
+    /// Whether the plan found is more than most_rules_away from any that was ranked and does not have all of the elements: what
+    /// it lacks may be that it is another plan, however few.
+    [[nodiscard]] bool is_far() const;
     /// The outputs of which the plan found has less than found_share_of().
     [[nodiscard]] std::vector<Output> lacking() const;
     /// The output of which the plan found has least beyond found_share_of(); nothing where none was compared.

@@ -91,6 +91,7 @@ ordered_json kernel_json(const KernelIdentification& k) {
     ordered_json found{{"plan", k.plan.name}, {"nearest", k.nearest}, {"changes", changes_json(k.changes)}};
     found["near"] = k.is_near();
     found["found"] = k.is_found();
+    found["far"] = k.is_far();
     found["near_ties"] = k.near_ties();
     found["unlike"] = ordered_json::array();
     for (const Output output : k.unlike()) found["unlike"].push_back(name(output));

@@ -61,12 +61,21 @@ class Builder {
     }
 
     /// The roundings that kernels have at a cast: to nearest, truncation of the bits that a narrower type lacks, stochastic.
-    void roundings(Site site) {
+    void roundings(Site site, const Format& format) {
         for (const Rounding rounding : {Rounding::nearest_even, Rounding::toward_zero, Rounding::stochastic}) {
             Rule changed = plan_[site];
+            changed.format = format;
             changed.rounding = rounding;
             rule(site, changed);
         }
+    }
+
+    /// A cast to these formats: to another one than the plan's with each rounding, since where the plan casts to nothing
+    /// narrower, a cast that cuts is a rule of its own, and the same one to nearest no step on the way there.
+    void casts(Site site, std::initializer_list<Format> tried) {
+        formats(site, tried);
+        for (const Format& format : tried)
+            if (format.precision < fp32.precision) roundings(site, format);
     }
 
     /// Every place of the scale in ds; scaled after the cast, it is cast again to the same format.
@@ -242,13 +251,13 @@ void add_rules(Builder& out) {
     out.products("pv_accumulate", {pv_accumulate}, tried);
     out.products("dp_accumulate", {dp_accumulate}, tried);
     out.products("gradient products", {dv_accumulate, dk_accumulate, dq_accumulate}, tried);
-    for (const Site site : {Site::p_cast, Site::bwd_p_cast, Site::ds_cast}) out.formats(site, {bf16, fp16, fp32});
+    for (const Site site : {Site::p_cast, Site::bwd_p_cast, Site::ds_cast}) out.casts(site, {bf16, fp16, fp32});
     for (const Site site : {Site::s_cast, Site::bwd_s_cast, Site::dp_cast}) out.formats(site, {bf16, fp32});
     for (const Site site : {Site::lse, Site::row_sum, Site::delta}) out.formats(site, {bf16, fp16, fp32});
     if (out.plan().schedule.key_splits > 1) out.formats(Site::partial_o_cast, {bf16, fp32});
     for (const Site site : out.plan().rounding_sites()) {
         if (!takes_part(site, out.options().extras)) continue;
-        if (is_cast(out.plan(), site)) out.roundings(site);
+        if (is_cast(out.plan(), site)) out.roundings(site, out.plan()[site].format);
         out.rule(site, Rule{});
     }
 }
@@ -284,7 +293,8 @@ std::vector<Neighbour> rounding_pairs(const RoundingPlan& plan, const std::vecto
     std::vector<Neighbour> pairs;
     for (const Neighbour& cast : singles)
         for (const Site site : casts) {
-            if (cast.plan[site].rounding == plan[site].rounding || cast.plan[site].is_exact()) continue;
+            if (cast.plan[site].rounding == plan[site].rounding || cast.plan[site].format != plan[site].format)
+                continue;
             if (!plan.with(site, cast.plan[site]).same_numerics(cast.plan)) continue;
             for (const Neighbour& rule : singles) {
                 if (rule.plan.schedule == plan.schedule || rule.backward_only != cast.backward_only) continue;

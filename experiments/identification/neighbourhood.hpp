@@ -37,7 +37,8 @@ struct NeighbourhoodOptions {
 ///   products  the accumulation of all, of the scores' and of the gradients' matrix products: the units of the same inputs
 ///   casts     p_cast, bwd_p_cast, ds_cast in bf16, fp16, fp32; s_cast, dp_cast, partial_o_cast with and without;
 ///             lse, row_sum, delta, which some kernels keep in 16 bits, in bf16, fp16, fp32
-///   roundings of every cast to something narrower than fp32: to nearest, toward zero, stochastic
+///   roundings of every cast to something narrower than fp32: to nearest, toward zero, stochastic; of p_cast, bwd_p_cast and
+///             ds_cast with each of these formats that is narrower
 ///   sites     each rounding site exact
 /// Where the scale comes into the exponent, the forms of the argument are tried with it. block_q is left out: the rows of a query
 /// tile share nothing. What problem_with() refuses, of the plan or for such layers, is left out, and so are sites that have
@@ -50,7 +51,7 @@ struct NeighbourhoodOptions {
 [[nodiscard]] Neighbour together(const RoundingPlan& plan, const Neighbour& first, const Neighbour& second,
                                  const Extras& extras = {});
 
-/// Pairs of another rounding at one of the casts with a rule of the schedule of the same pass, whether or not either helps alone.
+/// Pairs of another rounding, in the plan's format, at one of the casts with a rule of the schedule of the same pass, whether or not either helps alone.
 /// They hide each other: where p is cut, what the row sum adds makes no element equal until the cut is there, and the other way
 /// round. `singles`: neighbours() of the plan.
 [[nodiscard]] std::vector<Neighbour> rounding_pairs(const RoundingPlan& plan, const std::vector<Neighbour>& singles,

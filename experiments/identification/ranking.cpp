@@ -2,7 +2,9 @@
 // What is nearer, what is as near, and what is near enough.
 #include <algorithm>
 #include <cmath>
+#include <set>
 #include <span>
+#include <string>
 
 #include <faultline/identification/identify.hpp>
 
@@ -46,6 +48,15 @@ Match telling_lse(const OutputMatches& match) {
 }
 
 double found_share_of(Output output) { return output == Output::dq ? found_share_of_dq : found_share_of_others; }
+
+std::size_t rules_in(const std::vector<Difference>& changes) {
+    std::set<std::string> rules;
+    for (const Difference& d : changes)
+        rules.insert(d.field.starts_with("sites.") ? d.field.substr(0, d.field.rfind('.')) : d.field);
+    return rules.size();
+}
+
+bool KernelIdentification::is_far() const { return rules_in(changes) > most_rules_away && match.all().differing() > 0; }
 
 std::vector<Output> KernelIdentification::lacking() const {
     std::vector<Output> outputs;

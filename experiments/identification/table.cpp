@@ -91,8 +91,11 @@ std::string answer(const KernelIdentification& k) {
     const std::size_t others = k.near_ties().size();
     std::string text = k.nearest;
     if (others > 0) text += fmt::format(" or {} other{}", others, others == 1 ? "" : "s");
-    if (!k.changes.empty()) text += ", changed";
-    return others > 0 ? text + ", not told apart" : text;
+    if (!k.changes.empty()) text += k.is_far() ? changed : ", changed";
+    if (others > 0) text += ", not told apart";
+    return k.is_far() ? fmt::format("no plan found has all of its elements; the nearest, {} of them: {}",
+                                    share_percent(k.match.all()), text)
+                      : text;
 }
 
 /// Names after a heading, broken into lines.
@@ -189,9 +192,9 @@ std::string found_text(const KernelIdentification& k) {
                    k.nearest, k.trials.size(), 100 * unmodelled_share,
                    refused_text(k).empty() ? "" : ", and carries over") +
                refused_text(k);
-    std::string out = fmt::format("  {} is {} with {} change{}{}:\n", k.plan.name, k.nearest, k.changes.size(),
-                                  k.changes.size() == 1 ? "" : "s",
-                                  k.is_found() ? "" : ", which are the nearest found and need not be the kernel's");
+    std::string out = fmt::format(
+        "  {} is {} with {} change{}{}:\n", k.plan.name, k.nearest, k.changes.size(), k.changes.size() == 1 ? "" : "s",
+        k.is_found() && !k.is_far() ? "" : ", which are the nearest found and need not be the kernel's");
     for (const Difference& change : k.changes)
         out += fmt::format("    {}: {} -> {}\n", change.field, change.from, change.to);
     for (const FoundChange& f : k.found)
@@ -214,6 +217,7 @@ std::string with_rules(const SiteEvidence& e, const std::vector<std::vector<Diff
             return d.field.ends_with(".format") && d.to == "exact";
         });
         std::string rule = exact ? "exact" : changes.front().to;
+        if (!exact && changes.size() == 2) rule += " " + changes.back().to;  // a format and its rounding
         if (!exact && changes.front().field.ends_with(".accumulation")) rule = "another accumulation";
         if (std::find(rules.begin(), rules.end(), rule) == rules.end()) rules.push_back(std::move(rule));
     }

@@ -107,6 +107,24 @@ TEST(Neighbourhood, HoldsWhatDistinguishesKernels) {
         EXPECT_TRUE(found.contains(wanted)) << wanted;
 }
 
+// A cast that a plan has not, with the rounding of it, is one rule: format alone is another kernel, and no step to it.
+TEST(Neighbourhood, HoldsACastThatCutsWhereThePlanHasNone) {
+    const RoundingPlan plan = for_head_dim(faultline::plan("math"), 64, true);
+    const std::vector<Neighbour> all = neighbours(plan, {});
+    for (const Site site : {Site::p_cast, Site::ds_cast})
+        for (const Format& format : {bf16, fp16})
+            for (const Rounding rounding : {Rounding::nearest_even, Rounding::toward_zero, Rounding::stochastic}) {
+                Rule wanted = plan[site];
+                wanted.format = format;
+                wanted.rounding = rounding;
+                EXPECT_EQ(
+                    std::count_if(all.begin(), all.end(),
+                                  [&](const Neighbour& n) { return n.plan.same_numerics(plan.with(site, wanted)); }),
+                    1)
+                    << name(site);
+            }
+}
+
 TEST(Neighbourhood, WithoutGradientsHoldsNoChangeOfTheBackwardAlone) {
     const std::vector<Neighbour> all = neighbours(for_head_dim(plan("fa2"), 64, true), {.backward = false});
     EXPECT_TRUE(std::none_of(all.begin(), all.end(), [](const Neighbour& n) { return n.backward_only; }));

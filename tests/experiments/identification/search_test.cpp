@@ -68,6 +68,11 @@ INSTANTIATE_TEST_SUITE_P(
         Planted{"row_sum_adds", "fa2", [](RoundingPlan& p) { p.schedule.row_sum_adds = RowSumAdds::rounded; }},
         Planted{"ds_scale", "fa2", [](RoundingPlan& p) { p.schedule.ds_scale = DsScale::before; }},
         Planted{"ds_p", "fa3", [](RoundingPlan& p) { p.schedule.ds_p = DsP::cast; }},
+        Planted{"ds_cast_cut", "math",
+                [](RoundingPlan& p) {
+                    set_format(p, Site::ds_cast, bf16);
+                    set_rounding(p, Site::ds_cast, Rounding::toward_zero);
+                }},
         Planted{"delta_from", "fa2", [](RoundingPlan& p) { p.schedule.delta_from = DeltaFrom::o_unrounded; }},
         Planted{"ds_cast", "fa3", [](RoundingPlan& p) { set_format(p, Site::ds_cast, fp16); }},
         Planted{"o_rounding", "fa2", [](RoundingPlan& p) { set_rounding(p, Site::o_cast, Rounding::toward_zero); }},
@@ -287,6 +292,49 @@ TEST(Identify, SearchesAroundThePresetThatHasWholeOutputs) {
     EXPECT_EQ(found.nearest, "fa2") << table({"", {found}, true});
     EXPECT_EQ(found.match.all().differing(), 0u);
     EXPECT_EQ(found.changes, differences(for_head_dim(plan("fa2"), 128, true), wanted));
+}
+
+// math with a cast of ds that cuts: a format and a rounding of one site, which no climb gets to by one of the two. fa1 with four
+// changes has all but some elements in a thousand, and is not the answer.
+TEST(Identify, FindsACastThatCutsInAPresetThatHasNone) {
+    RoundingPlan wanted = for_head_dim(plan("math"), 64, true);
+    set_format(wanted, Site::ds_cast, bf16);
+    set_rounding(wanted, Site::ds_cast, Rounding::toward_zero);
+    const Capture capture =
+        made_capture({{"unknown", wanted}}, {.heads = 2, .kv_heads = 2, .n = 64, .d = 64, .query_size = 1});
+    IdentifyOptions options;
+    options.candidates = {plan("math"), plan("fa1"), plan("fa2")};
+    const KernelIdentification found = identify(capture, options).kernels.front();
+    EXPECT_EQ(found.nearest, "math") << table({"", {found}, true});
+    EXPECT_EQ(found.match.all().differing(), 0u);
+    EXPECT_EQ(differences(found.plan, wanted), std::vector<Difference>{});
+    EXPECT_EQ(found.changes.size(), 2u);
+    EXPECT_EQ(rules_in(found.changes), 1u);
+    EXPECT_FALSE(found.is_far());
+}
+
+// Three rules from any preset and not all of the elements: no answer, but the nearest.
+TEST(Identify, APlanFarFromThePresetsIsTheNearestAndNoAnswer) {
+    KernelIdentification k;
+    k.kernel = "unknown";
+    k.layers = {"layer0"};
+    k.nearest = "fa1";
+    k.match.outputs[0] = {65490, 65530, 65536};
+    k.ranking = {{"fa1", k.match, {}}};
+    k.changes = {{"schedule.delta_from", "o", "o_unrounded"},
+                 {"sites.p_cast.format", "bf16", "fp32"},
+                 {"sites.ds_cast.format", "bf16", "fp16"},
+                 {"sites.ds_cast.rounding", "nearest_even", "toward_zero"}};
+    EXPECT_EQ(rules_in(k.changes), 3u);
+    EXPECT_THAT(
+        table({"", {k}, true}),
+        HasSubstr(
+            "unknown: no plan found has all of its elements; the nearest, 99.93% of them: fa1 with 4 changes (head"));
+    KernelIdentification whole = k, nearer = k;
+    whole.match.outputs[0].equal = 65536;
+    nearer.changes.erase(nearer.changes.begin());  // the site's format and rounding are one rule
+    EXPECT_THAT(table({"", {whole}, true}), HasSubstr("unknown: fa1, changed (head"));
+    EXPECT_THAT(table({"", {nearer}, true}), HasSubstr("unknown: fa1, changed (head"));
 }
 
 // cudnn on a layer where three plans have all but some elements in ten thousand: the tie is said, and no change that gains
