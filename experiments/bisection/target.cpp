@@ -95,6 +95,34 @@ bool may_be_negative(Metric metric) {
            metric == Metric::mean_key_sign;
 }
 
+/// The largest size that a measure has: a cosine, a coherence or a share is at most 1 by Cauchy and Schwarz.
+std::optional<double> largest(Metric metric) {
+    const bool is_part = metric == Metric::signed_bias || metric == Metric::row_coherence ||
+                         metric == Metric::head_coherence || metric == Metric::mean_key_share ||
+                         metric == Metric::mean_key_sign;
+    return is_part ? std::optional(1.0) : std::nullopt;
+}
+
+/// RequestError where the target asks for values that its measure never has.
+void expect_in_range(const Target& target, std::string_view metric) {
+    using R = Target::Relation;
+    const bool below = target.relation == R::less || target.relation == R::less_equal;
+    if (!below && target.relation != R::greater && target.relation != R::greater_equal) return;
+    const bool strict = target.relation == R::less || target.relation == R::greater;
+    const bool has_sign = may_be_negative(target.metric) && !target.absolute;  // sizes and shares have none
+    const std::optional<double> most = largest(target.metric);
+    if (has_sign && !most) return;
+    if (below) {
+        const double least = has_sign ? -*most : 0;
+        if (strict ? target.bound > WideReal(least) : target.bound >= WideReal(least)) return;
+        refuse_meaning(target.text, fmt::format("{} is never below {:g}: expected a number {}", metric, least,
+                                                strict ? "above it" : fmt::format("from {:g} on", least)));
+    }
+    if (!most || (strict ? target.bound < WideReal(*most) : target.bound <= WideReal(*most))) return;
+    refuse_meaning(target.text, fmt::format("{} is never above {:g}: expected a number {}", metric, *most,
+                                            strict ? "below it" : fmt::format("up to {:g}", *most)));
+}
+
 double log2_of(const WideReal& x) { return std::log2(x.mantissa) + static_cast<double>(x.exponent); }
 
 }  // namespace
@@ -162,13 +190,7 @@ Target parse_target(std::string_view text, const std::vector<std::string>& layer
     if (rest.empty()) refuse(text, "there is no output before the measure");
     target.metric = static_cast<Metric>(position(metric, metric_names, "measure", text));
     target.output = static_cast<Output>(position(last_component(rest), output_names, "output", text));
-    // Sizes and shares: of those with a sign only inside abs().
-    const bool has_sign = may_be_negative(target.metric) && !target.absolute;
-    const WideReal zero(0.0);
-    if (!has_sign && ((target.relation == Target::Relation::less && target.bound <= zero) ||
-                      (target.relation == Target::Relation::less_equal && target.bound < zero)))
-        refuse_meaning(text, fmt::format("{} is never below 0: expected a number {}", metric,
-                                         target.relation == Target::Relation::less ? "above it" : "from 0 on"));
+    expect_in_range(target, metric);
     const bool rows_are_keys = target.output == Output::dk || target.output == Output::dv;
     if (rows_are_keys && (target.metric == Metric::t_statistic || target.metric == Metric::row_coherence))
         refuse_meaning(text,
@@ -188,10 +210,14 @@ Target parse_target(std::string_view text, const std::vector<std::string>& layer
 namespace {
 
 /// Whether some number that the measure may be meets all of these targets, which are about one measure. What meets them is made
-/// of intervals that end at the bounds, of either sign where an absolute value is asked for: so one of the bounds does, or a
-/// number between two of them or beyond them all.
+/// of intervals that end at the bounds, of either sign where an absolute value is asked for, or at an end of what the measure
+/// may be: so one of these does, or a number between two of them or beyond them all. A count meets them at a whole number that
+/// is next to one of them.
 bool can_be_met(const std::vector<const Target*>& targets) {
+    const Metric metric = targets.front()->metric;
+    const std::optional<double> most = largest(metric);
     std::vector<WideReal> ends{WideReal(0.0)};
+    if (most) ends.insert(ends.end(), {WideReal(*most), WideReal(-*most)});
     for (const Target* target : targets)
         for (const WideReal& end : {target->bound, -target->bound}) ends.push_back(end);
     std::sort(ends.begin(), ends.end());
@@ -201,8 +227,18 @@ bool can_be_met(const std::vector<const Target*>& targets) {
         tried.push_back(ends[i]);
         if (i > 0) tried.push_back((ends[i - 1] + ends[i]) / two);
     }
+    if (metric == Metric::nonfinite) {
+        constexpr double whole_from = 4503599627370496.0;  // 2^52: every double from there on is a whole number
+        for (const WideReal& end : ends) {
+            const double x = end.to_double();
+            for (const double step : {-1.0, 0.0, 1.0, 2.0})
+                if (std::abs(x) < whole_from) tried.emplace_back(std::floor(x) + step);
+        }
+        std::erase_if(tried, [](const WideReal& x) { return x.to_double() != std::floor(x.to_double()); });
+    }
     return std::any_of(tried.begin(), tried.end(), [&](const WideReal& value) {
-        if (value < WideReal(0.0) && !may_be_negative(targets.front()->metric)) return false;
+        if (value < WideReal(0.0) && !may_be_negative(metric)) return false;
+        if (most && abs(value) > WideReal(*most)) return false;
         return std::all_of(targets.begin(), targets.end(),
                            [&](const Target* t) { return t->met(t->absolute ? abs(value) : value); });
     });

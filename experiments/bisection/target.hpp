@@ -51,7 +51,7 @@ struct Target {
 };
 
 /// Reads a target and finds its layer among `layers`. `tolerance` is that of a measure alone; with nothing there, a measure
-/// alone is refused. RequestError, one sentence with the text, what is wrong in it and what is expected: the
+/// alone is refused, and so is a bound beyond all that the measure may be. RequestError, one sentence with the text, what is wrong in it and what is expected: the
 /// grammar where it does not follow it.
 [[nodiscard]] Target parse_target(std::string_view text, const std::vector<std::string>& layers,
                                   std::optional<double> tolerance);

@@ -63,6 +63,9 @@ TEST(Target, ContradictoryOnesAreRefused) {
                                      {"a.dq.rel_error < 1", "abs(a.dq.rel_error) > 2"},
                                      {"abs(a.dq.gain) < 1", "a.dq.gain < -2"},
                                      {"abs(a.dq.gain) < 1", "a.dq.gain <= -1"},
+                                     {"a.dq.nonfinite > 0.2", "a.dq.nonfinite < 0.8"},  // a count
+                                     {"a.dq.nonfinite > 7", "a.dq.nonfinite < 8"},
+                                     {"a.dq.signed_bias < -0.1", "abs(a.dq.signed_bias) < 0.05"},
                                      {"abs(a.dq.error_norm) > 1e-4000", "a.dq.error_norm <= 1e-4000"}}) {
         EXPECT_NE(problem({one, other}), "") << one << other;
         EXPECT_NE(problem({other, one}), "") << one << other;
@@ -75,6 +78,10 @@ TEST(Target, ContradictoryOnesAreRefused) {
                                      {"a.dq.gain < -1", "abs(a.dq.gain) > 2"},  // -3 does
                                      {"abs(a.dq.gain) <= 1", "a.dq.gain <= -1"},
                                      {"a.dq.rel_error", "a.dq.rel_error > 2"},
+                                     {"a.dq.nonfinite > 7", "a.dq.nonfinite < 9"},
+                                     {"a.dq.nonfinite > 0.2", "a.dq.nonfinite < 1.5"},
+                                     {"a.dq.nonfinite > 1e300", "a.dq.nonfinite < 1e301"},
+                                     {"a.dq.row_coherence >= 1", "a.dq.row_coherence > 0.5"},
                                      {"a.dq.gain < 1", "a.dq.gain < 2"}})
         EXPECT_EQ(problem({one, other}), "") << one << other;
 }
@@ -113,6 +120,22 @@ TEST(Target, TheLayerMayBeLeftOutWhereThereIsOne) {
     EXPECT_THAT(refusal("layer1.dk.t_statistic < 1"), HasSubstr("defined for o and dq alone"));
     EXPECT_THAT(refusal("layer1.dv.row_coherence < 1"), HasSubstr("defined for o and dq alone"));
     EXPECT_THAT(refusal("dq.rel_error < 1"), HasSubstr("no layer is named and the capture has 2: \"layer"));
+}
+
+// A cosine, a coherence and a share have an end on both sides; an error and a gain have none above.
+TEST(Target, BoundsBeyondWhatTheMeasureMayBeAreRefused) {
+    for (const char* text :
+         {"layer1.dq.row_coherence > 2", "layer1.dk.head_coherence > 1.5", "layer1.dq.mean_key_share > 1.5",
+          "layer1.dq.signed_bias > 1", "abs(layer1.dq.signed_bias) > 1", "layer1.dq.mean_key_sign >= 1.01"})
+        EXPECT_THAT(refusal(text), HasSubstr("is never above 1: expected a number ")) << text;
+    for (const char* text :
+         {"layer1.dq.mean_key_sign < -2", "layer1.dq.signed_bias < -1", "layer1.dq.signed_bias <= -1.5"})
+        EXPECT_THAT(refusal(text), HasSubstr("is never below -1: expected a number ")) << text;
+    EXPECT_THAT(refusal("layer1.dq.row_coherence < 0"), HasSubstr("is never below 0: expected a number above it"));
+    for (const char* text : {"layer1.dq.row_coherence >= 1", "layer1.dq.mean_key_sign <= -1",
+                             "layer1.dq.signed_bias > -2", "layer1.dq.gain > 2", "layer1.dq.rel_error > 2",
+                             "layer1.dq.t_statistic < -9", "layer1.dq.nonfinite > 5", "layer1.dq.error_norm > 1e4000"})
+        EXPECT_EQ(refusal(text), "") << text;
 }
 
 TEST(Target, MeasuresAlongTheMeanKeyAreOfDqAlone) {
