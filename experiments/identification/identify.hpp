@@ -26,9 +26,12 @@ namespace faultline {
 /// hundred changes are tried a kernel, so that chance passes 4 once in three hundred kernels.
 inline constexpr double believed_z = 4;
 
-/// On the elements held out a change was not picked among others: it carries over from 2 standard deviations on (of chance,
-/// 2.3% one-sided), or where it loses none and leaves none that differs.
+/// On the elements held out a change carries over from 2 standard deviations on (of chance, 2.3% one-sided) where it is the
+/// only one that was tried, or where it loses none and leaves none that differs.
 inline constexpr double carried_z = 2;
+/// The same where the change is the best of so many: the chance of all of them together is that of one (Bonferroni), 3.6 of
+/// 150. The rows of one head are no independent samples, so that what fits those searched fits those held out in part.
+[[nodiscard]] double carried_z_of(std::size_t tried);
 
 /// Of unrelated numbers in bf16 some are equal by chance: a plan that has no more elements, or no more of one output, is not
 /// the kernel.
@@ -92,6 +95,7 @@ struct FoundChange {
     std::vector<Difference> changes;
     identification::Flips searched, held_out;  ///< against the plan before it
     bool carries = false;                      ///< over to the elements held out; else it was not made
+    std::optional<Output> spoils{};            ///< an output that is whole before it and not after it: not made either
     bool pair = false;                         ///< two changes, neither of which is idle
     /// Of a pair that carried over as one: the changes in it that were left out. Not made with some: the other alone is no
     /// change that is believed and carries over.

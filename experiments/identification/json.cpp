@@ -80,13 +80,12 @@ ordered_json kernel_json(const KernelIdentification& k) {
             idle.push_back({{"changes", changes_json(i.changes)},
                             {"searched", flips_json(i.searched)},
                             {"held_out", flips_json(i.held_out)}});
-        steps.push_back({{"changes", changes_json(f.changes)},
-                         {"rule", rule_type(f.changes)},
-                         {"level", f.pair ? 2 : 1},
-                         {"searched", flips_json(f.searched)},
-                         {"held_out", flips_json(f.held_out)},
-                         {"carries_over", f.carries},
-                         {"left_out", std::move(idle)}});
+        ordered_json step{
+            {"changes", changes_json(f.changes)}, {"rule", rule_type(f.changes)},       {"level", f.pair ? 2 : 1},
+            {"searched", flips_json(f.searched)}, {"held_out", flips_json(f.held_out)}, {"carries_over", f.carries},
+            {"left_out", std::move(idle)}};
+        if (f.spoils) step["spoils"] = name(*f.spoils);
+        steps.push_back(std::move(step));
     }
     ordered_json found{{"plan", k.plan.name}, {"nearest", k.nearest}, {"changes", changes_json(k.changes)}};
     found["near"] = k.is_near();

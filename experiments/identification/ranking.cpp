@@ -2,6 +2,7 @@
 // What is nearer, what is as near, and what is near enough.
 #include <algorithm>
 #include <cmath>
+#include <numbers>
 #include <set>
 #include <span>
 #include <string>
@@ -48,6 +49,17 @@ Match telling_lse(const OutputMatches& match) {
 }
 
 double found_share_of(Output output) { return output == Output::dq ? found_share_of_dq : found_share_of_others; }
+
+double carried_z_of(std::size_t tried) {
+    const auto tail = [](double z) { return 0.5 * std::erfc(z / std::numbers::sqrt2); };
+    const double allowed = tail(carried_z) / static_cast<double>(std::max<std::size_t>(tried, 1));
+    double least = carried_z, most = 40;  // of which the tail is 0
+    for (int i = 0; i < 60; ++i) {
+        const double z = (least + most) / 2;
+        (tail(z) > allowed ? least : most) = z;
+    }
+    return most;
+}
 
 std::size_t rules_in(const std::vector<Difference>& changes) {
     std::set<std::string> rules;

@@ -2,6 +2,7 @@
 #include <faultline/identification/search.hpp>
 
 #include <algorithm>
+#include <optional>
 #include <tuple>
 #include <utility>
 
@@ -33,9 +34,9 @@ bool believed(const Flips& f, const Match& after) {
     return won > unmodelled_share * static_cast<double>(after.total) || after.differing() == 0;
 }
 
-/// Whether a change does on the elements held out what it did where it was found.
-bool carries_over(const Flips& f, const Match& after) {
-    return f.z() >= carried_z || (f.lost == 0 && after.differing() == 0 && after.total > 0);
+/// Whether a change that was picked of so many does on the elements held out what it did where it was found.
+bool carries_over(const Flips& f, const Match& after, std::size_t tried) {
+    return f.z() >= carried_z_of(tried) || (f.lost == 0 && after.differing() == 0 && after.total > 0);
 }
 
 /// The best of the changes that are believed and gain more than `gain`, or none.
@@ -94,10 +95,27 @@ BothParts run_on(const Parts& parts, const RoundingPlan& plan) {
     return {parts.searched.baseline(plan), parts.held_out.baseline(plan)};
 }
 
-/// A change that was believed on the elements searched, on all.
-FoundChange judged(const std::vector<Difference>& changes, const BothParts& before, const BothParts& after) {
+OutputMatches outputs_of(const BothParts& runs) {
+    OutputMatches sum;
+    for (const Baseline* part : {&runs.searched, &runs.held_out})
+        for (const OutputMatches& match : part->matches) sum.add(match);
+    return sum;
+}
+
+/// An output of which the first run has every element and the second not: a kernel that has the change would have given them.
+std::optional<Output> spoiled(const BothParts& before, const BothParts& after) {
+    const OutputMatches had = outputs_of(before), has = outputs_of(after);
+    for (const Output output : all_outputs)
+        if (had[output].total > 0 && had[output].differing() == 0 && has[output].differing() > 0) return output;
+    return std::nullopt;
+}
+
+/// A change that was believed on the elements searched, the best of so many that were tried, on all.
+FoundChange judged(const std::vector<Difference>& changes, const BothParts& before, const BothParts& after,
+                   std::size_t tried) {
     FoundChange found{changes, against(before.searched, after.searched), against(before.held_out, after.held_out)};
-    found.carries = carries_over(found.held_out, all_of(after.held_out));
+    found.spoils = spoiled(before, after);
+    found.carries = !found.spoils && carries_over(found.held_out, all_of(after.held_out), tried);
     return found;
 }
 
@@ -105,7 +123,7 @@ FoundChange judged(const std::vector<Difference>& changes, const BothParts& befo
 /// each of the two has to be a change that would be made by itself where the other stands; else the other is tried alone.
 /// `found` is of the pair; what is to be made is returned, none where that is neither the pair nor one of the two.
 const Neighbour* needed_of(const Parts& parts, const Neighbour& pair, const BothParts& before, const BothParts& after,
-                           FoundChange& found) {
+                           std::size_t tried, FoundChange& found) {
     const Neighbour* needed = nullptr;
     FoundChange best = found;
     bool both = true;
@@ -113,11 +131,11 @@ const Neighbour* needed_of(const Parts& parts, const Neighbour& pair, const Both
         const Neighbour& member = pair.members[i];
         const Neighbour& other = pair.members[1 - i];
         const BothParts without = run_on(parts, other.plan);
-        const FoundChange adds = judged(differences(other.plan, pair.plan), without, after);
+        const FoundChange adds = judged(differences(other.plan, pair.plan), without, after, tried);
         if (adds.carries && believed(adds.searched, all_of(after.searched))) continue;
         both = false;
         best.idle.push_back({member.changes, adds.searched, adds.held_out});
-        FoundChange alone = judged(other.changes, before, without);
+        FoundChange alone = judged(other.changes, before, without, tried);
         if (!alone.carries || !believed(alone.searched, all_of(without.searched))) continue;
         if (needed != nullptr && against(without.searched, after.searched).z() > 0) continue;  // the first is as good
         alone.idle = {best.idle.back()};
@@ -152,13 +170,16 @@ Choice best_of(const SearchedPlan& at, const std::vector<const Tried*>& pairs,
 /// Makes the best change that is believed and carries over. False: there is none.
 bool step(const Parts& parts, SearchedPlan& at, const std::vector<const Tried*>& pairs) {
     std::vector<RoundingPlan> refused;
+    std::size_t tried = at.singles.size();
+    for (const Tried* more : pairs) tried += more->changes.size();
     while (refused.size() < most_refused) {
         const Choice best = best_of(at, pairs, refused);
         if (best.neighbour == nullptr) return false;
         const BothParts before{at.base, parts.held_out.baseline(at.plan)}, after = run_on(parts, best.neighbour->plan);
-        FoundChange found = judged(best.neighbour->changes, before, after);
+        FoundChange found = judged(best.neighbour->changes, before, after, tried);
         const Neighbour* made = best.neighbour;
-        if (found.carries && !made->members.empty()) made = needed_of(parts, *best.neighbour, before, after, found);
+        if (found.carries && !made->members.empty())
+            made = needed_of(parts, *best.neighbour, before, after, tried, found);
         const bool carries = found.carries;
         found.pair = found.idle.empty() && !best.neighbour->members.empty();
         at.found.push_back(std::move(found));
@@ -288,9 +309,7 @@ struct Restated {
 };
 
 std::pair<std::size_t, std::size_t> equal_of(const BothParts& runs) {
-    OutputMatches sum;
-    for (const Baseline* part : {&runs.searched, &runs.held_out})
-        for (const OutputMatches& match : part->matches) sum.add(match);
+    const OutputMatches sum = outputs_of(runs);
     return {sum.all().equal, telling_lse(sum).equal};
 }
 
@@ -372,7 +391,8 @@ void restate(const Parts& parts, const std::vector<RoundingPlan>& presets, const
     for (std::size_t round = 0; round < presets.size() && !now.needed.empty(); ++round) {
         bool restated = false;
         for (Restated& next : restatements(parts, presets, now, most, changed, extras)) {
-            FoundChange step = judged(next.needed, run_on(parts, presets[next.preset]), next.runs);
+            FoundChange step =
+                judged(next.needed, run_on(parts, presets[next.preset]), next.runs, found.singles.size());
             if (!step.carries) continue;
             std::erase_if(found.found, [](const FoundChange& f) { return f.carries; });
             found.found.push_back(std::move(step));

@@ -156,7 +156,7 @@ std::string refused_text(const KernelIdentification& k) {
     for (const FoundChange& f : k.found) {
         if (f.carries) continue;
         const auto at = std::find_if(all.begin(), all.end(), [&](const Refused& r) {
-            return r.first->searched == f.searched && r.first->held_out == f.held_out &&
+            return r.first->searched == f.searched && r.first->held_out == f.held_out && r.first->spoils == f.spoils &&
                    r.first->idle.empty() == f.idle.empty();
         });
         std::vector<std::string>& changes = at == all.end() ? all.emplace_back(Refused{&f, {}}).changes : at->changes;
@@ -166,10 +166,11 @@ std::string refused_text(const KernelIdentification& k) {
     std::string out;
     for (const Refused& r : all) {
         const std::string change = r.changes.size() > 1 ? "each of these does" : "it does";
-        out += wrapped(r.first->idle.empty()
-                           ? fmt::format("  not made, as {} not carry over: ", change)
-                           : "  not made, as neither of the two needs the other, nor is believed by itself: ",
-                       fmt::format("{} ({})", fmt::join(r.changes, "; "), flips_text(k, *r.first)));
+        out += wrapped(
+            r.first->spoils ? fmt::format("  not made, as {} not leave {} whole: ", change, name(*r.first->spoils))
+            : r.first->idle.empty() ? fmt::format("  not made, as {} not carry over: ", change)
+                                    : "  not made, as neither of the two needs the other, nor is believed by itself: ",
+            fmt::format("{} ({})", fmt::join(r.changes, "; "), flips_text(k, *r.first)));
     }
     return out;
 }

@@ -144,6 +144,36 @@ TEST(Identify, JudgesAChangeOnWhatItWasNotFoundOn) {
     EXPECT_EQ(rows.changes, differences(for_head_dim(plan("fa2"), 32, true), wanted));
 }
 
+// Python: n = statistics.NormalDist(); n.inv_cdf(1 - (1 - n.cdf(2)) / 150)
+TEST(Identify, TheBestOfManyChangesHasMoreToShow) {
+    EXPECT_NEAR(carried_z_of(1), 2, 1e-12);
+    EXPECT_NEAR(carried_z_of(150), 3.6124351, 1e-6);
+    EXPECT_NEAR(carried_z_of(600), 3.9571989, 1e-6);
+}
+
+// o, dq and dk of a kernel that sums the rounded P, dv of one that does not: the change would cost dv, which is whole, some of
+// its elements, and is not made however many it makes equal.
+TEST(Identify, AChangeThatSpoilsAWholeOutputIsNotMade) {
+    RoundingPlan other = for_head_dim(plan("fa2"), 32, true);
+    other.schedule.row_sum_adds = RowSumAdds::rounded;
+    Capture capture = made_capture({{"unknown", other}, {"z", plan("fa2")}}, {.n = 128});
+    std::vector<ObservedKernel>& kernels = capture.layers[0].observed;
+    const auto dv = static_cast<std::size_t>(Output::dv);
+    ASSERT_NE(kernels[0].outputs[dv]->values, kernels[1].outputs[dv]->values) << "nothing is shown";
+    kernels[0].outputs[dv] = kernels[1].outputs[dv];
+    IdentifyOptions options;
+    options.candidates = {plan("fa2")};
+    options.kernels = {"unknown"};
+    const Identification all = identify(capture, options);
+    const KernelIdentification& k = all.kernels.front();
+    ASSERT_FALSE(k.found.empty()) << table(all, true);
+    EXPECT_EQ(k.found[0].spoils, Output::dv);
+    EXPECT_FALSE(k.found[0].carries);
+    EXPECT_GT(k.found[0].held_out.z(), carried_z_of(1000)) << "it is not made for another reason";
+    EXPECT_EQ(k.match[Output::dv].differing(), 0u);
+    EXPECT_THAT(table(all, true), HasSubstr("not leave dv whole: "));
+}
+
 // A pair is found as one choice. Of two changes that both make elements equal both stay (Planted "pair"); one that fits the rows
 // searched alone, and rides on a change that all rows have, is left out.
 TEST(Identify, LeavesOutTheHalfOfAPairThatAddsNothing) {
