@@ -379,6 +379,7 @@ Identification identify(const Capture& capture, const IdentifyOptions& options) 
             result.layer_matches = best.layers;
             if (options.search && result.is_near()) search(cases[i], ranked, options, work, result);
             result.not_compared = not_compared(capture, result.kernel);
+            result.not_finite = not_finite(capture, result.kernel);
             result.inputs = mixed_inputs_remark(capture, result.plan);
             name_plan(result);
             identification.kernels.push_back(std::move(result));

@@ -146,6 +146,8 @@ struct KernelIdentification {
         not_compared{};    ///< outputs of the kernel in layers without a gradient at the output, a sentence each
     std::string inputs{};  ///< mixed_inputs_remark() of the nearest plan
 
+    std::vector<std::string> not_finite{};  ///< of the kernel's outputs, a sentence each (observed_kernels.hpp)
+
     /// Whether the best plan of the ranking has more elements than chance gives it.
     [[nodiscard]] bool is_near() const {
         return !ranking.empty() && ranking.front().match.all().share() >= more_than_chance;

@@ -101,6 +101,7 @@ ordered_json kernel_json(const KernelIdentification& k) {
         if (k.match[output].total > 0) found["bounds"][std::string(name(output))] = found_share_of(output);
     if (const auto nearest = k.nearest_to_bound()) found["nearest_to_bound"] = name(*nearest);
     found["not_compared"] = k.not_compared;
+    found["not_finite"] = k.not_finite;
     found.update(with_outputs(k.match));
     found["layers"] = layers_json(k.layers, k.layer_matches);
     if (!k.trials.empty()) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <faultline/identification/observed_kernels.hpp>
 
+#include <cmath>
 #include <set>
 
 #include <fmt/format.h>
@@ -45,6 +46,35 @@ std::vector<std::string> not_compared(const Capture& capture, const std::string&
             sentences.push_back(fmt::format("{} of {} not compared: there is no {}.do, the gradient at the output",
                                             fmt::join(gradients, ", "), of, of));
         }
+    return sentences;
+}
+
+std::vector<std::string> not_finite(const Capture& capture, const std::string& kernel) {
+    std::vector<std::string> sentences;
+    for (const LayerCapture& layer : capture.layers)
+        for (const ObservedKernel& observed : layer.observed)
+            for (const Output output : all_outputs) {
+                if (observed.name != kernel || !observed[output]) continue;
+                const HeadArray& array = *observed[output];
+                std::size_t elements = 0;
+                std::string first;
+                for (std::ptrdiff_t b = 0; b < array.batch; ++b)
+                    for (std::ptrdiff_t h = 0; h < array.heads; ++h) {
+                        const MatrixView<const double> of_head = array(b, h);
+                        for (std::ptrdiff_t r = 0; r < of_head.rows; ++r)
+                            for (std::ptrdiff_t c = 0; c < of_head.cols; ++c) {
+                                if (std::isfinite(of_head(r, c))) continue;
+                                if (elements++ > 0) continue;
+                                first = fmt::format("{}head {}, row {}, feature {}, is {}",
+                                                    array.batch > 1 ? fmt::format("batch {}, ", b) : "", h, r, c,
+                                                    of_head(r, c));
+                            }
+                    }
+                if (elements > 0)
+                    sentences.push_back(fmt::format("{} element{} of {} of {} {} not finite; the first, {}", elements,
+                                                    elements == 1 ? "" : "s", name(output), escaped(layer.name),
+                                                    elements == 1 ? "is" : "are", first));
+            }
     return sentences;
 }
 

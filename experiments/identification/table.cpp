@@ -307,6 +307,7 @@ std::string table(const Identification& identification, bool full) {
             out += wrapped("  ", fmt::format("{}: presets are compared so, where their names end in {}", k.file_storage,
                                              suffix(k.storage)));
         for (const std::string& sentence : k.not_compared) out += wrapped("  ", sentence);
+        for (const std::string& sentence : k.not_finite) out += wrapped("  ", sentence);
         if (!k.inputs.empty()) out += wrapped("  ", k.inputs);
         out += ranking_text(k, full);
         if (!k.trials.empty()) {

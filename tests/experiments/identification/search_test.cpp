@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The search from a preset: planted changes and pairs are found, each for itself, and what the outputs do not tell is said.
 #include <cmath>
+#include <limits>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -365,6 +366,25 @@ TEST(Identify, APlanFarFromThePresetsIsTheNearestAndNoAnswer) {
     nearer.changes.erase(nearer.changes.begin());  // the site's format and rounding are one rule
     EXPECT_THAT(table({"", {whole}, true}), HasSubstr("unknown: fa1, changed (head"));
     EXPECT_THAT(table({"", {nearer}, true}), HasSubstr("unknown: fa1, changed (head"));
+}
+
+TEST(Identify, NamesElementsThatAreNotFinite) {
+    Capture capture = made_capture({{"unknown", plan("fa2")}}, {.heads = 2, .kv_heads = 1, .n = 16});
+    IdentifyOptions options;
+    options.candidates = {plan("fa2")};
+    options.search = false;
+    EXPECT_TRUE(identify(capture, options).kernels.front().not_finite.empty());
+    std::vector<double>& o = capture.layers[0].observed[0].outputs[0]->values;
+    std::vector<double>& dv = capture.layers[0].observed[0].outputs[static_cast<std::size_t>(Output::dv)]->values;
+    o[16 * 32 + 3 * 32 + 7] = std::nan("");  // head 1, row 3, feature 7
+    o.back() = std::numeric_limits<double>::infinity();
+    dv[5] = -std::numeric_limits<double>::infinity();
+    const Identification found = identify(capture, options);
+    EXPECT_THAT(found.kernels.front().not_finite,
+                ::testing::ElementsAre(
+                    "2 elements of o of layer0 are not finite; the first, head 1, row 3, feature 7, is nan",
+                    "1 element of dv of layer0 is not finite; the first, head 0, row 0, feature 5, is -inf"));
+    EXPECT_THAT(table(found), HasSubstr("  2 elements of o of layer0 are not finite; the first, head 1, row 3"));
 }
 
 // cudnn on a layer where three plans have all but some elements in ten thousand: the tie is said, and no change that gains
