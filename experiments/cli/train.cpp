@@ -62,13 +62,10 @@ std::vector<Fault> faults_of(const TrainCommand& own, const Settings& settings) 
     for (const std::string& word : own.injections) {
         try {
             faults.push_back(parse_fault(word));
+            expect_faults_in_model({faults.back()}, own.train.layers, own.train.heads);
         } catch (const RequestError& error) {
             throw RequestError(fmt::format("{}: {}", settings.where("inject"), error.what()));
         }
-        for (const int layer : faults.back().layers)
-            if (layer >= own.train.layers)
-                throw RequestError(fmt::format("{}: {}: layer {}: expected a layer from 0 to {}",
-                                               settings.where("inject"), in_quotes(word), layer, own.train.layers - 1));
     }
     return faults;
 }

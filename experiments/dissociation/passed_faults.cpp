@@ -7,6 +7,9 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
 
 #include <fmt/format.h>
 
@@ -62,7 +65,32 @@ const PassedSites& passed_by(const RoundingPlan& plan, const gpt::ModelConfig& m
     return found != known.end() ? found->second : known.emplace(key, run_once(plan, model)).first->second;
 }
 
+/// The layers at which a fault's site is passed, first and last.
+std::pair<std::int64_t, std::int64_t> layers_of_site(const Fault& fault, std::int64_t layers) {
+    const ModelSite* site = std::get_if<ModelSite>(&fault.site);
+    if (site != nullptr && *site == ModelSite::logits) return {layers, layers};
+    if (site != nullptr && *site == ModelSite::layer_norm_statistics) return {0, layers};  // the final norm's too
+    return {0, layers - 1};
+}
+
+std::string range(std::string_view what, std::int64_t first, std::int64_t last) {
+    return first == last ? fmt::format("{} {}", what, first) : fmt::format("a {} from {} to {}", what, first, last);
+}
+
 }  // namespace
+
+void expect_faults_in_model(const std::vector<Fault>& faults, std::int64_t layers, std::int64_t heads) {
+    for (const Fault& fault : faults) {
+        const auto expect = [&](std::string_view what, int number, std::int64_t first, std::int64_t last) {
+            if (number < first || number > last)
+                throw RequestError(fmt::format("fault \"{}\": {} {}: expected {} at {}", to_string(fault), what, number,
+                                               range(what, first, last), site_name(fault)));
+        };
+        const auto [first, last] = layers_of_site(fault, layers);
+        for (const int layer : fault.layers) expect("layer", layer, first, last);
+        for (const int head : fault.heads) expect("head", head, 0, heads - 1);
+    }
+}
 
 void expect_faults_passed(const std::vector<Fault>& faults, const gpt::ModelConfig& model) {
     for (const Fault& fault : faults) {

@@ -214,6 +214,8 @@ TEST(Dissociate, RefusesInOneSentence) {
     EXPECT_THAT(
         said({"--source", "delta:multiplicative:0.1", "--source", "plan:fa2:layers=9", "-o", folder / "never.h5"}),
         HasSubstr("source \"plan:fa2:layers=9\", intervention \"none\": attention: layer 9"));
+    EXPECT_THAT(said({"--source", "delta:multiplicative:0.1:layers=7", "-o", folder / "never.h5"}),
+                HasSubstr("fault \"delta:multiplicative:0.1:layers=7\": layer 7: expected layer 0 at delta"));
     EXPECT_THAT(said({"--data", folder / "missing"}), HasSubstr("missing"));
     folder.write("short", "too short");
     EXPECT_THAT(said({"--data", folder / "short"}), HasSubstr("short"));

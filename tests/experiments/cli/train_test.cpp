@@ -295,6 +295,7 @@ TEST_F(Train, RequestsThatAreWrongAreOneSentenceAndStatus2) {
     refused({"--optimizer", "adam"}, "did you mean \"adamw\"");
     refused({"--inject", "delta:huge:1"}, "--inject");
     refused({"--inject", "delta:fixed:1:layers=3"}, "layer 3");
+    refused({"--inject", "delta:fixed:1:heads=7"}, "--inject: fault \"delta:fixed:1:heads=7\": head 7: expected ");
     refused({"--resume", folder / "none.h5"}, "checkpoint");
     refused({"-o", folder / "no/such/folder.h5"}, "no/such/folder.h5");
     refused({"--replay", folder / "text"}, "line 1");

@@ -66,6 +66,16 @@ RunMatrix run(const MatrixConfig& config, const std::string& folder = "", int th
     return run_matrix(config, text(), {.folder = folder, .replace = false, .command_line = "test"}, threads, {}, {});
 }
 
+/// What is said of a matrix that cannot be; "" where it was made.
+std::string refusal(const MatrixConfig& config) {
+    try {
+        (void)run(config);
+    } catch (const RequestError& error) {
+        return error.what();
+    }
+    return "";
+}
+
 void expect_same(const RunMatrix& a, const RunMatrix& b) {
     ASSERT_EQ(a.runs.size(), b.runs.size());
     for (std::size_t i = 0; i < a.runs.size(); ++i) {
@@ -296,6 +306,45 @@ TEST(Report, SaysTheSameThreeTimes) {
     EXPECT_EQ(reader.read_strings("outcome/source")[1], "delta:multiplicative:0.5");
     EXPECT_EQ(reader.read("series/loss").shape, (std::vector<std::int64_t>{16, 6}));
     EXPECT_EQ(RecordReader(folder / ("m.runs/" + matrix.runs[3].file)).manifest().kind, "run");
+}
+
+// At every site of the trainer's kernel and of the model: where a fault may stand it does something, and elsewhere it is
+// refused before the first run. Layer 2 of two is the place of the final norm and the logits.
+TEST(Matrix, FaultsStandInLayersAndHeadsOfTheModel) {
+    MatrixConfig config = small();
+    config.train.steps = 1;
+    config.interventions = {"none"};
+    config.controls = {};
+    config.seeds = {0};
+    std::vector<std::string> sites{"delta", "row_max"};
+    for (const ModelSiteInfo& site : model_sites()) sites.emplace_back(site.name);
+    for (const std::string& site : sites)
+        for (int layer = 0; layer <= 3; ++layer) {
+            const std::string source = fmt::format("{}:multiplicative:0.1:layers={}", site, layer);
+            config.sources = {source};
+            const bool stands = site == "logits"                  ? layer == 2
+                                : site == "layer_norm_statistics" ? layer <= 2
+                                                                  : layer <= 1;
+            if (stands) {
+                const RunMatrix matrix = run(config);
+                ASSERT_EQ(matrix.runs.size(), 2U) << source;
+                EXPECT_GT(matrix.runs[1].injected_rms, 0) << source;
+                continue;
+            }
+            const std::string expected = site == "logits"                  ? "expected layer 2 at logits"
+                                         : site == "layer_norm_statistics" ? "expected a layer from 0 to 2 at"
+                                                                           : "expected a layer from 0 to 1 at";
+            EXPECT_THAT(refusal(config),
+                        HasSubstr(fmt::format("source \"{0}\", intervention \"none\": fault \"{0}\": layer {1}: {2}",
+                                              source, layer, expected)));
+        }
+    for (const std::string& site : sites) {
+        config.sources = {site + ":multiplicative:0.1:heads=0,2"};
+        EXPECT_THAT(refusal(config), HasSubstr("head 2: expected a head from 0 to 1 at " + site));
+    }
+    // One of several, and the later fault of a source.
+    config.sources = {"delta:multiplicative:0.1+ds:fixed:0.1:layers=1,2"};
+    EXPECT_THAT(refusal(config), HasSubstr("fault \"ds:fixed:0.1:layers=1,2\": layer 2: expected"));
 }
 
 TEST(Source, IsFaultsAndPlans) {

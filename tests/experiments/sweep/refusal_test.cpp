@@ -73,6 +73,14 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"SeedOfTheRecipe", "[matrix]\nsource = [\"ds:fixed:1\"]\n[train]\nseed = 1\n", "train.seed: is of one run"},
         Bad{"Heads", "[matrix]\nsource = [\"ds:fixed:1\"]\n[train]\ndata = \"DATA\"\nwidth = 16\nheads = 3\n",
             "source "},
+        Bad{"LayerOfNoModel",
+            "[matrix]\nsource = [\"ds:fixed:1:layers=2\"]\n[train]\ndata = \"DATA\"\n[vary]\nlayers = [3, 2]\n",
+            "recipe \"layers=2\": source \"ds:fixed:1:layers=2\", intervention \"none\": fault \"ds:fixed:1:layers=2\": "
+            "layer 2: expected a layer from 0 to 1 at ds"},
+        Bad{"HeadOfNoModel",
+            "[matrix]\nsource = [\"ffn_output:fixed:1:heads=2\"]\n[train]\ndata = \"DATA\"\nheads = 2\n",
+            "source \"ffn_output:fixed:1:heads=2\", intervention \"none\": fault \"ffn_output:fixed:1:heads=2\": head 2: "
+            "expected a head from 0 to 1 at ffn_output"},
         Bad{"VaryNoList", "[matrix]\nsource = [\"ds:fixed:1\"]\n[vary]\nlr = 1\n", "vary.lr: expected a list"},
         Bad{"VaryUnknown", "[matrix]\nsource = [\"ds:fixed:1\"]\n[vary]\nrl = [1]\n", "vary.rl: unknown key"},
         Bad{"RecipeWithoutName", "[matrix]\nsource = [\"ds:fixed:1\"]\n[[recipe]]\nlr = 0.1\n",
