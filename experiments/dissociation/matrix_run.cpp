@@ -81,6 +81,9 @@ MatrixRun::MatrixRun(const MatrixConfig& matrix, const RunPlan& plan, const gpt:
     if (intervention_.kind == Intervention::Kind::repair && intervention_.from >= config_.steps)
         throw RequestError(fmt::format("intervention {}: from: {}: expected a step of the run, 0 to {}",
                                        in_quotes(plan.intervention), intervention_.from, config_.steps - 1));
+    if (intervention_.kind == Intervention::Kind::project && intervention_.k > config_.model.width)
+        throw RequestError(fmt::format("intervention {}: k: {}: expected directions that W_Q and W_K have, 1 to {}",
+                                       in_quotes(plan.intervention), intervention_.k, config_.model.width));
     for (Fault& fault : source_.faults) fault.seed += plan.seed;  // seeds of a matrix draw other signs
     fast_ = gpt::fast_plan(config_.model.bf16);
     faults_ = std::make_unique<FaultHooks>(source_.faults, config_.model.layers, config_.model.heads,

@@ -347,6 +347,27 @@ TEST(Matrix, FaultsStandInLayersAndHeadsOfTheModel) {
     EXPECT_THAT(refusal(config), HasSubstr("fault \"ds:fixed:0.1:layers=1,2\": layer 2: expected"));
 }
 
+// A matrix of width 16 has 16 directions; along all of them lies the whole update.
+TEST(Matrix, AProjectionHasNoMoreDirectionsThanTheWidth) {
+    MatrixConfig config = small();
+    config.train.steps = 2;
+    config.sources = {"delta:multiplicative:0.1"};
+    config.controls = {};
+    config.seeds = {0};
+    config.interventions = {"project:k=16"};
+    const RunMatrix matrix = run(config);
+    ASSERT_EQ(matrix.runs.size(), 2U);
+    constexpr double of_doubles = 1e-9;  // bases of 16 columns in doubles
+    EXPECT_NEAR(matrix.runs[1].removed_fraction, 1, of_doubles);
+    config.interventions = {"project:k=17"};
+    const std::string expected =
+        "intervention \"project:k=17\": k: 17: expected directions that W_Q and W_K have, 1 to 16";
+    EXPECT_EQ(refusal(config), expected);
+    config.interventions = {"none"};
+    config.controls = {"project:removal=shrink:k=17"};
+    EXPECT_THAT(refusal(config), HasSubstr("k: 17: expected directions"));
+}
+
 TEST(Source, IsFaultsAndPlans) {
     const Source s = parse_source("plan:exact+plan:repo-2510.04212:layers=1:heads=0:untiled+delta:fixed:0.1", 32);
     ASSERT_EQ(s.attention.size(), 2U);
