@@ -64,6 +64,10 @@ struct Tally {
     /// Value, bound and exponent of each element.
     void add(const CertifiedMatrix& a, const CertifiedMatrix& b) {
         elements += a.size();
+        if (a.size() != b.size()) {
+            differing += a.size();
+            return;
+        }
         for (std::size_t i = 0; i < a.size(); ++i)
             differing += a.value[i] == b.value[i] && a.bound[i] == b.bound[i] && a.exponent[i] == b.exponent[i] ? 0 : 1;
     }

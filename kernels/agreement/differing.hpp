@@ -20,9 +20,12 @@ inline std::size_t differing(const std::vector<double>& a, const std::vector<dou
     return count;
 }
 inline std::size_t differing(const Matrix& a, const Matrix& b) { return differing(a.values, b.values); }
-/// Of o, of o before its cast and of lse.
+/// Of o, of o before its cast and of lse; all of a head that one of them lacks.
 inline std::size_t differing(const GroupForward& a, const GroupForward& b) {
+    if (a.heads.size() > b.heads.size()) return differing(b, a);
     std::size_t count = 0;
+    for (std::size_t h = a.heads.size(); h < b.heads.size(); ++h)
+        count += b.heads[h].o.values.size() + b.heads[h].o_unrounded.values.size() + b.heads[h].lse.size();
     for (std::size_t h = 0; h < a.heads.size(); ++h)
         count += differing(a.heads[h].o, b.heads[h].o) + differing(a.heads[h].o_unrounded, b.heads[h].o_unrounded) +
                  differing(a.heads[h].lse, b.heads[h].lse);

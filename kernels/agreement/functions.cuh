@@ -54,6 +54,13 @@ FAULTLINE_HD inline float lg2_with(float x, int kept, bool complement) {
 
 // ---- Functions: card() runs on the device, model() on both ----
 
+/// A function that is made of one of the instructions which have rivals.
+struct WithoutRivals {
+    static constexpr int rivals = 0;
+    static constexpr const char* rival_names[function_rivals] = {};
+    static FAULTLINE_HD float rival(int, float x) { return x; }
+};
+
 struct Ex2Ftz {
     static constexpr const char* name = "ex2.approx.ftz.f32";
     static constexpr int rivals = 3;
@@ -68,35 +75,26 @@ struct Ex2Ftz {
     static FAULTLINE_HD float rival(int r, float x) { return ex2_with(x, static_cast<Ex2Rival>(r)); }
 };
 
-struct Ex2 {
+struct Ex2 : WithoutRivals {
     static constexpr const char* name = "ex2.approx.f32";
-    static constexpr int rivals = 0;
-    static constexpr const char* rival_names[function_rivals] = {};
     static __device__ float card(float x) {
         float y;
         asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
         return y;
     }
     static FAULTLINE_HD float model(float x) { return ex2_approx(x); }
-    static FAULTLINE_HD float rival(int, float x) { return x; }
 };
 
-struct Exp2f {
+struct Exp2f : WithoutRivals {
     static constexpr const char* name = "exp2f";
-    static constexpr int rivals = 0;
-    static constexpr const char* rival_names[function_rivals] = {};
     static __device__ float card(float x) { return ::exp2f(x); }
     static FAULTLINE_HD float model(float x) { return exp2f_cuda(x); }
-    static FAULTLINE_HD float rival(int, float x) { return x; }
 };
 
-struct ExpfFast {
+struct ExpfFast : WithoutRivals {
     static constexpr const char* name = "__expf";
-    static constexpr int rivals = 0;
-    static constexpr const char* rival_names[function_rivals] = {};
     static __device__ float card(float x) { return ::__expf(x); }
     static FAULTLINE_HD float model(float x) { return expf_fast_cuda(x); }
-    static FAULTLINE_HD float rival(int, float x) { return x; }
 };
 
 struct Lg2Ftz {
@@ -115,26 +113,20 @@ struct Lg2Ftz {
     }
 };
 
-struct Lg2 {
+struct Lg2 : WithoutRivals {
     static constexpr const char* name = "lg2.approx.f32";
-    static constexpr int rivals = 0;
-    static constexpr const char* rival_names[function_rivals] = {};
     static __device__ float card(float x) {
         float y;
         asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
         return y;
     }
     static FAULTLINE_HD float model(float x) { return lg2_approx(x); }
-    static FAULTLINE_HD float rival(int, float x) { return x; }
 };
 
-struct LogfFast {
+struct LogfFast : WithoutRivals {
     static constexpr const char* name = "__logf";
-    static constexpr int rivals = 0;
-    static constexpr const char* rival_names[function_rivals] = {};
     static __device__ float card(float x) { return ::__logf(x); }
     static FAULTLINE_HD float model(float x) { return logf_fast_cuda(x); }
-    static FAULTLINE_HD float rival(int, float x) { return x; }
 };
 
 }  // namespace faultline::agreement

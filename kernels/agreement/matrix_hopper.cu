@@ -6,8 +6,6 @@
 
 namespace faultline::agreement {
 
-MatrixFinding put_mma(MatrixInstruction instruction, const Rivals& rivals, const RandomStream& stream, int tiles);
-
 MatrixFinding put_to_card(MatrixInstruction instruction, std::span<const Rival> given, const RandomStream& stream,
                           int tiles) {
     expect_cuda_device();

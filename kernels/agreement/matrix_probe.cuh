@@ -150,11 +150,14 @@ MatrixFinding put(const Rivals& rivals, const RandomStream& stream, int tiles) {
     const Cleared<Examples> examples(pattern_count);
     probe<I><<<dim3(tiles < 1024 ? tiles : 1024, pattern_count), 128>>>(stream, rivals, tiles, tallies.data(),
                                                                         examples.data());
-    expect(cudaGetLastError(), "starting the kernel");
-    expect(cudaDeviceSynchronize(), "running the kernel");
+    check_cuda(cudaGetLastError(), "starting the kernel");
+    check_cuda(cudaDeviceSynchronize(), "running the kernel");
     tallies.fetch(found.tallies.data());
     examples.fetch(found.examples.data());
     return found;
 }
+
+/// Of the instructions of mma.sync that compute capability 8.0 has, in matrix_mma.cu.
+MatrixFinding put_mma(MatrixInstruction instruction, const Rivals& rivals, const RandomStream& stream, int tiles);
 
 }  // namespace faultline::agreement

@@ -24,9 +24,9 @@ Agreement check_function() {
     std::vector<std::uint32_t> bits(on_host);
     for (std::uint64_t base = 0; base < std::uint64_t{1} << 32; base += chunk) {
         compare_function<F><<<chunk / 256, 256>>>(static_cast<std::uint32_t>(base), card.data(), on_card.data());
-        expect(cudaGetLastError(), "starting the kernel");
-        expect(cudaMemcpy(bits.data(), card.data(), on_host * sizeof bits[0], cudaMemcpyDeviceToHost),
-               "reading results");
+        check_cuda(cudaGetLastError(), "starting the kernel");
+        check_cuda(cudaMemcpy(bits.data(), card.data(), on_host * sizeof bits[0], cudaMemcpyDeviceToHost),
+                   "reading results");
         const auto host = std::chrono::steady_clock::now();
         for (std::uint32_t i = 0; i < on_host; ++i) {
             const float x = detail::bits_as<float>(static_cast<std::uint32_t>(base) + i);

@@ -14,6 +14,7 @@
 
 #include <cuda_runtime.h>
 
+#include <faultline/base/cuda_status.cuh>
 #include <faultline/base/error.hpp>
 #include <faultline/base/host_device.hpp>
 #include <faultline/device/mirror.cuh>
@@ -21,14 +22,6 @@
 #include <faultline/device/staging.cuh>
 
 namespace faultline::device {
-
-/// WorkError where a call of the runtime failed: what was done and what the driver says.
-inline void check(cudaError_t status, const char* what) {
-    if (status == cudaSuccess) return;
-    (void)cudaGetLastError();  // the next call starts clean
-    throw WorkError(std::string("device cuda: ") + what + " failed (" + cudaGetErrorString(status) +
-                    "): expected a device that works and has the memory");
-}
 
 constexpr int threads_per_team = 256;
 constexpr std::size_t alignment = 256;    ///< of what a call takes, in bytes
@@ -75,10 +68,12 @@ inline constexpr bool shares = shared_by<Job> != 0;
 inline std::size_t most_shared_bytes() {
     static const std::size_t most = [] {
         int device = 0, all = 0, reserved = 0, one = 0;
-        check(cudaGetDevice(&device), "choosing a device");
-        check(cudaDeviceGetAttribute(&all, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device), "asking the device");
-        check(cudaDeviceGetAttribute(&reserved, cudaDevAttrReservedSharedMemoryPerBlock, device), "asking the device");
-        check(cudaDeviceGetAttribute(&one, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "asking the device");
+        check_cuda(cudaGetDevice(&device), "choosing a device");
+        check_cuda(cudaDeviceGetAttribute(&all, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device),
+                   "asking the device");
+        check_cuda(cudaDeviceGetAttribute(&reserved, cudaDevAttrReservedSharedMemoryPerBlock, device),
+                   "asking the device");
+        check_cuda(cudaDeviceGetAttribute(&one, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "asking the device");
         return static_cast<std::size_t>(std::min(one, all / 2 - reserved)) / 16 * 16;
     }();
     return most;
@@ -144,13 +139,13 @@ class StreamMemory {
     void* allocate(std::size_t bytes, const char* what) {
         parts_.reserve(parts_.size() + 1);  // what is allocated has its place
         void* part = nullptr;
-        check(cudaMallocAsync(&part, std::max<std::size_t>(bytes, 1), stream_), what);
+        check_cuda(cudaMallocAsync(&part, std::max<std::size_t>(bytes, 1), stream_), what);
         parts_.push_back(part);
         return part;
     }
     void free(void* part) {
+        check_cuda(cudaFreeAsync(part, stream_), "freeing memory");
         std::erase(parts_, part);
-        check(cudaFreeAsync(part, stream_), "freeing memory");
     }
 
   private:
@@ -169,8 +164,8 @@ class StreamEvent {
     }
     void record(cudaStream_t stream, const char* what) {
         constexpr unsigned flags = cudaEventDisableTiming | cudaEventBlockingSync;
-        if (event_ == nullptr) check(cudaEventCreateWithFlags(&event_, flags), what);
-        check(cudaEventRecord(event_, stream), what);
+        if (event_ == nullptr) check_cuda(cudaEventCreateWithFlags(&event_, flags), what);
+        check_cuda(cudaEventRecord(event_, stream), what);
     }
     [[nodiscard]] cudaEvent_t get() const { return event_; }
 
@@ -190,7 +185,7 @@ class CudaBackend {
         left_ = static_cast<unsigned char*>(allocated(operand_bytes));
         left_bytes_ = operand_bytes;
         mirror_.emplace(left_, operand_bytes);
-        if (!mirror_->is_there()) check(cudaMemsetAsync(left_, 0, operand_bytes, stream()), "clearing memory");
+        if (!mirror_->is_there()) check_cuda(cudaMemsetAsync(left_, 0, operand_bytes, stream()), "clearing memory");
         made_.record(stream(), "clearing memory");
     }
     CudaBackend(const CudaBackend&) = delete;
@@ -201,7 +196,7 @@ class CudaBackend {
     double* zeros(std::size_t n) {
         if (void* part = piece(n * sizeof(double))) return static_cast<double*>(part);
         auto* to = static_cast<double*>(allocated(n * sizeof(double)));
-        if (n > 0) check(cudaMemsetAsync(to, 0, n * sizeof(double), stream()), "clearing memory");
+        if (n > 0) check_cuda(cudaMemsetAsync(to, 0, n * sizeof(double), stream()), "clearing memory");
         return to;
     }
     double* tape(std::size_t n) { return static_cast<double*>(allocated(n * sizeof(double))); }
@@ -225,15 +220,15 @@ class CudaBackend {
         if (teams == 0) return;
         if (mirror_) {
             const Timed timed(stream(), Timed::part(&Parts::sending));
-            check(mirror_->send(stream()), "writing operands");
+            check_cuda(mirror_->send(stream()), "writing operands");
         }
         const Timed timed(stream(), Timed::job(name_of(job)));
         const std::size_t shared = shared_by<Job> + static_cast<std::size_t>(doubles) * sizeof(double);
         if constexpr (shares<Job>) {
             static const bool allowed = [] {
-                check(cudaFuncSetAttribute(run_job<Job>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                           static_cast<int>(most_shared_bytes())),
-                      "setting the kernel up");
+                check_cuda(cudaFuncSetAttribute(run_job<Job>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                static_cast<int>(most_shared_bytes())),
+                           "setting the kernel up");
                 return true;
             }();
             if (allowed && shared <= most_shared_bytes()) return start(job, 0, teams, nullptr, doubles, shared);
@@ -269,13 +264,13 @@ class CudaBackend {
         const Timed timed(stream(), Timed::part(&Parts::fetching));
         cudaError_t status = cudaSuccess;
         if (mirror_ && mirror_->read(from, n * sizeof(double), to, stream(), status))
-            return check(status, "reading results");
+            return check_cuda(status, "reading results");
         if (n * sizeof(double) >= Staging::least && staging_.is_there()) {
             if (record) event.record(stream(), "running the kernel");
-            return check(staging_.read(to, from, n, event.get()), "running the kernel");
+            return check_cuda(staging_.read(to, from, n, event.get()), "running the kernel");
         }
-        check(cudaMemcpyAsync(to, from, n * sizeof(double), cudaMemcpyDeviceToHost, stream()), "reading results");
-        check(cudaStreamSynchronize(stream()), "running the kernel");
+        check_cuda(cudaMemcpyAsync(to, from, n * sizeof(double), cudaMemcpyDeviceToHost, stream()), "reading results");
+        check_cuda(cudaStreamSynchronize(stream()), "running the kernel");
     }
     /// Of what was allocated at once, zeros; nullptr where not so much is left.
     void* piece(std::size_t bytes) {
@@ -290,14 +285,14 @@ class CudaBackend {
     static void start(const Job& job, std::ptrdiff_t first, std::ptrdiff_t teams, double* memory,
                       std::ptrdiff_t doubles, std::size_t shared) {
         run_job<<<static_cast<unsigned>(teams), threads_per_team, shared, stream()>>>(job, first, memory, doubles);
-        check(cudaGetLastError(), "starting the kernel");
+        check_cuda(cudaGetLastError(), "starting the kernel");
     }
     /// Large copies of doubles; false where it is none.
     template <class T>
     bool staged(T* to, const T* from, std::size_t n, cudaEvent_t free) {
         if constexpr (std::is_same_v<T, double>) {
             if (n * sizeof(T) < Staging::least || !staging_.is_there()) return false;
-            check(staging_.write(to, from, n, stream(), free), "writing operands");
+            check_cuda(staging_.write(to, from, n, stream(), free), "writing operands");
             return true;
         }
         return false;
@@ -309,7 +304,7 @@ class CudaBackend {
         const std::size_t bytes = n * sizeof(T);
         if (bytes == 0 || (mirror_ && mirror_->write(to, from, bytes))) return;
         if (!staged(to, from, n, free))
-            check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream()), "writing operands");
+            check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream()), "writing operands");
         if (mirror_) mirror_->changed();
     }
 

@@ -239,11 +239,12 @@ class Device final : public AttentionBackend {
         expect_code(found);
         keep_freed_memory();
         int device = 0;
-        check(cudaGetDevice(&device), "choosing a device");
+        check_cuda(cudaGetDevice(&device), "choosing a device");
         cudaMemPool_t pool{};
-        check(cudaDeviceGetDefaultMemPool(&pool, device), "asking for the pool of its memory");
+        check_cuda(cudaDeviceGetDefaultMemPool(&pool, device), "asking for the pool of its memory");
         std::uint64_t keep = UINT64_MAX;  // what a call gives back the next one takes
-        check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep), "setting the pool of its memory");
+        check_cuda(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep),
+                   "setting the pool of its memory");
         return std::min(static_cast<std::size_t>(static_cast<double>(found.free_memory) * usable), memory_limit());
     }
     /// A card that is newer than the build has code for takes no kernel.
@@ -254,7 +255,7 @@ class Device final : public AttentionBackend {
             (void)cudaGetLastError();
             throw WorkError(no_code(card.name, card.major, card.minor, FAULTLINE_DEVICE_ARCHITECTURES));
         }
-        check(status, "loading the kernels");
+        check_cuda(status, "loading the kernels");
     }
     /// What a call's vectors of megabytes give back the next call takes. By default each comes from the system and goes back to
     /// it, page by page, and most of the host's time is the system's (docs/results/emulated-device.md).
@@ -283,16 +284,16 @@ Info info() {
     set_up_process();
     expect_cuda_device();
     int device = 0;
-    check(cudaGetDevice(&device), "choosing a device");
+    check_cuda(cudaGetDevice(&device), "choosing a device");
     cudaDeviceProp properties{};
-    check(cudaGetDeviceProperties(&properties, device), "asking the device");
+    check_cuda(cudaGetDeviceProperties(&properties, device), "asking the device");
     if (properties.major < 8)
         throw WorkError(std::string("device cuda: ") + properties.name + " has compute capability " +
                         std::to_string(properties.major) + "." + std::to_string(properties.minor) +
                         ": expected 8.0 or later");
     Info found{properties.name, properties.major, properties.minor, properties.totalGlobalMem, 0};
     std::size_t all = 0;
-    check(cudaMemGetInfo(&found.free_memory, &all), "asking for memory");
+    check_cuda(cudaMemGetInfo(&found.free_memory, &all), "asking for memory");
     return found;
 }
 

@@ -27,14 +27,15 @@ class TruthBackend : public CudaBackend {
     T* upload(const T* values, std::size_t n) {
         T* to = allocate<T>(n);
         if (n > 0)
-            check(cudaMemcpyAsync(to, values, n * sizeof(T), cudaMemcpyHostToDevice, stream()), "writing operands");
+            check_cuda(cudaMemcpyAsync(to, values, n * sizeof(T), cudaMemcpyHostToDevice, stream()),
+                       "writing operands");
         return to;
     }
     template <class T>
     void download(const T* from, std::size_t n, T* to) {
         if (n == 0) return;
-        check(cudaMemcpyAsync(to, from, n * sizeof(T), cudaMemcpyDeviceToHost, stream()), "reading results");
-        check(cudaStreamSynchronize(stream()), "running the kernel");
+        check_cuda(cudaMemcpyAsync(to, from, n * sizeof(T), cudaMemcpyDeviceToHost, stream()), "reading results");
+        check_cuda(cudaStreamSynchronize(stream()), "running the kernel");
     }
     [[nodiscard]] std::size_t room() const { return left_; }
     [[nodiscard]] static int team_size() { return threads_per_team; }

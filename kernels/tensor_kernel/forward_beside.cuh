@@ -105,7 +105,8 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
 }
 
 /// The plain kernel for the query tiles that Rec does not look at. A kernel of its own: with both loops in one, the plain one took
-/// 2.4% more time.
+/// 2.4% more time. It reads q, k and v without a wait of its own: it begins when each block of the kernel above has waited for
+/// whatever wrote them, so that that has ended by then.
 template <class T, class Tiles, class Variant, class Rec>
 __global__ void __launch_bounds__(Tiles::threads, 1)
     forward_others(const __grid_constant__ ForwardArguments<T> in,

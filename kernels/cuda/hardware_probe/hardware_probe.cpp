@@ -122,23 +122,9 @@ int run_all(int argc, char** argv) {
     std::printf("%s, compute capability %d.%d\n", device.name, device.major, device.minor);
     int id = 0;
     bool held = true;
-    const auto unit = [](const char* wanted) { return rivals_of(find_accumulation(wanted)->unit); };
-    held &= run(MatrixInstruction::mma_bf16, "hopper-mma-bf16", seed, id++, tiles, unit("hopper-mma-bf16"));
-    held &= run(MatrixInstruction::mma_fp16, "hopper-mma-fp16", seed, id++, tiles, unit("hopper-mma-fp16"));
-    held &= run(MatrixInstruction::mma_fp16_half, "hopper-mma-fp16-f16acc", seed, id++, tiles,
-                unit("hopper-mma-fp16-f16acc"));
-    held &= run(MatrixInstruction::mma_tf32, "hopper-mma-tf32", seed, id++, tiles, unit("hopper-mma-tf32"));
-    held &= run(MatrixInstruction::wgmma_bf16, "hopper-wgmma-bf16", seed, id++, tiles, unit("hopper-wgmma-bf16"));
-    held &= run(MatrixInstruction::wgmma_fp16, "hopper-wgmma-fp16", seed, id++, tiles, unit("hopper-wgmma-fp16"));
-    held &= run(MatrixInstruction::wgmma_fp16_half, "hopper-wgmma-fp16-f16acc", seed, id++, tiles,
-                unit("hopper-wgmma-fp16-f16acc"));
-    held &= run(MatrixInstruction::wgmma_tf32, "hopper-wgmma-tf32", seed, id++, tiles, unit("hopper-wgmma-tf32"));
-    held &= run(MatrixInstruction::wgmma_e4m3, "hopper-wgmma-e4m3", seed, id++, tiles, unit("hopper-wgmma-e4m3"));
-    held &= run(MatrixInstruction::wgmma_e5m2, "hopper-wgmma-e5m2", seed, id++, tiles, unit("hopper-wgmma-e5m2"));
-    held &= run(MatrixInstruction::wgmma_e4m3_half, "hopper-wgmma-e4m3-f16acc", seed, id++, tiles,
-                unit("hopper-wgmma-e4m3-f16acc"));
-    held &= run(MatrixInstruction::wgmma_e5m2_half, "hopper-wgmma-e5m2-f16acc", seed, id++, tiles,
-                unit("hopper-wgmma-e5m2-f16acc"));
+    for (const NamedInstruction& named : instructions_with_rules(90))
+        held &= run(named.instruction, named.accumulation.c_str(), seed, id++, tiles,
+                    rivals_of(find_accumulation(named.accumulation)->unit));
     // Not in the library's list: no unit of its own stands behind these on Hopper.
     run(MatrixInstruction::mma_e4m3, "mma.m16n8k32.e4m3 on Hopper", seed, id++, tiles, fp8_mma_rivals());
     run(MatrixInstruction::mma_e5m2, "mma.m16n8k32.e5m2 on Hopper", seed, id++, tiles, fp8_mma_rivals());

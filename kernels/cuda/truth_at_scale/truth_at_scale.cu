@@ -120,7 +120,7 @@ class TimedBackend : public device::TruthBackend {
 
   private:
     static Clock::time_point synchronised() {
-        device::check(cudaStreamSynchronize(stream()), "running the kernel");
+        check_cuda(cudaStreamSynchronize(stream()), "running the kernel");
         return Clock::now();
     }
 };
@@ -192,9 +192,9 @@ void run(const Request& request) {
                          (request.causal ? 0.5 * static_cast<double>(request.n) * static_cast<double>(request.n + 1)
                                          : static_cast<double>(request.n) * static_cast<double>(request.n));
     int units = 0, clock_khz = 0, device = 0;
-    device::check(cudaGetDevice(&device), "choosing a device");
-    device::check(cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, device), "asking the device");
-    device::check(cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, device), "asking the device");
+    check_cuda(cudaGetDevice(&device), "choosing a device");
+    check_cuda(cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, device), "asking the device");
+    check_cuda(cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, device), "asking the device");
     // Lemma 1's sums take 4 operations in binary64 for each product of qk and dp, 5 for each of o, dq, dk, dv; compute
     // capability 8.0 and 9.0 do 32 and 64 in a unit and clock, one fma counted as one.
     const double operations = pairs * static_cast<double>(request.d) * (2 * 4 + 4 * 5);
