@@ -112,14 +112,15 @@ void expect_in_range(const Target& target, std::string_view metric) {
     const bool has_sign = may_be_negative(target.metric) && !target.absolute;  // sizes and shares have none
     const std::optional<double> most = largest(target.metric);
     if (has_sign && !most) return;
+    const std::string measure = target.absolute ? fmt::format("abs({})", metric) : std::string(metric);
     if (below) {
         const double least = has_sign ? -*most : 0;
         if (strict ? target.bound > WideReal(least) : target.bound >= WideReal(least)) return;
-        refuse_meaning(target.text, fmt::format("{} is never below {:g}: expected a number {}", metric, least,
+        refuse_meaning(target.text, fmt::format("{} is never below {:g}: expected a number {}", measure, least,
                                                 strict ? "above it" : fmt::format("from {:g} on", least)));
     }
     if (!most || (strict ? target.bound < WideReal(*most) : target.bound <= WideReal(*most))) return;
-    refuse_meaning(target.text, fmt::format("{} is never above {:g}: expected a number {}", metric, *most,
+    refuse_meaning(target.text, fmt::format("{} is never above {:g}: expected a number {}", measure, *most,
                                             strict ? "below it" : fmt::format("up to {:g}", *most)));
 }
 
@@ -244,6 +245,15 @@ bool can_be_met(const std::vector<const Target*>& targets) {
     });
 }
 
+/// Whether an output with elements that are not finite may meet it: there sizes of the error are infinite, and all else but the
+/// count is NaN (value_of).
+bool may_hold_where_not_finite(const Target& target) {
+    const bool is_size = target.metric == Metric::rel_error || target.metric == Metric::error_norm ||
+                         target.metric == Metric::plan_distance;
+    return target.metric == Metric::nonfinite || target.relation == Target::Relation::near_plan ||
+           (is_size && target.met(WideReal(std::numeric_limits<double>::infinity())));
+}
+
 }  // namespace
 
 void expect_compatible(const std::vector<Target>& targets) {
@@ -269,6 +279,14 @@ void expect_compatible(const std::vector<Target>& targets) {
             for (const Target* other : alike)
                 if (is_above(*one) >= is_above(*other) && !can_be_met({one, other})) refuse_together(*one, {other});
         refuse_together(*alike.front(), {alike.begin() + 1, alike.end()});
+    }
+    for (const Target& some : targets) {
+        const bool wants_some = some.metric == Metric::nonfinite && some.relation != Target::Relation::near_plan &&
+                                !some.met(WideReal(0.0));
+        for (const Target& other : targets)
+            if (wants_some && some.layer == other.layer && some.output == other.output &&
+                !may_hold_where_not_finite(other))
+                refuse_together(some, {&other});
     }
 }
 

@@ -51,12 +51,13 @@ struct Target {
 };
 
 /// Reads a target and finds its layer among `layers`. `tolerance` is that of a measure alone; with nothing there, a measure
-/// alone is refused, and so is a bound beyond all that the measure may be. RequestError, one sentence with the text, what is wrong in it and what is expected: the
-/// grammar where it does not follow it.
+/// alone is refused, and so is a bound beyond all that the measure may be. RequestError, one sentence with the text, what is wrong
+/// in it and what is expected: the grammar where it does not follow it.
 [[nodiscard]] Target parse_target(std::string_view text, const std::vector<std::string>& layers,
                                   std::optional<double> tolerance);
 
-/// RequestError, which names them, where no one value of a measure meets what is asked of it.
+/// RequestError, which names them, where no one value of a measure meets what is asked of it, or no output with elements that are
+/// not finite, where some are asked for, what is asked of its error.
 void expect_compatible(const std::vector<Target>& targets);
 
 /// The value that the target is about. `plan_distance` is what ErrorMeasure does not have. Of an output with elements that

@@ -42,17 +42,19 @@ TEST(Target, IsReadPartByPart) {
     EXPECT_TRUE(parsed("abs(layer1.dq.signed_bias) < 0.01").absolute);
 }
 
+/// Why these are refused together; "" where they are not.
+std::string problem(const std::vector<std::string>& texts) {
+    std::vector<Target> targets;
+    for (const std::string& text : texts) targets.push_back(parse_target(text, {"a", "b"}, 0.1));
+    try {
+        expect_compatible(targets);
+    } catch (const RequestError& error) {
+        return error.what();
+    }
+    return "";
+}
+
 TEST(Target, ContradictoryOnesAreRefused) {
-    const auto problem = [](const std::vector<std::string>& texts) -> std::string {
-        std::vector<Target> targets;
-        for (const std::string& text : texts) targets.push_back(parse_target(text, {"a", "b"}, 0.1));
-        try {
-            expect_compatible(targets);
-        } catch (const RequestError& error) {
-            return error.what();
-        }
-        return "";
-    };
     EXPECT_THAT(
         problem({"a.dq.rel_error < 1e-3", "a.dq.rel_error > 1e-2"}),
         HasSubstr("\"a.dq.rel_error > 1e-2\": cannot be met together with \"a.dq.rel_error < 1e-3\": expected"));
@@ -86,23 +88,26 @@ TEST(Target, ContradictoryOnesAreRefused) {
         EXPECT_EQ(problem({one, other}), "") << one << other;
 }
 
+// An output with some elements that are not finite has an infinite error, and no sign.
+TEST(Target, WhereElementsAreNotFiniteFewOthersHold) {
+    EXPECT_THAT(problem({"a.o.rel_error < 1", "a.o.nonfinite > 0"}),
+                HasSubstr("\"a.o.nonfinite > 0\": cannot be met together with \"a.o.rel_error < 1\": expected"));
+    for (const char* other :
+         {"a.o.error_norm <= 1e4000", "a.o.signed_bias > 0.1", "a.o.gain > -1", "a.o.t_statistic > 3"})
+        EXPECT_NE(problem({"a.o.nonfinite >= 1", other}), "") << other;
+    for (const char* other : {"a.o.rel_error > 1", "a.o.error_norm > 1e4000", "a.o.rel_error", "a.o.nonfinite < 5",
+                              "b.o.rel_error < 1", "a.dq.rel_error < 1"})
+        EXPECT_EQ(problem({"a.o.nonfinite >= 1", other}), "") << other;
+    EXPECT_EQ(problem({"a.o.nonfinite < 5", "a.o.rel_error < 1"}), "");
+}
+
 // No two of the first three contradict each other: within 1 of 0, and more than 2 off it.
 TEST(Target, ThreeMayContradictEachOther) {
-    const auto problem = [](const char* last) -> std::string {
-        std::vector<Target> targets;
-        for (const char* text : {"a.dq.gain < 1", "a.dq.gain > -1", last})
-            targets.push_back(parse_target(text, {"a"}, 0.1));
-        try {
-            expect_compatible(targets);
-        } catch (const RequestError& error) {
-            return error.what();
-        }
-        return "";
-    };
+    const auto problem_with = [](const char* last) { return problem({"a.dq.gain < 1", "a.dq.gain > -1", last}); };
     EXPECT_THAT(
-        problem("abs(a.dq.gain) > 2"),
+        problem_with("abs(a.dq.gain) > 2"),
         HasSubstr("\"a.dq.gain < 1\": cannot be met together with \"a.dq.gain > -1\" and \"abs(a.dq.gain) > 2\":"));
-    EXPECT_EQ(problem("abs(a.dq.gain) > 0.5"), "");
+    EXPECT_EQ(problem_with("abs(a.dq.gain) > 0.5"), "");
 }
 
 TEST(Target, HoldsBoundsThatNoDoubleHolds) {
@@ -115,7 +120,7 @@ TEST(Target, TheLayerMayBeLeftOutWhereThereIsOne) {
     EXPECT_EQ(parse_target("dq.rel_error < 1", {"a.b"}, std::nullopt).layer, "a.b");
     EXPECT_THAT(refusal("layer1.dk.rel_error < -1"), HasSubstr("rel_error is never below 0"));
     EXPECT_THAT(refusal("layer1.dk.rel_error < 0"), HasSubstr("rel_error is never below 0"));
-    EXPECT_THAT(refusal("abs(layer1.dk.gain) <= -0.1"), HasSubstr("gain is never below 0"));
+    EXPECT_THAT(refusal("abs(layer1.dk.gain) <= -0.1"), HasSubstr("abs(gain) is never below 0"));
     EXPECT_EQ(refusal("layer1.dk.gain < -0.1"), "");
     EXPECT_THAT(refusal("layer1.dk.t_statistic < 1"), HasSubstr("defined for o and dq alone"));
     EXPECT_THAT(refusal("layer1.dv.row_coherence < 1"), HasSubstr("defined for o and dq alone"));
