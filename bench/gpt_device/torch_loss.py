@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The loss of GPT-2 trained by `faultline train --device cuda` beside PyTorch's (torch.compile, bf16 autocast, FlashAttention-2
-back end, fused AdamW), on the same text, with the same schedule, three seeds of each.
+back end, fused AdamW), on the same text, with the same schedule, some seeds of each.
 
     bench/gpt_device/torch_loss.py build/cuda/experiments/cli/faultline --config experiments/configs/gpt2-124m.toml --text FILE
 
 The text is read as bytes, which are written as ids of nanoGPT's format; its last sixteenth is held out. A seed gives both sides
 the same windows of the text in the same order, of the training and of the validation (windows.py); the start of the weights is
-drawn alike, but by each side's own generator. The train loss of a run is the mean of its last --last steps. Prints each run's
-losses, both sides' means and spreads over the seeds, and whether the means are within the larger spread of each other; --out
-FILE.json keeps every step. --device cpu tries the script itself, with a small configuration.
+drawn alike, but by each side's own generator. Seed after seed, both sides at once, which share the card. The train loss of a run
+is the mean of its last --last steps. Prints each run's losses, both sides' means and spreads over the seeds, and whether the
+means are within the larger spread of each other; --out FILE.json keeps every step, and is written when a run ends. Of seeds that
+were run in several calls, with the same settings, `torch_loss.py --join FILE.json...` prints the same. --device cpu tries the
+script itself, with a small configuration.
 """
 import argparse
 import array
@@ -21,8 +23,6 @@ import sys
 import tempfile
 import time
 import tomllib
-
-import h5py
 
 from torch_peer import torch_steps
 from windows import training_windows, validation_windows
@@ -38,15 +38,18 @@ def rate_of(c, steps, warmup):
     return rate
 
 
-def our_runs(a, folder, c):
-    """Of each seed one; all of them, and PyTorch, share the card."""
+def our_run(a, folder, c, seed):
     fastest = ["--no-deterministic", "--no-monitors"] if a.device == "cuda" else []
-    return [subprocess.Popen(
+    return subprocess.Popen(
         [a.program, "train", "--config", a.config, "--device", a.device, "--data", folder, "--data-format", "nanogpt",
          *fastest, "--monitor-every", "0", "--validate-every", str(a.every), "--validation-batches",
          str(a.validation_batches), "--checkpoint-every", "0", "--quiet", "--steps", str(a.steps), "--warmup", str(a.warmup),
-         "--batch", str(c["batch"]), "--seed", str(seed), "-o", os.path.join(folder, f"ours{seed}.h5")],
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for seed in range(a.seeds)]
+         "--batch", str(c["batch"]), "--seed", str(seed), "-o", our_record(folder, seed)],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def our_record(folder, seed):
+    return os.path.join(folder, f"ours{seed}.h5")
 
 
 def our_losses(run, path):
@@ -54,17 +57,21 @@ def our_losses(run, path):
     error = run.communicate()[1]
     if run.returncode != 0:
         sys.exit(error)
+    import h5py  # not needed to join
+
     with h5py.File(path, "r") as file:
         held = file["steps/validation_loss"][()]
         return [float(x) for x in file["steps/loss"][()]], {i + 1: float(x) for i, x in enumerate(held) if math.isfinite(x)}
 
 
-def torch_losses(a, c, folder, seed, sizes, compiled):
+def torch_losses(a, c, folder, seed, sizes, compiled, tell):
+    """As our_losses(); tell(steps) is called after each `every` steps."""
     batch, context, means = c["batch"], c["context"], {}
     held = [validation_windows(seed, b, batch, sizes["val"], context) for b in range(a.validation_batches)]
     losses = torch_steps(c, folder, a.steps, seed, rate=rate_of(c, a.steps, a.warmup), reuse=compiled, device=a.device,
                          windows=lambda step: training_windows(seed, step, batch, sizes["train"], context),
-                         validation=(a.every, held, means))
+                         validation=(a.every, held, means),
+                         after=lambda step: tell(step + 1) if (step + 1) % a.every == 0 else None)
     return [float(x) for x in losses], means
 
 
@@ -73,7 +80,7 @@ def write_ids(text, folder):
     parts = {"train": text[:-held], "val": text[-held:]}
     for name, part in parts.items():
         with open(os.path.join(folder, name + ".bin"), "wb") as file:
-            array.array("H", list(part)).tofile(file)
+            array.array("H", iter(part)).tofile(file)  # an id a byte
     return {name: len(part) for name, part in parts.items()}
 
 
@@ -89,35 +96,66 @@ def summed_up(found):
     return out
 
 
+def ends_of(kept, last):
+    """Train and validation losses at the end by (side, what), of the seeds of which both sides are there."""
+    both = sorted({int(run.split()[1]) for run in kept if run.startswith("faultline")}
+                  & {int(run.split()[1]) for run in kept if run.startswith("PyTorch")})
+    found = {}
+    for side in ("faultline", "PyTorch"):
+        for seed in both:
+            run = kept[f"{side} {seed}"]
+            found.setdefault((side, "train"), []).append(sum(run["loss"][-last:]) / len(run["loss"][-last:]))
+            found.setdefault((side, "validation"), []).append(run["validation"][str(max(map(int, run["validation"])))])
+    return both, found
+
+
+def line_of(run, last):
+    """Step 0, and at each validation the mean of the steps before, with the validation's in brackets."""
+    losses, held = run["loss"], {int(end): value for end, value in run["validation"].items()}
+    mean = lambda end: sum(losses[max(0, end - last):end]) / min(end, last)
+    return f"step 0 {losses[0]:.4f}  " + "  ".join(f"{end}: {mean(end):.4f} ({held[end]:.4f})" for end in sorted(held))
+
+
+def join(paths, last):
+    kept = {}
+    for path in paths:
+        with open(path) as file:
+            kept.update(json.load(file))
+    for name in sorted(kept):
+        print(f"{name}: {line_of(kept[name], last)}")
+    both, found = ends_of(kept, last)
+    print(json.dumps({"seeds": both} | summed_up(found)))
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("program")
-    p.add_argument("--config", required=True)
-    p.add_argument("--text", required=True)
+    p.add_argument("program", nargs="?")
+    p.add_argument("--config")
+    p.add_argument("--text")
     p.add_argument("--steps", type=int, default=1000)
     p.add_argument("--warmup", type=int, default=100)
     p.add_argument("--batch", type=int)
     p.add_argument("--last", type=int, default=50)
-    p.add_argument("--seeds", type=int, default=3)
+    p.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     p.add_argument("--every", type=int, default=100, help="steps from one validation, and printed loss, to the next")
     p.add_argument("--validation-batches", type=int, default=32)
     p.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     p.add_argument("--out", help="JSON of every loss")
+    p.add_argument("--join", nargs="+", metavar="FILE.json", help="of earlier calls: nothing is run")
     a = p.parse_args()
+    if a.join:
+        return join(a.join, a.last)
+    if not (a.program and a.config and a.text):
+        p.error("expected the program, --config and --text, or --join")
     with open(a.config, "rb") as file:
         c = tomllib.load(file)["train"]
     if a.batch:
         c["batch"] = a.batch
-    begin, found, kept = time.time(), {}, {}
+    begin, kept = time.time(), {}
 
     def say(side, seed, losses, held):
-        last = sum(losses[-a.last:]) / len(losses[-a.last:])
-        found.setdefault((side, "train"), []).append(last)
-        found.setdefault((side, "validation"), []).append(held[a.steps // a.every * a.every])
-        kept[f"{side} {seed}"] = {"loss": losses, "validation": held}
-        mean = lambda end: sum(losses[max(0, end - a.last):end]) / min(end, a.last)
-        print(f"{time.time() - begin:5.0f} s  {side:10} seed {seed}: step 0 {losses[0]:.4f}  " + "  ".join(
-            f"{end}: {mean(end):.4f} ({held[end]:.4f})" for end in range(a.every, a.steps + 1, a.every)), flush=True)
+        run = kept[f"{side} {seed}"] = {"loss": losses, "validation": {str(end): value for end, value in held.items()}}
+        print(f"{time.time() - begin:5.0f} s  {side:10} seed {seed}: {line_of(run, a.last)}", flush=True)
         if a.out:
             with open(a.out, "w") as file:
                 json.dump(kept, file)
@@ -127,17 +165,19 @@ def main():
             sizes = write_ids(file.read(), folder)
         print(f"{sizes['train']} and {sizes['val']} bytes; batch {c['batch']} x {c['context']}, {a.steps} steps; a run's train "
               f"loss, the mean of {a.last} steps, and in brackets its validation loss", flush=True)
-        runs, compiled = our_runs(a, folder, c), {}
-        try:
-            for seed in range(a.seeds):
-                say("PyTorch", seed, *torch_losses(a, c, folder, seed, sizes, compiled))
-            for seed, run in enumerate(runs):
-                say("faultline", seed, *our_losses(run, os.path.join(folder, f"ours{seed}.h5")))
-        finally:
-            for run in runs:
+        compiled = {}
+        for seed in a.seeds:
+            run = our_run(a, folder, c, seed)
+            try:
+                say("PyTorch", seed, *torch_losses(
+                    a, c, folder, seed, sizes, compiled,
+                    lambda steps: print(f"{time.time() - begin:5.0f} s  PyTorch    seed {seed}: {steps} steps", flush=True)))
+                say("faultline", seed, *our_losses(run, our_record(folder, seed)))
+            finally:
                 run.terminate()
                 run.wait()
-    print(json.dumps(summed_up(found)))
+            os.remove(our_record(folder, seed))
+    print(json.dumps({"seeds": a.seeds} | summed_up(ends_of(kept, a.last)[1])))
 
 
 if __name__ == "__main__":

@@ -79,6 +79,15 @@ class SummedUp(unittest.TestCase):
         found["PyTorch", "train"] = [2.0, 2.0, 2.0]
         self.assertFalse(torch_loss.summed_up(found)["train"]["within"])
 
+    def test_ends_are_of_the_seeds_that_both_sides_have(self):
+        run = lambda *losses: {"loss": list(losses), "validation": {"2": 9.0, "4": losses[-1] + 1}}
+        kept = {"faultline 1": run(5, 4, 3, 2), "PyTorch 1": run(5, 4, 3, 3), "faultline 10": run(5, 4, 1, 1),
+                "PyTorch 10": run(5, 4, 2, 1), "PyTorch 2": run(5, 4, 3, 0)}
+        both, found = torch_loss.ends_of(kept, 2)
+        self.assertEqual(both, [1, 10])
+        self.assertEqual(found, {("faultline", "train"): [2.5, 1], ("PyTorch", "train"): [3, 1.5],
+                                 ("faultline", "validation"): [3, 2], ("PyTorch", "validation"): [4, 2]})
+
     def test_the_rate_rises_and_falls_as_a_runs_does(self):
         rate = torch_loss.rate_of({"lr": 0.5, "final-lr": 0.25}, 12, 4)
         self.assertEqual([rate(step) for step in (0, 3, 4, 8)], [0.125, 0.5, 0.5, 0.375])
