@@ -122,6 +122,22 @@ __device__ inline std::uint32_t element(const Storage& f, Pattern pattern, const
             if (r % 29 == 0) return payload(f, r >> 8);
             return r % 29 == 1 ? sign : number(f, r, -4, 4);
         }
+        case Pattern::half_ties: {
+            // k = 0: 2^-25 times 1 or 3. k = 1 and 2: two products that undo each other, at 2^-28 to 2^-15, which the
+            // alignment sees. The others: products of up to 7 by 7 units of the smallest subnormal, of fp16 2^-48 each,
+            // among them zeros.
+            const auto power = [&](int e) {
+                e = e < smallest ? smallest : e > largest ? largest : e;
+                return static_cast<std::uint32_t>(e + f.bias()) << f.fraction_bits;
+            };
+            const std::uint32_t one_and_a_half = which == 0 && (r >> 40 & 1) ? 1u << (f.fraction_bits - 1) : 0u;
+            const int all = -28 + static_cast<int>((common >> 16) % 14);
+            const int lower = -14 + static_cast<int>((common >> 8 & 0xFF) % static_cast<unsigned>(all + 29));
+            if (k == 0) return sign | power(which == 0 ? -13 + (one_and_a_half != 0 ? 1 : 0) : -12) | one_and_a_half;
+            if (k == 1) return power(which == 0 ? lower : all - lower);
+            if (k == 2) return power(which == 0 ? lower : all - lower) | (which == 0 ? 1u << (f.bits - 1) : 0u);
+            return sign | static_cast<std::uint32_t>((r >> 8) % 8);
+        }
         case Pattern::count:
             break;
     }
@@ -174,6 +190,9 @@ __device__ inline std::uint32_t accumulator(const Storage& f, Pattern pattern, c
             return r >> 42 & 1 ? sign | fraction : number(f, r, -126, -122);
         case Pattern::payloads:
             return r % 37 == 0 ? payload(f, r >> 8) : number(f, r, -4, 6);
+        case Pattern::half_ties:
+            if ((r >> 40 & 7) != 0) return sign;
+            return r >> 43 & 1 ? sign | (static_cast<std::uint32_t>(r) & 7) : number(f, r, -24, -10);
         case Pattern::count:
             break;
     }

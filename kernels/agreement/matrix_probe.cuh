@@ -47,11 +47,13 @@ __device__ std::uint32_t predict(const Rival& rival, const std::uint32_t* a, con
         return j / 2 * 4 + j % 2 + half * 2;
     };
     double c = rival.start == Start::in_first ? before : 0.0;
+    const int zero_exponent =
+        rival.zero_exponent == Rival::of_the_unit ? fused::zero_exponent(rival.unit.output) : rival.zero_exponent;
     for (int first = 0; first < depth; first += rival.unit.terms) {
         const int count = min(rival.unit.terms, depth - first);
         c = fused::add(
             rival.unit, [&](int i) { return operand<I>(a, position(first + i)); },
-            [&](int i) { return operand<I>(b, position(first + i)); }, count, c, rival.zero_exponent);
+            [&](int i) { return operand<I>(b, position(first + i)); }, count, c, zero_exponent);
     }
     if (rival.start == Start::added_last)
         c = static_cast<double>(__fadd_rn(static_cast<float>(before), static_cast<float>(c)));

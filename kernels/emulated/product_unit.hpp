@@ -114,11 +114,11 @@ FAULTLINE_HD inline void fused_add(const MatrixUnit& u, const Staged<S>& staged,
     std::uint32_t anchor[lane_elements];  // its upper half
     unsigned undecided = 0;
     double sum[lane_elements];
-    const int c_min = accumulator_min_exponent(u.output);
+    const int c_min = accumulator_min_exponent(u.output), c_zero = fused::zero_exponent(u.output);
     FAULTLINE_HD_UNROLL
     for (int e = 0; e < lane_elements; ++e) {
         int exponent = static_cast<std::int16_t>(largest[e / lane_columns] >> 16 * (e % lane_columns));
-        const int of_c = fused::detail::exponent_of(c[e], c_min, zero_accumulator_exponent);
+        const int of_c = fused::detail::exponent_of(c[e], c_min, c_zero);
         exponent = exponent > of_c ? exponent : of_c;
         undecided |= exponent > decided ? 1u << e : 0u;
         exponent = exponent > decided ? 0 : exponent;

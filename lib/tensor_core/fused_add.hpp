@@ -7,8 +7,8 @@
 //   2. Every product and c are aligned to the largest of these exponents and truncated toward zero to F fraction bits.
 //   3. The aligned integers are added exactly.
 //   4. The sum is written to fp32 by truncation, to e8m13 by truncation, or to fp16 by round-to-nearest-even.
-// A product of zero takes no part in 1 unless MatrixUnit::zero says so, an accumulator of zero stands at
-// zero_accumulator_exponent. A sum that is or becomes zero is +0.
+// A product of zero takes no part in 1 unless MatrixUnit::zero says so, an accumulator of zero stands at zero_exponent(). A
+// sum that is or becomes zero is +0.
 // NaN, infinity times zero and infinity minus infinity give the canonical NaN (0x7FFFFFFF in fp32, 0x7FFF in fp16).
 //
 // Operands are doubles that hold low-precision numbers exactly. The rule is total: operands with up to 53 significant
@@ -56,6 +56,11 @@ FAULTLINE_HD inline int bit_length(std::uint64_t x) {
     }
     return n + (x != 0 ? 1 : 0);
 }
+
+/// Where an accumulator of zero stands: seven below its format's smallest normal exponent, which is -133 in fp32 and -21 in
+/// fp16 (measured on an NVIDIA H200; docs/results/tensor-core-rule.md).
+FAULTLINE_HD constexpr int zero_exponent(OutputFormat output) { return accumulator_min_exponent(output) - 7; }
+static_assert(zero_exponent(OutputFormat::f32_rz) == zero_accumulator_exponent);
 
 /// A finite number as significand * 2^lsb, together with the exponent by which the unit aligns it.
 struct Operand {
@@ -135,16 +140,15 @@ FAULTLINE_HD inline double write_output(std::int64_t sum, int unit, OutputFormat
 }
 
 /// One fused add: the unit's value of c + sum over i < count of a(i) * b(i), with count <= unit.terms (missing products
-/// are zeros) and a, b callables from int to double. c is what the accumulator register holds. zero_exponent: where a c of
+/// are zeros) and a, b callables from int to double. c is what the accumulator register holds. c_zero_exponent: where a c of
 /// zero stands, -200 or more; the hardware probe asks for others than the unit's.
 template <class A, class B>
-FAULTLINE_HD double add(const MatrixUnit& u, const A& a, const B& b, int count, double c,
-                        int zero_exponent = zero_accumulator_exponent) {
+FAULTLINE_HD double add(const MatrixUnit& u, const A& a, const B& b, int count, double c, int c_zero_exponent) {
     const auto operand_a = [&](int i) { return truncate_input(a(i), u.input_fraction_bits, u.a_min_exponent); };
     const auto operand_b = [&](int i) { return truncate_input(b(i), u.input_fraction_bits, u.b_min_exponent); };
     bool nan = c != c, positive_infinity = !is_finite(c) && c > 0, negative_infinity = !is_finite(c) && c < 0;
     Operand oc = take_apart(c, accumulator_min_exponent(u.output));
-    if (oc.significand == 0) oc.exponent = zero_exponent;
+    if (oc.significand == 0) oc.exponent = c_zero_exponent;
     int largest = oc.exponent;
     for (int i = 0; i < count; ++i) {
         const double x = operand_a(i), y = operand_b(i);
@@ -176,6 +180,11 @@ FAULTLINE_HD double add(const MatrixUnit& u, const A& a, const B& b, int count, 
         sum += align(static_cast<Wide>(x.significand) * y.significand, x.lsb + y.lsb, unit, x.negative != y.negative);
     }
     return write_output(sum, unit, u.output);
+}
+
+template <class A, class B>
+FAULTLINE_HD double add(const MatrixUnit& u, const A& a, const B& b, int count, double c) {
+    return add(u, a, b, count, c, zero_exponent(u.output));
 }
 
 }  // namespace faultline::fused

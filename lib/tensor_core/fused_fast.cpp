@@ -7,7 +7,7 @@
 //   to zero either way, and nothing overflows. Groups of products outside that window take the wide path.
 // wide, binary64 lanes, any operands: the rounding mode is toward zero, so the rounded product truncates to the same
 //   integer as the exact one (no multiple of the unit lies between them: the unit is at least 2^(E-40), the spacing of
-//   binary64 at the product at most 2^(E-51)). E is never below zero_accumulator_exponent, so underflow in a product is
+//   binary64 at the product at most 2^(E-51)). E is never below zero_exponent(), so underflow in a product is
 //   below one unit too.
 //
 // Infinities, NaN and exponents past `huge_exponent` in A or B take the reference. An accumulator that is infinite or NaN
@@ -158,12 +158,12 @@ FAULTLINE_CLONES void wide_add(const MatrixUnit& unit, const Group& g, double* c
     alignas(64) std::int16_t product_exponent[width];
     alignas(64) double scale[width], back[width], sum[width];
     largest_exponents(g, product_exponent);
-    const int c_min = accumulator_min_exponent(unit.output);
+    const int c_min = accumulator_min_exponent(unit.output), c_zero = zero_exponent(unit.output);
     for (int j = 0; j < width; ++j) {
         std::int64_t bits;
         std::memcpy(&bits, c + j, sizeof bits);
         std::int64_t e = std::max<std::int64_t>((bits >> 52 & 0x7FF) - 1023, c_min);
-        e = (bits & 0x7FFFFFFFFFFFFFFF) == 0 ? zero_accumulator_exponent : e;
+        e = (bits & 0x7FFFFFFFFFFFFFFF) == 0 ? c_zero : e;
         e = std::min<std::int64_t>(std::max<std::int64_t>(e, product_exponent[j]), exponent_cap);
         const std::int64_t up = (unit.fraction_bits - e + 1023) << 52, down = (e - unit.fraction_bits + 1023) << 52;
         std::memcpy(scale + j, &up, sizeof up);
@@ -206,14 +206,15 @@ struct Scaling {
 
 [[gnu::always_inline]] inline bool scaling(const MatrixUnit& unit, const float* c, const std::int16_t* product_exponent,
                                            Scaling& s) {
-    const std::int32_t c_min = accumulator_min_exponent(unit.output), fraction_bits = unit.fraction_bits;
+    const std::int32_t c_min = accumulator_min_exponent(unit.output), c_zero = zero_exponent(unit.output);
+    const std::int32_t fraction_bits = unit.fraction_bits;
     alignas(64) std::int32_t c_bits[width], largest[width];
     std::memcpy(c_bits, c, sizeof c_bits);
     std::int32_t outside = 0;
     for (int j = 0; j < width; ++j) {
         const std::int32_t magnitude = c_bits[j] & 0x7FFFFFFF, p = product_exponent[j];
         std::int32_t e = std::max((magnitude >> 23) - 127, c_min);
-        e = magnitude == 0 ? zero_accumulator_exponent : e;
+        e = magnitude == 0 ? c_zero : e;
         e = std::max(p, e);
         const std::int32_t all_zero =
             -static_cast<std::int32_t>(magnitude == 0) & -static_cast<std::int32_t>(p < no_product);
@@ -341,7 +342,7 @@ class FusedAdd {
   public:
     explicit FusedAdd(const MatrixUnit& unit)
         : unit_(unit),
-          cut_{unit.fraction_bits, accumulator_min_exponent(unit.output), zero_accumulator_exponent,
+          cut_{unit.fraction_bits, accumulator_min_exponent(unit.output), zero_exponent(unit.output),
                most_products(unit), unit.output == OutputFormat::e8m13_rz ? 13 : 23},
           by_v3_(takes_v3_kernels() && unit.output != OutputFormat::f16_rne) {}
 

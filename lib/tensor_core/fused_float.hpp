@@ -129,13 +129,13 @@ FAULTLINE_HD double add_by_floats(const MatrixUnit& u, const A& a, const B& b, i
             const std::uint32_t magnitude = upper_half(product[i]) & magnitude_mask;
             const std::uint32_t sum =
                 larger(upper_half(x) & field_mask, min_a) + larger(upper_half(y) & field_mask, min_b);
-            // A product whose upper half is 0 is 0, or too far below zero_accumulator_exponent to count.
+            // A product whose upper half is 0 is 0, or too far below zero_exponent() to count.
             sums = larger(sums, magnitude != 0 ? sum : 0);
             magnitudes = larger(magnitudes, magnitude);  // infinite or NaN where an operand is
         }
     }
     const int of_products = static_cast<int>(sums >> 20) - 2046;
-    int largest = exponent_of(c, accumulator_min_exponent(u.output), zero_accumulator_exponent);
+    int largest = exponent_of(c, accumulator_min_exponent(u.output), zero_exponent(u.output));
     largest = of_products > largest ? of_products : largest;
     if (largest > huge_exponent || magnitudes >= field_mask) return add_in_general(u, a, b, count, c);
     const int unit = largest - u.fraction_bits;

@@ -8,7 +8,8 @@
 //   ninja -C build/cuda hardware_probe
 //   build/cuda/kernels/cuda/hardware_probe/hardware_probe [tiles per instruction and pattern, default 8192; a tile is 512 dot
 //                    products, and some patterns take four times as many] [seed, default 1]
-// Exit status: 0 all agree, 1 the library's rule disagrees with the card somewhere, 2 no such card, or it fails.
+// Exit status: 0 all agree, 1 the library's rule disagrees with the card somewhere, or there is no such card, or it fails,
+// which a sentence on standard error says; 2 a wrong request.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -36,15 +37,16 @@ std::vector<NamedRival> rivals_of(const MatrixUnit& unit) {
         change(r.unit);
         return r;
     };
+    const int zero = fused::zero_exponent(unit.output);
     return {{"the library's rule", {unit}},
             {"one fraction bit more", with([](MatrixUnit& u) { ++u.fraction_bits; })},
             {"one fraction bit fewer", with([](MatrixUnit& u) { --u.fraction_bits; })},
             {"k in two halves", with([](MatrixUnit& u) { u.terms /= 2; })},
             {"zeros at their format's minimum", with([](MatrixUnit& u) { u.zero = ZeroOperand::at_minimum; })},
             {"zeros at fp32's minimum", with([](MatrixUnit& u) { u.zero = ZeroOperand::at_fp32_minimum; })},
-            {"zero C at -126", {unit, Split::in_order, Start::in_first, -126}},
-            {"zero C at -132", {unit, Split::in_order, Start::in_first, -132}},
-            {"zero C at -134", {unit, Split::in_order, Start::in_first, -134}},
+            {"zero C at its smallest normal", {unit, Split::in_order, Start::in_first, zero + 7}},
+            {"zero C one exponent higher", {unit, Split::in_order, Start::in_first, zero + 1}},
+            {"zero C one exponent lower", {unit, Split::in_order, Start::in_first, zero - 1}},
             {"zero C takes no part", {unit, Split::in_order, Start::in_first, -200}}};
 }
 
@@ -110,14 +112,14 @@ int run_all(int argc, char** argv) {
     using namespace faultline::agreement;
     const int tiles = argc > 1 ? std::atoi(argv[1]) : 8192;
     const std::uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 0) : 1;
-    cudaDeviceProp device{};
-    if (cudaGetDeviceProperties(&device, 0) != cudaSuccess || device.major != 9) {
-        std::fprintf(stderr, "hardware_probe: no device of compute capability 9.0\n");
-        return 2;
-    }
     if (tiles < 1) {
         std::fprintf(stderr, "hardware_probe: tiles is %s: expected a positive number\n", argv[1]);
         return 2;
+    }
+    cudaDeviceProp device{};
+    if (cudaGetDeviceProperties(&device, 0) != cudaSuccess || device.major != 9) {
+        std::fprintf(stderr, "hardware_probe: there is no device of compute capability 9.0: expected one\n");
+        return 1;
     }
     std::printf("%s, compute capability %d.%d\n", device.name, device.major, device.minor);
     int id = 0;
@@ -140,6 +142,6 @@ int main(int argc, char** argv) {
         return run_all(argc, argv);
     } catch (const std::exception& error) {
         std::fprintf(stderr, "hardware_probe: %s\n", error.what());
-        return 2;
+        return 1;
     }
 }

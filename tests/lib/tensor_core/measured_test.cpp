@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tensor cores returned. Source: measured on an NVIDIA H200, 2026-11-29, by kernels/cuda/hardware_probe with seed 7;
-// docs/results/tensor-core-rule.md. These are the dot products that told the rule from two earlier guesses: that a zero
-// accumulator stands at 2^-126, and that a tf32 input's NaN is judged before its low 13 bits are dropped.
+// What tensor cores returned. Source: measured on an NVIDIA H200 by kernels/cuda/hardware_probe, 2026-11-29 with seed 7 and, of
+// fp16 accumulators, 2026-12-01 with seed 1; docs/results/tensor-core-rule.md. These are the dot products that told the rule from
+// three earlier guesses: that a zero accumulator stands at 2^-126, that one of fp16 stands where one of fp32 does, and that a
+// tf32 input's NaN is judged before its low 13 bits are dropped.
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -24,7 +25,7 @@ using testing::bits;
 
 struct Measured {
     const char* unit;
-    std::uint32_t c, card;              // fp32 bits
+    std::uint32_t c, card;              // fp32 bits; of f16acc fp16
     std::array<std::uint32_t, 8> a, b;  // registers, k ascending, the lower half of a register first
     friend std::ostream& operator<<(std::ostream& out, const Measured& m) { return out << m.unit << ' ' << m.c; }
 };
@@ -78,6 +79,55 @@ constexpr Measured table[] = {
      0x7f800000,
      {0xc1924a18, 0x3da340b5, 0xbfbf48f9, 0x40af87b7, 0xbe000000, 0x7f800f00, 0x40800000, 0x40ffffff},
      {0x417fffff, 0xbf8e1fe7, 0x40751608, 0xc1ffffff, 0xc062aa09, 0x3d9b0c0f, 0x40000000, 0xbf7fffff}},
+    // fp16 accumulators, C = 0. Exact sums in units of 2^-48, where a tie between 0 and 2^-24 is 2^23: 2^23 + 6, which is
+    // 2^23 - 4 when each product is cut to 2^(-21-25) = 2^-46.
+    {"hopper-mma-fp16-f16acc",
+     0x8000,
+     0x0000,
+     {0x06230419, 0x8644842a, 0x84c70400, 0x040005de, 0x87ff0400, 0x0795076c, 0x84000400, 0x04000400},
+     {0x04008400, 0x056384a3, 0x85f107ff, 0x84fb0400, 0x85f58400, 0x056a85a0, 0x04000400, 0x05dc0400}},
+    // 2^23 + 2; cut, 2^23 - 8.
+    {"hopper-mma-fp16-f16acc",
+     0x0000,
+     0x0000,
+     {0x87540400, 0x85438631, 0x07dc0423, 0x84000776, 0x87ff07ff, 0x04788400, 0x85898569, 0x04000588},
+     {0x0735847d, 0x84b085c6, 0x040004b1, 0x040004e5, 0x84008400, 0x04cd0484, 0x040087ff, 0x05170400}},
+    // -(2^23 + 4); cut, -(2^23 - 4).
+    {"hopper-mma-fp16-f16acc",
+     0x8000,
+     0x0000,
+     {0x87648660, 0x8400846d, 0x868a06da, 0x04908785, 0x05cc050b, 0x862706c1, 0x066407ff, 0x06bc873a},
+     {0x07eb8400, 0x062f054c, 0x054207ff, 0x05ac0422, 0x07a68604, 0x040087ff, 0x062c845d, 0x06410619}},
+    // 2^23 - 3; cut, 2^23 + 4.
+    {"hopper-wgmma-fp16-f16acc",
+     0x0000,
+     0x0001,
+     {0x07ff058c, 0x861d0400, 0x05178635, 0x861787ff, 0x87ff8776, 0x07ab0781, 0x058e0784, 0x040007ee},
+     {0x85d704f0, 0x8400071d, 0x07ff079d, 0x87ff044a, 0x84008400, 0x04008637, 0x047a075a, 0x05ff87ff}},
+    // -(2^23 + 9); cut, -2^23, a tie, which goes to 0.
+    {"hopper-wgmma-fp16-f16acc",
+     0x8000,
+     0x0000,
+     {0x84bb8400, 0x8400052a, 0x07ff049b, 0x065787ff, 0x04430767, 0x8613049e, 0x84008400, 0x84000475},
+     {0x04cc05c6, 0x867f8535, 0x863606aa, 0x04230581, 0x06fc877d, 0x067e042a, 0x059604a7, 0x84af0548}},
+    // 2^23 + 3; cut, 2^23 - 4.
+    {"hopper-wgmma-fp16-f16acc",
+     0x0000,
+     0x0000,
+     {0x0714847b, 0x040005b5, 0x04000526, 0x061e0476, 0x85d085ea, 0x843e07a6, 0x849107a8, 0x85250435},
+     {0x87ff859a, 0x06cb05de, 0x840487ff, 0x04ed0799, 0x06798400, 0x0675063a, 0x04000575, 0x8623074c}},
+    // -(3 2^23 + 6); cut, -(3 2^23 - 4).
+    {"hopper-wgmma-fp16-f16acc",
+     0x8000,
+     0x8001,
+     {0x07828400, 0x07ff866a, 0x86268400, 0x040087fa, 0x84000400, 0x86b706c2, 0x07ff85a6, 0x84cd07a7},
+     {0x8757077c, 0x872407d7, 0x07ff04a0, 0x0458079f, 0x05ec8453, 0x87fc84fc, 0x873304e4, 0x05c506fc}},
+    // 2^23 + 5; cut, 2^23 - 4.
+    {"hopper-wgmma-fp16-f16acc",
+     0x0000,
+     0x0000,
+     {0x04000400, 0x05da8673, 0x071987ff, 0x869184a9, 0x852d043a, 0x06b28644, 0x040004dc, 0x874d87ff},
+     {0x84ce05fe, 0x06eb06c5, 0x863486aa, 0x862b8400, 0x04008610, 0x07ff871f, 0x85d30475, 0x87bb0614}},
 };
 
 double from_pattern(std::uint64_t pattern) {
@@ -95,12 +145,28 @@ double widen(std::uint32_t pattern) {
                         std::uint64_t{pattern & 0x7FFFFF} << 29);
 }
 
+bool has(const char* unit, std::string_view part) {
+    return std::string_view(unit).find(part) != std::string_view::npos;
+}
+
+/// A finite fp16 number.
+double from_half(std::uint32_t bits) {
+    const int field = static_cast<int>(bits >> 10 & 31);
+    const double significand = static_cast<double>((bits & 1023) | (field != 0 ? 1024u : 0u));
+    return std::ldexp((bits >> 15 & 1) != 0 ? -significand : significand, (field != 0 ? field : 1) - 25);
+}
+
+double accumulator(const char* unit, std::uint32_t bits) { return has(unit, "f16acc") ? from_half(bits) : widen(bits); }
+
 std::vector<double> operands(const char* unit, const std::array<std::uint32_t, 8>& registers) {
-    const bool two = std::string_view(unit).find("bf16") != std::string_view::npos;  // bf16: the upper half of an fp32
     std::vector<double> r;
     for (const std::uint32_t word : registers) {
-        r.push_back(widen(two ? word << 16 : word));
-        if (two) r.push_back(widen(word & 0xFFFF0000u));
+        if (has(unit, "tf32")) {
+            r.push_back(widen(word));
+            continue;
+        }
+        for (const std::uint32_t half : {word & 0xFFFFu, word >> 16})  // bf16: the upper half of an fp32
+            r.push_back(has(unit, "bf16") ? widen(half << 16) : from_half(half));
     }
     return r;
 }
@@ -112,10 +178,10 @@ TEST_P(OnH200, ReferenceAndFastPathGiveTheCardsBits) {
     const Accumulation unit = find_accumulation(m.unit).value();
     const std::vector<double> a = operands(m.unit, m.a), b = operands(m.unit, m.b);
     const auto k = static_cast<std::ptrdiff_t>(a.size());
-    double c = widen(m.c);
-    EXPECT_EQ(bits(reference::dot(unit, a.data(), 1, b.data(), 1, k, c)), bits(widen(m.card)));
+    double c = accumulator(m.unit, m.c);
+    EXPECT_EQ(bits(reference::dot(unit, a.data(), 1, b.data(), 1, k, c)), bits(accumulator(m.unit, m.card)));
     multiply_accumulate(unit, {a.data(), 1, k}, {b.data(), k, 1}, {&c, 1, 1});
-    EXPECT_EQ(bits(c), bits(widen(m.card)));
+    EXPECT_EQ(bits(c), bits(accumulator(m.unit, m.card)));
 }
 
 INSTANTIATE_TEST_SUITE_P(Measured, OnH200, ::testing::ValuesIn(table));
@@ -149,6 +215,30 @@ TEST(SubnormalAccumulator, StandsAtMinus126) {
         EXPECT_EQ(beside_the_last_subnormal(unit, -151, 0x1p-149), 0x1p-149) << unit;
         EXPECT_EQ(beside_the_last_subnormal(unit, -152, 0x1p-149), 0x1p-148) << unit;
     }
+}
+
+/// c + 2^-25 + 2^small, through both paths, of a unit that adds up in fp16.
+double beside_half_the_last_of_fp16(const char* name, int small, double c) {
+    const Accumulation unit = find_accumulation(name).value();
+    const std::vector<double> a = {0x1p-13, 0x1p-24}, b = {0x1p-12, std::ldexp(1.0, small + 24)};
+    const double plain = reference::dot(unit, a.data(), 1, b.data(), 1, 2, c);
+    multiply_accumulate(unit, {a.data(), 1, 2}, {b.data(), 2, 1}, {&c, 1, 1});
+    EXPECT_EQ(bits(c), bits(plain));
+    return c;
+}
+
+// The same of fp16: a zero stands at -21, so that 2^(-21-25) = 2^-46 is the smallest term that is not cut. 2^-25 is a tie,
+// which goes to 0; with 2^-46 beside it, it is above. A subnormal accumulator stands at -14, unit 2^-39.
+TEST(ZeroAccumulator, OfFp16StandsAtMinus21) {
+    for (const char* unit : {"hopper-mma-fp16-f16acc", "hopper-wgmma-fp16-f16acc"})
+        for (const double zero : {0.0, -0.0}) {
+            EXPECT_EQ(beside_half_the_last_of_fp16(unit, -45, zero), 0x1p-24) << unit;
+            EXPECT_EQ(beside_half_the_last_of_fp16(unit, -46, zero), 0x1p-24) << unit;
+            EXPECT_EQ(beside_half_the_last_of_fp16(unit, -47, zero), 0.0) << unit;
+            EXPECT_EQ(beside_half_the_last_of_fp16(unit, -48, zero), 0.0) << unit;
+            EXPECT_EQ(beside_half_the_last_of_fp16(unit, -39, 0x1p-23), 0x1.8p-23) << unit;
+            EXPECT_EQ(beside_half_the_last_of_fp16(unit, -40, 0x1p-23), 0x1p-23) << unit;
+        }
 }
 
 }  // namespace

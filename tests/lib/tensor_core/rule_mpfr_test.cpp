@@ -60,7 +60,8 @@ double fused_add(const MatrixUnit& u, const std::vector<double>& a_in, const std
     if (std::isnan(special)) return std::numeric_limits<double>::quiet_NaN();
     if (std::isinf(special)) return special;
 
-    int largest = c == 0 ? -133 : exponent(c, u.output == OutputFormat::f16_rne ? -14 : -126);
+    const bool half = u.output == OutputFormat::f16_rne;
+    int largest = c == 0 ? (half ? -21 : -133) : exponent(c, half ? -14 : -126);
     for (std::size_t i = 0; i < a.size(); ++i) {
         const auto zero_exponent = [&](int min_exponent) {
             return u.zero == ZeroOperand::at_minimum ? min_exponent : -126;
@@ -83,7 +84,6 @@ double fused_add(const MatrixUnit& u, const std::vector<double>& a_in, const std
     if (mpfr_zero_p(sum.value)) return 0.0;
     mpfr_mul_2si(sum.value, sum.value, largest - u.fraction_bits, MPFR_RNDN);
 
-    const bool half = u.output == OutputFormat::f16_rne;
     const int keep = half ? 10 : u.output == OutputFormat::e8m13_rz ? 13 : 23;
     const int last = std::max(static_cast<int>(mpfr_get_exp(sum.value)) - 1, half ? -14 : -126) - keep;
     mpfr_mul_2si(sum.value, sum.value, -last, MPFR_RNDN);
