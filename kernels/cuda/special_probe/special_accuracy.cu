@@ -7,7 +7,7 @@
 //
 // 2^x and log2 x by lib/special's correct_rounding.hpp, and by MPFR on the host where binary64 does not decide; quotients by
 // div.rn.f32, which is held to the host's division first. Division takes every float as divisor, for two dividends.
-// Exit status: 0, 1 where div.rn.f32 is not the host's, 2 no card or a CUDA error.
+// Exit status: 0, 1 where div.rn.f32 is not the host's, there is no card or a CUDA error, which standard error says.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -29,7 +29,7 @@ constexpr std::uint32_t chunk = 1u << 26;  // quotients held at a time, 256 MiB
 void check(cudaError_t status, const char* what) {
     if (status == cudaSuccess) return;
     std::fprintf(stderr, "special_accuracy: %s: %s\n", what, cudaGetErrorString(status));
-    std::exit(2);
+    std::exit(1);
 }
 
 // ---- The instructions ----
@@ -213,7 +213,7 @@ void probe(Accuracy* total, Undecided* undecided) {
     const std::uint32_t open = list[0].count;
     if (open > most_undecided) {
         std::fprintf(stderr, "special_accuracy: %s: %u values undecided, more than the list holds\n", F::name, open);
-        std::exit(2);
+        std::exit(1);
     }
     for (std::uint32_t i = 0; i < open; ++i) {
         const float x = detail::bits_as<float>(list[0].of[i].x), right = by_mpfr<F>(x);

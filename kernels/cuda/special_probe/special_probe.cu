@@ -6,7 +6,8 @@
 //   ninja -C build/cuda special_probe && build/cuda/kernels/cuda/special_probe/special_probe [FOLDER]
 // With FOLDER, the differences card - model of each function's worst binade, if it has any, are written there as
 // FUNCTION.BASE.i8: 2^23 signed bytes, clipped to +-127, for the floats whose bits are BASE + i.
-// Exit status: 0 all agree, 1 a model disagrees with the card somewhere, 2 no card, a CUDA error, FOLDER not writable.
+// Exit status: 0 all agree, 1 a model disagrees with the card somewhere, or there is no card, a CUDA error, a FOLDER that is
+// not writable, which a sentence on standard error says.
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -29,7 +30,7 @@ constexpr std::uint32_t chunk = 1u << 26;   // floats held at a time, 256 MiB
 void check(cudaError_t status, const char* what) {
     if (status == cudaSuccess) return;
     std::fprintf(stderr, "special_probe: %s: %s\n", what, cudaGetErrorString(status));
-    std::exit(2);
+    std::exit(1);
 }
 
 template <class F>
@@ -90,7 +91,7 @@ void dump(const std::string& folder, int b, std::uint32_t* card, FunctionTally* 
     const bool written = file && std::fwrite(difference.data(), 1, binade, file) == binade;
     if (!file || std::fclose(file) != 0 || !written) {
         std::fprintf(stderr, "special_probe: %s%s: cannot be written\n", folder.c_str(), name);
-        std::exit(2);
+        std::exit(1);
     }
 }
 
