@@ -298,11 +298,12 @@ Status run(const AttributeSettings& own, const Invocation& call) {
     options.verify_truth = static_cast<std::size_t>(own.verify_truth);
     options.seed = static_cast<std::uint64_t>(own.seed);
     options.cancelled = interrupted;
-    options.backend = &backend_of(call);
     // What can be refused before the capture is read, is.
+    own.request.expect_valid(call.settings);
     PlanChoice choice(own.plan, call.settings);
     options.corrections = chosen_corrections(own, choice.plan, call.settings);
     options.faults = chosen_faults(own, choice.plan, call.settings);
+    options.backend = &backend_of(call);
     Capture capture = own.request.read(call);
     keep_kernels(capture, own.kernels, call.settings);
     if (own.outputs.empty())

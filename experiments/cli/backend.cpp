@@ -19,4 +19,8 @@ const AttentionBackend& backend_of(const Invocation& call) {
     return backend;
 }
 
+void expect_device(const Invocation& call) {
+    if (call.common.device == "cuda") (void)device::info();
+}
+
 }  // namespace faultline::cli

@@ -54,9 +54,11 @@ Status run(const BisectSettings& own, const Invocation& call) {
     if (own.within && !(*own.within >= 0))
         throw RequestError(fmt::format("{}: {}: expected 0 or more, as 0.1 for within 10% of the plan's value",
                                        call.settings.where("within"), *own.within));
+    own.request.expect_valid(call.settings);
     PlanChoice choice(own.plan, call.settings);
-    const Capture capture = own.request.read(call);
     BisectionOptions options;
+    options.backend = &backend_of(call);
+    const Capture capture = own.request.read(call);
     options.until = targets(own.until, capture, call.settings, "until", std::nullopt);
     options.reproduce = targets(own.reproduce, capture, call.settings, "reproduce", own.within.value_or(0.1));
     if (std::none_of(options.reproduce.begin(), options.reproduce.end(),
@@ -69,7 +71,6 @@ Status run(const BisectSettings& own, const Invocation& call) {
     }
     options.heads = own.request.heads;
     options.threads = static_cast<int>(call.common.threads);
-    options.backend = &backend_of(call);
     options.seed = static_cast<std::uint64_t>(own.seed);
 
     std::optional<RecordFile> file;

@@ -81,14 +81,19 @@ void expect_kernels(const Capture& capture, const std::vector<std::string>& kern
     }
 }
 
-Capture CaptureRequest::read(const Invocation& call) const {
-    const Settings& settings = call.settings;
+void CaptureRequest::expect_valid(const Settings& settings) const {
     if (capture.empty())
         throw RequestError(
             "CAPTURE: is missing: expected a safetensors file, a folder of .npy files, or an HDF5 capture");
     if (softcap && !is_softcap(*softcap))
         throw RequestError(fmt::format("{}: {}: expected 0 for none, or a number from {} to {}",
                                        settings.where("softcap"), *softcap, least_softcap, most_softcap));
+    (void)allowances(allow, settings);
+}
+
+Capture CaptureRequest::read(const Invocation& call) const {
+    const Settings& settings = call.settings;
+    expect_valid(settings);
     CaptureOptions options;
     options.layers = layers;
     options.causal = causal;

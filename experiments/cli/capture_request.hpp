@@ -22,6 +22,8 @@ struct CaptureRequest {
 
     /// Declares the positional argument and --layers, --heads, --causal, --scale, --softcap, --allow.
     void declare(Settings& settings);
+    /// RequestError where the argument is missing or a value is none: what is wrong before the capture is read.
+    void expect_valid(const Settings& settings) const;
     /// RequestError where the argument is missing, a name is unknown, or the capture is refused. Says on standard error
     /// which tensors are not used, unless the call is to be quiet.
     [[nodiscard]] Capture read(const Invocation& call) const;

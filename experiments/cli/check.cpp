@@ -74,7 +74,6 @@ CheckOptions options_of(const CheckSettings& own, const Invocation& call) {
     options.runs = static_cast<int>(own.runs);
     options.heads = own.request.heads;
     options.threads = static_cast<int>(call.common.threads);
-    options.backend = &backend_of(call);
     options.seed = static_cast<std::uint64_t>(own.seed);
     return options;
 }
@@ -98,7 +97,9 @@ bool is_its_plan(const Check& result) {
 Status run(const CheckSettings& own, const Invocation& call) {
     watch_for_interrupts();
     CheckOptions options = options_of(own, call);
+    own.request.expect_valid(call.settings);
     PlanChoice choice(own.plan, call.settings);
+    options.backend = &backend_of(call);
     const Capture capture = own.request.read(call);
 
     std::optional<RecordFile> file;

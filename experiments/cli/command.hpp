@@ -81,4 +81,8 @@ Command selftest_command();
 /// and what it may use of its memory, unless the call is to be quiet.
 [[nodiscard]] const AttentionBackend& backend_of(const Invocation& call);
 
+/// WorkError where --device names one that is not there. Commands call this or backend_of() when what they can refuse of the request
+/// is refused and before they read or compute, so that a wrong request is exit 2 everywhere and nobody waits to hear of a card.
+void expect_device(const Invocation& call);
+
 }  // namespace faultline::cli

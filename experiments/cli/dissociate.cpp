@@ -93,6 +93,7 @@ Status run(const DissociateSettings& own, const Invocation& call) {
     const bool device = call.common.device == "cuda";
     if (device && !gpt::device_trainer_is_built())
         throw WorkError("device cuda: this build has no device back end: expected one configured with the preset cuda");
+    expect_device(call);
     if (device) config.trainers = &on_device;
     const int at_once = device ? runs_on_a_card(config, call.common.threads) : static_cast<int>(call.common.threads);
     const std::string& output = call.common.output;

@@ -53,17 +53,20 @@ void choose_candidates(const IdentifySettings& own, const Settings& settings, Id
     }
 }
 
-/// A file holds one plan, so that the request must be for one; said before the work.
-void check_output(const Capture& capture, const IdentifyOptions& options, const Invocation& call) {
+void check_output_name(const Invocation& call) {
     const std::string& file = call.common.output;
-    if (file.empty()) return;
-    const std::string where = call.settings.where("output");
-    if (file.ends_with(".h5")) return;
-    if (!file.ends_with(".toml"))
+    if (!file.empty() && !file.ends_with(".h5") && !file.ends_with(".toml"))
         throw RequestError(
             fmt::format("{}: {}: expected a name that ends in .toml, for the plan that is found, or in "
                         ".h5, for all that the table says",
-                        where, in_quotes(file)));
+                        call.settings.where("output"), in_quotes(file)));
+}
+
+/// A file holds one plan, so that the request must be for one; said before the work.
+void check_output(const Capture& capture, const IdentifyOptions& options, const Invocation& call) {
+    const std::string& file = call.common.output;
+    if (file.empty() || file.ends_with(".h5")) return;
+    const std::string where = call.settings.where("output");
     const std::size_t kernels = options.kernels.empty() ? observed_kernels(capture).size() : options.kernels.size();
     if (kernels > 1)
         throw RequestError(fmt::format(
@@ -90,6 +93,8 @@ Status run(const IdentifySettings& own, const Invocation& call) {
     options.heads = own.request.heads;
     options.search = !own.rank_only;
     options.threads = static_cast<int>(call.common.threads);
+    own.request.expect_valid(call.settings);
+    check_output_name(call);
     options.backend = &backend_of(call);
     const Capture capture = own.request.read(call);
     if (!observed_kernels(capture).empty())

@@ -79,7 +79,8 @@ void check_device(const Prepared& prepared, const RankGroup& group) {
     if (device != "cuda") return;
     (void)faultline::device::memory_limit();
     const Ranks* const ranks = group.ranks();
-    const bool chosen = ranks != nullptr && !prepared.common.share_card && choose_card(*ranks);
+    if (ranks == nullptr) return;  // the command asks for the card, behind what may be wrong with the request
+    const bool chosen = !prepared.common.share_card && choose_card(*ranks);
     // Before anything is read, so that nobody waits to hear of it.
     try {
         (void)faultline::device::info();

@@ -158,6 +158,8 @@ Status run(ProbeSettings& own, const Invocation& call) {
     if (own.files.empty())
         throw RequestError(
             "FILE: is missing: expected captures, checkpoints or runs (--list says what can be measured)");
+    own.capture.allow = allowances(own.allow, call.settings);
+    own.options.plan = plan_named(own.plan, call.settings, "plan");
     std::vector<ProbedFile> files;
     for (const std::string& path : own.files) {
         files.push_back(open(path));
@@ -184,8 +186,6 @@ Status run(ProbeSettings& own, const Invocation& call) {
     own.capture.layers = options.layers;
     own.capture.causal = own.causal;
     own.capture.scale = own.scale;
-    own.capture.allow = allowances(own.allow, call.settings);
-    options.plan = plan_named(own.plan, call.settings, "plan");
     options.cancelled = interrupted;
     options.threads = static_cast<int>(call.common.threads);
     options.backend = &backend_of(call);

@@ -271,6 +271,7 @@ Status run(const TrainCommand& own, const Invocation& call) {
     const bool joined = call.group.ranks() != nullptr;
     check_run(own, config, data, joined ? call.group.ranks()->size() : static_cast<int>(own.ranks), settings,
               call.common.device == "cuda");
+    expect_device(call);
     call.group.start(own.ranks, settings.where("ranks"));
     Ranks* const ranks = call.group.ranks();
     const int local = ranks == nullptr ? 1 : ranks->local_size();

@@ -89,6 +89,40 @@ TEST_F(DeviceRefusal, ALimitThatIsNoNumber) {
     for (const std::vector<std::string>& command : commands) expect_said(command, "lots");
 }
 
+/// What is wrong with a request is exit 2 with a card and without one.
+TEST_F(DeviceRefusal, AWrongRequestIsSaidBeforeAMissingCard) {
+    const std::string capture = folder / "capture.safetensors";
+    const std::vector<std::pair<std::vector<std::string>, std::string>> wrong = {
+        {{"attribute", capture, "--force"}, "without a file to write"},
+        {{"attribute", capture, "--plan", "fa22"}, "--plan: "},
+        {{"attribute", capture, "--softcap", "-1"}, "--softcap: -1: expected"},
+        {{"attribute", capture, "--correction", "nothing"}, "--correction: correction \"nothing\""},
+        {{"attribute"}, "CAPTURE: is missing"},
+        {{"identify", capture, "-o", "plan.txt"}, "plan.txt\": expected a name"},
+        {{"identify", capture, "--allow", "all"}, "--allow: \"all\""},
+        {{"bisect", capture}, "--until: is missing"},
+        {{"bisect", capture, "--plan", "fa22", "--until", "layer0.o.rel_error < 1e-9"}, "--plan: "},
+        {{"check", capture, "--alpha", "2"}, "--alpha: 2: expected"},
+        {{"check", capture, "--plan", "fa22"}, "--plan: "},
+        {{"probe", capture, "--probe", "trajectory"}, "trajectory is no probe of a capture"},
+        {{"probe", capture, "--rise", "1"}, "--rise: means nothing for a capture"},
+        {{"probe", capture, "--plan", "fa22"}, "--plan: "},
+        {{"selftest", "--parts", "rules", "--queries", "64"}, "--queries: "},
+        {{"selftest", "--parts", "truth", "--plans", "fa2"}, "--plans: expected the part plans"},
+        {{"train", "--capture-sequences", "2"}, "--capture-sequences: "},
+        {{"train", "--inject", "here"}, "--inject: "},
+        {{"train", "--steps", "4", "--capture", "9"}, "--capture: step 9: expected steps of the run"},
+        {{"dissociate", "--monitor-every", "0"}, "--monitor-every: 0: "},
+        {{"dissociate", "--intervention", "hope"}, "--intervention: "}};
+    for (auto [command, why] : wrong) {
+        command.insert(command.end(), {"--device", "cuda"});
+        const Outcome outcome = run_program(command, {{"CUDA_VISIBLE_DEVICES", ""}});
+        EXPECT_EQ(outcome.status, 2) << command.front() << ": " << outcome.err;
+        EXPECT_THAT(outcome.err, HasSubstr(why)) << command.front();
+        EXPECT_EQ(lines(outcome.err).size(), 1u) << outcome.err;
+    }
+}
+
 #ifdef FAULTLINE_DRIVER_STAND_IN
 // CUresult 100: no device; 803: a driver of the system that is not the module's; 999: unknown.
 TEST_F(DeviceRefusal, WhatADriverSays) {
