@@ -6,6 +6,7 @@
 #include <faultline/tensor_kernel/backward_recording.hpp>
 #include <faultline/tensor_kernel/backward_workspace.hpp>
 #include <faultline/tensor_kernel/group_memory.cuh>
+#include <faultline/tensor_kernel/no_pairs.hpp>
 #include <faultline/tensor_kernel/request.cuh>
 
 namespace faultline::tensor_kernel {
@@ -83,8 +84,9 @@ std::vector<GroupBackward> run(std::span<const HeadGroup> groups, std::span<cons
 std::size_t backward_workspace(const BackwardCall& call, Element element) { return workspace_bytes(call, element); }
 
 void launch_backward(const BackwardCall& call, const BackwardKernel& kernel, void* stream) {
-    expect_backward(call, kernel);
+    if (!has_no_pairs(call)) expect_backward(call, kernel);
     expect_device(kernel.unit);
+    if (has_no_pairs(call)) return write_without_pairs(call, stream);
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
     if (kernel.unit == Unit::mma) return launch_mma_backward_of(call, kernel, cuda_stream);
     if (kernel.element == Element::e4m3) return launch_e4m3_backward(call, kernel, cuda_stream);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <faultline/tensor_kernel/backward_launch.cuh>
 #include <faultline/tensor_kernel/backward_recording.hpp>
+#include <faultline/tensor_kernel/no_pairs.hpp>
 #include <faultline/tensor_kernel/request.cuh>
 
 namespace faultline::tensor_kernel {
@@ -27,12 +28,14 @@ void run(const BackwardCall& call, const BackwardKernel& kernel, const BackwardR
 
 void launch_recorded_backward(const BackwardCall& call, const BackwardKernel& kernel, const BackwardRecorder& recorder,
                               void* stream) {
-    expect_backward(call, kernel);
+    const bool without_pairs = has_no_pairs(call);
+    if (!without_pairs) expect_backward(call, kernel);
     const bool fused = kernel.variant == Fused::value, projected = kernel.variant == Projected::value;
     if (kernel.unit != Unit::wgmma || kernel.element != Element::bf16 || (!fused && !projected))
         throw std::invalid_argument(
             "tensor_kernel: the backward is recorded by wgmma in bf16, variants fused and projected");
     expect_device(kernel.unit);
+    if (without_pairs) return write_without_pairs(call, stream);
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
     if (call.head_dim == 64)
         fused ? run<64, Fused>(call, kernel, recorder, cuda_stream)

@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include <faultline/tensor_kernel/group_memory.cuh>
+#include <faultline/tensor_kernel/no_pairs.hpp>
 #include <faultline/tensor_kernel/recording.hpp>
 #include <faultline/tensor_kernel/request.cuh>
 
@@ -98,8 +99,9 @@ RecordedForward run_plan(std::span<const HeadGroup> groups, const RoundingPlan& 
 bool is_built() { return true; }
 
 void launch_forward(const ForwardCall& call, const ForwardKernel& kernel, void* stream) {
-    expect_shapes(call);
+    if (!has_no_pairs(call)) expect_shapes(call);
     expect_device(kernel.unit);
+    if (has_no_pairs(call)) return write_without_pairs(call, stream);
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
     if (kernel.variant.state)
         return (kernel.unit == Unit::mma ? launch_mma_state : launch_state)(call, kernel, cuda_stream);
@@ -111,12 +113,12 @@ void launch_forward(const ForwardCall& call, const ForwardKernel& kernel, void* 
 
 void launch_recorded_forward(const ForwardCall& call, const ForwardKernel& kernel, const ForwardRecorder& recorder,
                              void* stream) {
-    expect_shapes(call);
+    if (!has_no_pairs(call)) expect_shapes(call);
     expect_device(kernel.unit);
     if (!has_recorder(kernel))
         throw RequestError("device cuda: the tensor-core forward " + kernel.name +
                            " has no recorder: expected fused, subtract_then_scale or stable_max by wgmma in bf16");
-    if (sample::threshold(recorder.fraction) == 0) return launch_forward(call, kernel, stream);
+    if (has_no_pairs(call) || sample::threshold(recorder.fraction) == 0) return launch_forward(call, kernel, stream);
     launch_recorded_of(call, kernel, recorder, static_cast<cudaStream_t>(stream));
 }
 
