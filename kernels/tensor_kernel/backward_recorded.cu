@@ -24,6 +24,16 @@ void run(const BackwardCall& call, const BackwardKernel& kernel, const BackwardR
     });
 }
 
+/// Whether a key tile is looked at. Where none is, the plain kernel runs: in the kernel with the recorder, which has no list of
+/// its tiles then, each block would ask for itself (docs/results/tensor-kernel-backward.md has what that costs).
+bool draws_any(const BackwardCall& call, const BackwardRecorder& recorder) {
+    const std::uint64_t threshold = sample::threshold(recorder.fraction);
+    for (int head = 0; head < call.batch * call.kv_heads; ++head)
+        for (int tile = 0; tile < (call.n_k + 127) / 128; ++tile)
+            if (sample::key_tile_bits(recorder.seed, head, tile) < threshold) return true;
+    return false;
+}
+
 }  // namespace
 
 void launch_recorded_backward(const BackwardCall& call, const BackwardKernel& kernel, const BackwardRecorder& recorder,
@@ -36,6 +46,7 @@ void launch_recorded_backward(const BackwardCall& call, const BackwardKernel& ke
             "tensor_kernel: the backward is recorded by wgmma in bf16, variants fused and projected");
     expect_device(kernel.unit);
     if (without_pairs) return write_without_pairs(call, stream);
+    if (!draws_any(call, recorder)) return launch_backward(call, kernel, stream);
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
     if (call.head_dim == 64)
         fused ? run<64, Fused>(call, kernel, recorder, cuda_stream)

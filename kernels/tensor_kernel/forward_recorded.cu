@@ -53,10 +53,20 @@ void launch_of(const ForwardCall& call, const ForwardKernel& kernel, const Forwa
         throw std::invalid_argument("tensor_kernel: not one of the kernels that has_recorder() names");
 }
 
+/// Whether a query tile is looked at. Where none is, the plain kernel alone runs.
+bool draws_any(const ForwardCall& call, const ForwardRecorder& recorder) {
+    const std::uint64_t threshold = sample::threshold(recorder.fraction);
+    for (int head = 0; head < call.batch * call.heads; ++head)
+        for (int tile = 0; tile < (call.n_q + 127) / 128; ++tile)
+            if (sample::tile_bits(recorder.seed, head, tile) < threshold) return true;
+    return false;
+}
+
 }  // namespace
 
 void launch_recorded_of(const ForwardCall& call, const ForwardKernel& kernel, const ForwardRecorder& recorder,
                         cudaStream_t stream) {
+    if (!draws_any(call, recorder)) return launch_forward(call, kernel, stream);
     if (call.head_dim == 64) return launch_of<64>(call, kernel, recorder, stream);
     launch_of<128>(call, kernel, recorder, stream);
 }
