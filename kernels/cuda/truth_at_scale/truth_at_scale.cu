@@ -257,7 +257,11 @@ int main(int argc, char** argv) {
             const std::string name = argv[a];
             const auto value = [&] {
                 if (a + 1 == argc) throw faultline::RequestError(name + ": expected a value");
-                return std::atof(argv[++a]);
+                char* end = nullptr;
+                const double number = std::strtod(argv[++a], &end);
+                if (end == argv[a] || *end != 0 || !(number >= 0) || number > 1e6)
+                    throw faultline::RequestError(name + ": expected a number from 0 to 1000000");
+                return number;
             };
             if (name == "--n")
                 request.n = static_cast<std::ptrdiff_t>(value());
@@ -286,6 +290,8 @@ int main(int argc, char** argv) {
             else
                 throw faultline::RequestError(name + ": expected an option of the comment in truth_at_scale.cu");
         }
+        if (request.n < 1 || request.d < 1 || request.heads < 1 || request.repeat < 1)
+            throw faultline::RequestError("--n, --d, --heads and --repeat: expected 1 or more");
         if (request.kv_heads == 0 || request.heads % request.kv_heads != 0)
             throw faultline::RequestError("--kv-heads: expected a divisor of --heads");
         faultline::run(request);
