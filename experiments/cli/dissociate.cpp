@@ -8,12 +8,14 @@
 #include <fmt/format.h>
 
 #include <faultline/base/error.hpp>
+#include <faultline/base/parallel.hpp>
 #include <faultline/cli/command.hpp>
 #include <faultline/cli/device_trainers.hpp>
 #include <faultline/cli/terminal.hpp>
 #include <faultline/cli/train_settings.hpp>
 #include <faultline/dissociation/intervention.hpp>
 #include <faultline/dissociation/report.hpp>
+#include <faultline/dissociation/run_memory.hpp>
 #include <faultline/dissociation/source.hpp>
 #include <faultline/gpt_device/device_trainer.hpp>
 #include <faultline/tensor/text.hpp>
@@ -79,6 +81,17 @@ int runs_on_a_card(const MatrixConfig& config, std::int64_t threads) {
     return threads == 0 ? most : static_cast<int>(threads);
 }
 
+/// How many runs go at once on the CPU, `threads` of them or where that is 0 as many as there are processors and there is memory
+/// for. WorkError where there is less; before anything is written.
+int runs_on_host(const MatrixConfig& config, std::int64_t threads, bool recorded) {
+    const std::vector<RunPlan> plans = runs_of(config);
+    const int most =
+        std::min(static_cast<int>(plans.size()), threads > 0 ? static_cast<int>(threads) : hardware_threads());
+    gpt::MemoryRoom room = gpt::memory_room();
+    room.bytes -= std::min(room.bytes, kept_for_guards(config, plans));
+    return gpt::runs_with_room("a run needs", largest_run(config, plans, 1, recorded), most, threads > 0, room);
+}
+
 /// FILE.runs beside FILE.h5.
 std::string runs_folder(const std::string& output) {
     return (fs::path(output).parent_path() / fs::path(output).stem()).string() + ".runs";
@@ -95,8 +108,9 @@ Status run(const DissociateSettings& own, const Invocation& call) {
         throw WorkError("device cuda: this build has no device back end: expected one configured with the preset cuda");
     expect_device(call);
     if (device) config.trainers = &on_device;
-    const int at_once = device ? runs_on_a_card(config, call.common.threads) : static_cast<int>(call.common.threads);
     const std::string& output = call.common.output;
+    const int at_once = device ? runs_on_a_card(config, call.common.threads)
+                               : runs_on_host(config, call.common.threads, !output.empty());
     MatrixFiles files;
     files.command_line = call.command_line;
     files.replace = call.common.force;

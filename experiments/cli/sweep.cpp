@@ -17,6 +17,7 @@
 #include <faultline/cli/sweep_file.hpp>
 #include <faultline/cli/sweep_settings.hpp>
 #include <faultline/cli/terminal.hpp>
+#include <faultline/dissociation/run_memory.hpp>
 #include <faultline/gpt_device/device_trainer.hpp>
 #include <faultline/sweep/cell_state.hpp>
 #include <faultline/sweep/launch.hpp>
@@ -169,18 +170,42 @@ void say_what_is_left(const sweep::Status& status, const std::string& folder) {
                        shown(folder)));
 }
 
-Status run_locally(const SweepSettings& own, const Request& request, const SweepFile& file,
-                   const std::vector<sweep::Cell>& cells, const Invocation& call) {
+std::uint64_t bytes_of(const gpt::TokenData& data) {
+    return (data.training.size() + data.validation.size()) * sizeof(std::int32_t);
+}
+
+/// Of the largest run on the CPU as a process, its data with it; empty where cards make them all.
+gpt::HostMemory largest_process(const SweepFile& file, int threads) {
+    gpt::HostMemory largest;
+    for (const SweepRecipe& recipe : file.recipes) {
+        if (recipe.config.trainers != nullptr) continue;
+        gpt::HostMemory one = largest_run(recipe.config, runs_of(recipe.config), threads, true);
+        one.parts.push_back({"data", bytes_of(*recipe.data)});
+        if (one.bytes() > largest.bytes()) largest = std::move(one);
+    }
+    return largest;
+}
+
+/// Processes at a time. WorkError where there is no memory for so many.
+int jobs_of(const SweepSettings& own, const SweepFile& file, const std::vector<sweep::Cell>& cells,
+            const Invocation& call) {
     const bool any_device =
         std::ranges::any_of(file.recipes, [](const SweepRecipe& r) { return r.config.trainers != nullptr; });
-    sweep::Local local;
-    local.program = {program(), "sweep", "one", "--quiet", "--threads", threads_of(call)};
-    local.devices = own.devices;
     const int threads = static_cast<int>(std::max<std::int64_t>(call.common.threads, 1));
     const int by_default = !own.devices.empty() ? static_cast<int>(own.devices.size())
                            : any_device         ? 1
                                                 : std::max(hardware_threads() / threads, 1);
-    local.jobs = own.jobs > 0 ? static_cast<int>(own.jobs) : by_default;
+    const int jobs = own.jobs > 0 ? static_cast<int>(own.jobs) : by_default;
+    return gpt::runs_with_room("a run needs", largest_process(file, threads),
+                               std::min(jobs, static_cast<int>(cells.size())), own.jobs > 0, gpt::memory_room());
+}
+
+Status run_locally(const SweepSettings& own, const Request& request, const SweepFile& file,
+                   const std::vector<sweep::Cell>& cells, int jobs, const Invocation& call) {
+    sweep::Local local;
+    local.program = {program(), "sweep", "one", "--quiet", "--threads", threads_of(call)};
+    local.devices = own.devices;
+    local.jobs = jobs;
     Progress line(call.talks());
     const sweep::Launched launched = sweep::launch(
         request.folder, cells, local,
@@ -276,12 +301,16 @@ Status run_one(const std::string& path, const Invocation& call) {
     try {
         const SweepCell read = read_cell(path);
         end_if_interrupted();
+        const int threads = static_cast<int>(std::max<std::int64_t>(call.common.threads, 1));
+        if (read.recipe.config.trainers == nullptr)
+            gpt::expect_room("the run needs", run_memory(read.recipe.config, read.plan, threads, true), 1,
+                             gpt::memory_room());
         SingleRun run;
         run.plan = read.plan;
         run.record = files.record;
         run.command_line = call.command_line;
         run.checkpoint_every = read.checkpoint_every;
-        run.threads = static_cast<int>(std::max<std::int64_t>(call.common.threads, 1));
+        run.threads = threads;
         run.cancelled = interrupted;
         run.stepped = [&](std::int64_t steps) {
             constexpr auto often = std::chrono::milliseconds(200);
@@ -331,8 +360,9 @@ Status run(const SweepSettings& own, const Invocation& call) {
         return Status::failed;
     }
     check_launch(own, call.settings, file);
+    const int jobs = own.slurm ? 0 : jobs_of(own, file, cells, call);
     prepare(request, file, cells);
-    return own.slurm ? run_under_slurm(own, request, cells, call) : run_locally(own, request, file, cells, call);
+    return own.slurm ? run_under_slurm(own, request, cells, call) : run_locally(own, request, file, cells, jobs, call);
 }
 
 }  // namespace

@@ -18,7 +18,9 @@
 #include <faultline/cli/train_settings.hpp>
 #include <faultline/dissociation/fault_hooks.hpp>
 #include <faultline/dissociation/passed_faults.hpp>
+#include <faultline/dissociation/run_memory.hpp>
 #include <faultline/gpt/fast_attention.hpp>
+#include <faultline/gpt/host_memory.hpp>
 #include <faultline/gpt/run.hpp>
 #include <faultline/gpt/share.hpp>
 #include <faultline/gpt/trainer.hpp>
@@ -166,12 +168,27 @@ void check_options(const TrainCommand& own, const Invocation& call) {
                                                                                    : "false"));
 }
 
+/// Of a rank on the CPU, beyond the data, which has been read.
+gpt::HostMemory memory_of(const TrainCommand& own, const Invocation& call, const gpt::TrainConfig& config,
+                          const std::vector<Fault>& faults, int ranks) {
+    gpt::HostNeeds needs = host_needs(faults);
+    needs.checkpoints = !own.resume.empty() || !call.common.output.empty();
+    if (!own.capture.empty()) needs.captured = static_cast<int>(own.capture_sequences);
+    needs.ranks = ranks;
+    return gpt::host_memory(config, needs);
+}
+
 /// Everything that is wrong with the run and can be seen by one process: before there are others, so that it is said once and
 /// nothing is read many times in vain.
-void check_run(const TrainCommand& own, const gpt::TrainConfig& config, const TrainData& data, int ranks,
-               const Settings& settings, bool on_device) {
+void check_run(const TrainCommand& own, const Invocation& call, const gpt::TrainConfig& config,
+               const std::vector<Fault>& faults, const TrainData& data, int ranks, int local) {
+    const Settings& settings = call.settings;
+    const bool on_device = call.common.device == "cuda";
     gpt::check(config.model);
     gpt::check(config);
+    if (!on_device)  // before anything is made whose size goes by the model's
+        gpt::expect_room(local > 1 ? "a rank needs" : "the run needs", memory_of(own, call, config, faults, ranks),
+                         static_cast<std::uint64_t>(local), gpt::memory_room());
     gpt::check_tokens(data.tokens, config.model.vocabulary, config.model.context);
     data.windows.check(config.steps,
                        static_cast<std::size_t>(config.batch) * static_cast<std::size_t>(config.accumulate),
@@ -192,7 +209,7 @@ void check_run(const TrainCommand& own, const gpt::TrainConfig& config, const Tr
 /// A run on the device, and what is to be said of it.
 std::unique_ptr<gpt::Training> on_device(const gpt::TrainConfig& config, const TrainData& data, const TrainCommand& own,
                                          const Invocation& call, FaultHooks& faults, gpt::StepHook* step,
-                                         Manifest& manifest) {
+                                         Manifest& manifest, std::vector<std::string>& about) {
     gpt::Hooks hooks;
     hooks.step = step;
     auto trainer = std::make_unique<gpt::DeviceTrainer>(
@@ -205,26 +222,8 @@ std::unique_ptr<gpt::Training> on_device(const gpt::TrainConfig& config, const T
             .faults = &faults},
         hooks);
     manifest.gpu = trainer->device_name();
-    if (call.talks()) {
-        for (const std::string& line : trainer->description()) remark(line);
-    }
+    about = trainer->description();
     return trainer;
-}
-
-/// A run on the CPU. What its model needs at least, where that is not there: more than the settings alone say.
-std::unique_ptr<gpt::Training> on_host(const gpt::TrainConfig& config, const TrainData& data, const gpt::Hooks& hooked,
-                                       Ranks* ranks) {
-    gpt::check(config.model);
-    try {
-        return std::make_unique<gpt::Trainer>(config, data.tokens, data.windows, hooked, ranks);
-    } catch (const std::bad_alloc&) {
-        constexpr double copies = 4, bytes = 4;  // weights, gradient, update and moments at least, in fp32
-        const auto parameters = static_cast<double>(gpt::ParameterLayout(config.model).size());
-        throw WorkError(
-            fmt::format("not enough memory: {:.3g} parameters need {:.3g} GiB and more: expected room for them, or "
-                        "a smaller vocab, width or number of layers",
-                        parameters, copies * bytes * parameters / (1 << 30)));
-    }
 }
 
 /// The run. Where this rank fails alone, or another one is lost, a card may wait for sums that do not come: the record is closed by
@@ -269,14 +268,14 @@ Status run(const TrainCommand& own, const Invocation& call) {
     end_if_interrupted();
     gpt::TrainConfig config = train_config(own.train, settings, data, 1);
     const bool joined = call.group.ranks() != nullptr;
-    check_run(own, config, data, joined ? call.group.ranks()->size() : static_cast<int>(own.ranks), settings,
-              call.common.device == "cuda");
+    const int rank_count = joined ? call.group.ranks()->size() : static_cast<int>(own.ranks),
+              local = joined ? call.group.ranks()->local_size() : rank_count;
+    config.threads =
+        call.common.threads > 0 ? static_cast<int>(call.common.threads) : std::max(1, hardware_threads() / local);
+    check_run(own, call, config, faults, data, rank_count, local);
     expect_device(call);
     call.group.start(own.ranks, settings.where("ranks"));
     Ranks* const ranks = call.group.ranks();
-    const int local = ranks == nullptr ? 1 : ranks->local_size();
-    config.threads =
-        call.common.threads > 0 ? static_cast<int>(call.common.threads) : std::max(1, hardware_threads() / local);
     std::vector<std::string> planted, hashes;
     for (const Fault& fault : faults) planted.push_back(to_string(fault));
     for (const InputHash& input : data.inputs()) hashes.push_back(input.hash);
@@ -312,6 +311,11 @@ Status run(const TrainCommand& own, const Invocation& call) {
 
     files.ranks = ranks;
     std::unique_ptr<gpt::Training> training;
+    std::vector<std::string> about;  // what is said of the run before its first step
+    files.begins = [&] {
+        if (!call.talks()) return;
+        for (const std::string& line : about) remark(line);
+    };
     const auto expect_passed = [&] {
         try {
             expect_faults_passed(faults, config.model);
@@ -320,12 +324,13 @@ Status run(const TrainCommand& own, const Invocation& call) {
         }
     };
     if (call.common.device == "cuda") {
-        training = on_device(config, data, own, call, hooks, hooked.step, files.manifest);
+        training = on_device(config, data, own, call, hooks, hooked.step, files.manifest, about);
         expect_passed();  // behind what the device says of faults that it has not
     } else {
         gpt::check(config.model);
         expect_passed();
-        training = on_host(config, data, hooked, ranks);
+        training = std::make_unique<gpt::Trainer>(config, data.tokens, data.windows, hooked, ranks);
+        about.push_back("memory " + memory_of(own, call, config, faults, rank_count).text());
     }
     gpt::Training& trainer = *training;
     files.manifest.ranks = ranks == nullptr ? 1 : ranks->size();

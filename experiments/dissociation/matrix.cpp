@@ -50,10 +50,8 @@ class CommonSteps {
   public:
     CommonSteps(const MatrixConfig& config, const std::vector<RunPlan>& plans)
         : from_(plans.size(), plans.size()), common_(plans.size()) {
-        // States are kept in memory until the guard's turn comes.
-        constexpr std::int64_t parameters_at_most = 4'000'000;
         const gpt::ModelConfig& model = config.train.model;
-        if (gpt::ParameterLayout(model).size() > parameters_at_most) return;
+        if (gpt::ParameterLayout(model).size() > parameters_for_guards) return;
         const std::string nothing = to_string(Intervention{});
         for (std::size_t i = 0; i < plans.size(); ++i) {
             const Intervention intervention = parse_intervention(plans[i].intervention);

@@ -53,6 +53,9 @@ class MatrixRun {
     std::unique_ptr<gpt::Training> trainer_;
 };
 
+/// Models of more parameters leave their guards nothing: states are kept in memory until the guard's turn comes.
+inline constexpr std::int64_t parameters_for_guards = 4'000'000;
+
 /// A guard that has not been triggered changes nothing: up to and with the step of its trigger, or to the end, its run is
 /// the run without intervention. That run leaves here what the guard's then need not do again.
 struct Dormant {

@@ -56,7 +56,9 @@ class Chunk {
         MatrixView<T> shape(std::ptrdiff_t r, std::ptrdiff_t c) {
             rows = r;
             cols = c;
-            if (values.size() < static_cast<std::size_t>(r * c)) values.resize(static_cast<std::size_t>(r * c));
+            const auto count = static_cast<std::size_t>(r * c);
+            values.reserve(count);  // as much and no more: host_memory.hpp knows it in advance
+            if (values.size() < count) values.resize(count);
             return view();
         }
         MatrixView<T> view() { return {values.data(), rows, cols}; }

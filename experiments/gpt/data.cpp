@@ -11,6 +11,7 @@
 #include <xxhash.h>
 
 #include <faultline/base/error.hpp>
+#include <faultline/gpt/memory_room.hpp>
 #include <faultline/tensor/input.hpp>
 #include <faultline/tensor/text.hpp>
 
@@ -48,6 +49,8 @@ std::vector<std::string> files_below(const std::string& folder) {
 }
 
 void split_text(std::span<const std::byte> text, TokenData& data) {
+    data.training.reserve(text.size());
+    data.validation.reserve(text.size() / held_out_every);
     for (std::size_t i = 0; i < text.size(); ++i) {
         const bool held_out = i / held_out_block % held_out_every == held_out_every - 1;
         (held_out ? data.validation : data.training).push_back(static_cast<std::int32_t>(text[i]));
@@ -67,7 +70,23 @@ std::string joint_hash(const std::vector<InputHash>& files) {
     return fmt::format("xxh3-128:{:016x}{:016x}", hash.high64, hash.low64);
 }
 
+/// WorkError where files of this size, `factor` times that much as they are read, are more than there is room for.
+void expect_room_for(const std::string& path, const std::vector<std::string>& files, std::uint64_t factor) {
+    std::uint64_t bytes = 0;
+    for (const std::string& file : files) {
+        std::error_code unknown;
+        const std::uintmax_t size = fs::file_size(file, unknown);
+        if (!unknown) bytes += size;
+    }
+    const MemoryRoom room = memory_room();
+    if (bytes <= room.bytes / factor) return;
+    throw WorkError(fmt::format("{}: not enough memory: {} as token ids need {}: expected at most the {} {}",
+                                shown(path), size_text(bytes), size_text(factor * bytes), size_text(room.bytes),
+                                room.of));
+}
+
 TokenData read_text(const std::string& path, const std::vector<std::string>& files) {
+    expect_room_for(path, files, 1 + sizeof(std::int32_t));  // a byte is a token
     TokenData data;
     data.source = path;
     std::vector<std::byte> text;
@@ -144,6 +163,7 @@ void hold_out_the_last_sixteenth(TokenData& data) {
 }
 
 TokenData read_llmc(const std::string& path, const std::vector<std::string>& files) {
+    expect_room_for(path, files, 2);  // ids of two bytes or four; a shard is read at a time
     TokenData data;
     data.source = path;
     for (const std::string& file : files) {
@@ -171,6 +191,7 @@ TokenData read_nanogpt(const std::string& path) {
     data.vocabulary = 50257;
     const fs::path folder = fs::is_directory(path) ? fs::path(path) : fs::path(path).parent_path();
     const fs::path train = fs::is_directory(path) ? folder / "train.bin" : fs::path(path);
+    expect_room_for(path, {train.string(), (folder / "val.bin").string()}, 3);
     data.training = read_nanogpt_file(train.string(), data);
     if (const fs::path val = folder / "val.bin"; val != train && fs::exists(val))
         data.validation = read_nanogpt_file(val.string(), data);

@@ -20,6 +20,7 @@ constexpr std::array shown_sites{Site::row_max, Site::row_sum, Site::p_cast,    
 template <class T>
 MatrixView<T> shaped(std::vector<T>& storage, std::ptrdiff_t rows, std::ptrdiff_t cols) {
     const auto count = static_cast<std::size_t>(rows * cols);
+    storage.reserve(count);
     if (storage.size() < count) storage.resize(count);
     return {storage.data(), rows, cols};
 }

@@ -131,6 +131,7 @@ RunOutcome run(Training& trainer, const RunFiles& files, const std::function<voi
         prepare_captures(trainer, files);
         record = open_record(trainer, files);
     });
+    if (files.begins) files.begins();
     RunOutcome outcome;
     outcome.first_step = trainer.next_step();
     std::optional<RecordWriter> writer;

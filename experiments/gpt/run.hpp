@@ -19,7 +19,8 @@ struct RunFiles {
     std::set<std::int64_t> capture;       ///< steps whose attention operands are written beside the output
     int capture_sequences = 4;            ///< of the micro-batch: how many of them a capture has
     Manifest manifest;
-    Ranks* ranks = nullptr;  ///< of the trainer; the first alone writes, and all end together
+    Ranks* ranks = nullptr;             ///< of the trainer; the first alone writes, and all end together
+    std::function<void()> begins = {};  ///< called when nothing is left to refuse, before the first step
 };
 
 /// FILE.h5's checkpoint: FILE.checkpoint.safetensors beside it.
