@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """What an option of `faultline train` costs: variants of one run in turns (A B C A B C …), each a process of its own, and of each the
-median rate, its spread, and what it takes of the first variant's.
+median rate, its spread, and what it takes of the first variant's; where spectra are found beside the steps, what that took.
 
     bench/gpt_device/side_by_side.py --rounds 5 --options '--device cuda --layers 4 …' \\
         none='--no-monitors --monitor-every 0' all='--monitor-every 10' former=/other/faultline:'--monitor-every 10'
@@ -18,11 +18,11 @@ import sys
 import time
 
 
-def rate_of(program, options):
+def run(program, options):
     done = subprocess.run([program, "train", *shlex.split(options), "--json", "--quiet"], capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"{program}: status {done.returncode}: {done.stderr.strip()}")
-    return json.loads(done.stdout)["tokens_per_second"]
+    return json.loads(done.stdout)
 
 
 def main():
@@ -44,12 +44,16 @@ def main():
     begin = time.time()
     for turn in range(arguments.rounds):
         for name, program, options in variants:
-            rate = rate_of(program, f"{arguments.options} {options}") / arguments.tokens
+            done = run(program, f"{arguments.options} {options}")
+            rate = done["tokens_per_second"] / arguments.tokens
             rates[name].append(rate)
-            print(f"[{time.time() - begin:6.1f}] round {turn}: {name} {rate:,.1f}", flush=True)
+            spectra = done.get("spectra")
+            text = (f", spectra {1e3 * spectra['seconds_each']:.1f} ms on {spectra['threads']} threads, steps waited "
+                    f"{1e3 * spectra['seconds_waited']:.1f} ms" if spectra else "")
+            print(f"[{time.time() - begin:6.1f}] round {turn}: {name} {rate:,.1f}{text}", flush=True)
             if arguments.out:
                 with open(arguments.out, "a", encoding="utf-8") as file:
-                    file.write(json.dumps({"variant": name, "round": turn, "rate": rate}) + "\n")
+                    file.write(json.dumps({"variant": name, "round": turn, "rate": rate, "spectra": spectra}) + "\n")
     base = statistics.median(rates[variants[0][0]])
     for name, values in rates.items():
         middle = statistics.median(values)

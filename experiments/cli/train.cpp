@@ -107,6 +107,11 @@ std::string summary(const gpt::Training& trainer, const gpt::RunOutcome& outcome
                            {"sigma_q", number(largest(r.sigma_q))},
                            {"sigma_k", number(largest(r.sigma_k))},
                            {"tokens_per_second", number(rate)}};
+        if (const auto times = trainer.spectra_times())
+            out["spectra"] = {{"found", times->found},
+                              {"seconds_each", number(times->seconds)},
+                              {"threads", times->threads},
+                              {"seconds_waited", number(times->steps_waited)}};
         if (failure)
             out["first_not_finite"] = {
                 {"step", failure->step}, {"site", failure->site}, {"row", failure->row}, {"column", failure->column}};

@@ -7,7 +7,6 @@
 #include <fmt/format.h>
 
 #include <faultline/base/error.hpp>
-#include <faultline/base/parallel.hpp>
 #include <faultline/probes/lanczos.hpp>
 #include <faultline/probes/spectra.hpp>
 
@@ -79,13 +78,13 @@ namespace {
 
 /// of_weight(w), of_product(q, k): the leading values.
 template <class OfWeight, class OfProduct>
-void report_spectra_by(const ModelConfig& model, const std::function<QkWeights(int)>& weights_of, int threads,
-                       StepReport& r, const OfWeight& of_weight, const OfProduct& of_product) {
+void report_spectra_by(const ModelConfig& model, const std::function<QkWeights(int)>& weights_of,
+                       const DoTasks& do_tasks, StepReport& r, const OfWeight& of_weight, const OfProduct& of_product) {
     clear_spectra(r);
     const int d = model.head_dim();
     // Of each layer W_Q, W_K and the heads' products.
     const auto tasks = static_cast<std::size_t>(2 + r.heads);
-    parallel_for(static_cast<std::size_t>(r.layers) * tasks, threads, [&](std::size_t task) {
+    do_tasks(static_cast<std::size_t>(r.layers) * tasks, [&](std::size_t task) {
         const std::size_t l = task / tasks;
         const int part = static_cast<int>(task % tasks), h = part - 2;
         const QkWeights w = weights_of(static_cast<int>(l));
@@ -109,10 +108,10 @@ void report_spectra_by(const ModelConfig& model, const std::function<QkWeights(i
 
 }  // namespace
 
-void report_leading_spectra(const ModelConfig& model, const std::function<QkWeights(int)>& weights_of, int threads,
-                            StepReport& r) {
+void report_leading_spectra(const ModelConfig& model, const std::function<QkWeights(int)>& weights_of,
+                            const DoTasks& do_tasks, StepReport& r) {
     report_spectra_by(
-        model, weights_of, threads, r,
+        model, weights_of, do_tasks, r,
         [](MatrixView<const float> w) { return leading_singular_values(w, spectrum).values; },
         [](MatrixView<const float> q, MatrixView<const float> k) {
             return leading_product_singular_values(q, k, spectrum).values;
@@ -126,8 +125,11 @@ void report_spectra(const ModelConfig& model, const ParameterLayout& layout, std
         const auto view = [&](const char* part) { return layout.at(fmt::format("layer{}.{}", l, part)).of(weights); };
         return QkWeights{view("w_q"), view("w_k")};
     };
+    const DoTasks one_by_one = [](std::size_t count, const std::function<void(std::size_t)>& task) {
+        for (std::size_t i = 0; i < count; ++i) task(i);
+    };
     report_spectra_by(
-        model, weights_of, 1, r, [](MatrixView<const float> w) { return singular_values(w, spectrum); },
+        model, weights_of, one_by_one, r, [](MatrixView<const float> w) { return singular_values(w, spectrum); },
         [](MatrixView<const float> q, MatrixView<const float> k) { return product_singular_values(q, k, spectrum); });
 }
 

@@ -54,10 +54,12 @@ void report_spectra(const ModelConfig& model, const ParameterLayout& layout, std
 struct QkWeights {
     MatrixView<const float> q, k;
 };
-/// The same of weights that lie elsewhere, on some threads, by Lanczos: each value within lanczos_error (probes/lanczos.hpp) of
-/// the largest. The numbers do not depend on how many threads.
+/// Does task(0) … task(count - 1), each once, in any order and on any threads, and comes back when all are done.
+using DoTasks = std::function<void(std::size_t count, const std::function<void(std::size_t)>& task)>;
+/// The same of weights that lie elsewhere, by Lanczos: each value within lanczos_error (probes/lanczos.hpp) of the largest. A task
+/// is a matrix; the numbers do not depend on who does it.
 void report_leading_spectra(const ModelConfig& model, const std::function<QkWeights(int layer)>& weights_of,
-                            int threads, StepReport& report);
+                            const DoTasks& do_tasks, StepReport& report);
 /// NaN, of the report's layers and heads.
 void clear_spectra(StepReport& report);
 /// The spectra of one report into another.
@@ -68,6 +70,14 @@ struct NonFinite {
     std::int64_t step = 0;
     std::string site;  ///< "layer1.ffn output", "update of layer0.w_q"
     std::ptrdiff_t row = 0, column = 0;
+};
+
+/// What finding spectra beside the steps took.
+struct SpectraTimes {
+    std::int64_t found = 0;   ///< times
+    double seconds = 0;       ///< of one time, on average, by the clock
+    int threads = 0;          ///< of the last one
+    double steps_waited = 0;  ///< seconds that steps waited for spectra, in all
 };
 
 class Training {
@@ -104,6 +114,9 @@ class Training {
     virtual void save(const std::string& path) const = 0;
     /// RequestError where it is not the state of a run of this configuration.
     virtual void restore(const std::string& path) = 0;
+
+    /// Where spectra are found beside the steps.
+    [[nodiscard]] virtual std::optional<SpectraTimes> spectra_times() const { return std::nullopt; }
 };
 
 }  // namespace faultline::gpt

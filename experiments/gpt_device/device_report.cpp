@@ -2,6 +2,7 @@
 // What a step reports.
 #include <faultline/gpt_device/device_state.hpp>
 
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -24,12 +25,15 @@ void DeviceTrainer::State::fill_report(const on_device::StepResult& of) {
     clear_spectra(report);
     if (!spectra_are_due()) return;
     report.finish = std::move(pending_spectra);
-    if (hook_uses.spectra) finish_report();  // a hook acts on what it sees
+    if (!hook_uses.spectra) return;
+    const auto begin = std::chrono::steady_clock::now();
+    finish_report();  // a hook acts on what it sees
+    waited_for_spectra += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
 void DeviceTrainer::State::begin_spectra() {
-    pending_spectra =
-        late_spectra->begin(pass->at<float>(memory.weights) + layout.layer(0).w_in, layer_step(), layout.in_columns());
+    pending_spectra = late_spectra->begin(pass->at<float>(memory.weights) + layout.layer(0).w_in, layer_step(),
+                                          layout.in_columns(), hook_uses.spectra);
 }
 
 void DeviceTrainer::State::fill_monitors() {

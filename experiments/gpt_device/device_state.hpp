@@ -65,6 +65,7 @@ struct DeviceTrainer::State {
     Hooks hooks;
     std::unique_ptr<LateSpectra> late_spectra;
     std::function<void(StepReport&)> pending_spectra;
+    double waited_for_spectra = 0;  ///< seconds, of steps whose hook has to see them
     DeviceSwitches switches;
     std::function<bool(std::int64_t)> capture_wanted;
     std::function<void(std::int64_t, int, const Training::Captured&)> capture_take;

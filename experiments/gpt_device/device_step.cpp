@@ -82,6 +82,7 @@ const StepReport& DeviceTrainer::State::run_step() {
         staged_step[static_cast<std::size_t>((next + 1) % 2)] = -1;  // said when it is that step's turn
     }
     exchange.wait(stream);
+    if (late_spectra) late_spectra->step_is_done();
     StepResult of{};
     std::memcpy(&of, result.data(), sizeof of);
     if (of.finite == 0) {

@@ -53,6 +53,12 @@ void DeviceTrainer::capture(std::function<bool(std::int64_t)> wanted,
     state_->capture_take = std::move(take);
 }
 bool DeviceTrainer::let_go() noexcept { return state_->exchange.let_go(state_->stream); }
+std::optional<SpectraTimes> DeviceTrainer::spectra_times() const {
+    if (!state_->late_spectra) return std::nullopt;
+    SpectraTimes times = state_->late_spectra->times();
+    times.steps_waited += state_->waited_for_spectra;
+    return times;
+}
 double DeviceTrainer::validation_loss() { return state_->validation_loss(); }
 std::vector<float> DeviceTrainer::weights() const { return state_->host(state_->memory.weights); }
 void DeviceTrainer::set_weights(std::span<const float> weights) { state_->set_weights(weights); }

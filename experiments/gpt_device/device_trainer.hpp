@@ -72,6 +72,7 @@ class DeviceTrainer final : public Training {
     [[nodiscard]] const StepReport& report() const override;
     [[nodiscard]] bool runs_elsewhere() const override { return true; }
     bool let_go() noexcept override;
+    [[nodiscard]] std::optional<SpectraTimes> spectra_times() const override;
     /// A step that is captured takes longer: the operands come to the host layer by layer.
     void capture(std::function<bool(std::int64_t)> wanted,
                  std::function<void(std::int64_t, int micro_step, const Captured&)> take) override;
