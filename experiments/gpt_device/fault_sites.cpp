@@ -82,13 +82,8 @@ void expect_in_registers(const Fault& fault, Site site, const RoundingPlan& plan
 }
 
 void expect_scaling(const Fault& fault, Site site, Format format) {
-    if (site != Site::p_cast && site != Site::row_sum && site != Site::ds && site != Site::dp_accumulate)
-        refuse(
-            fault,
-            fmt::format(
-                "record=sample: {} is recorded whole: expected p_cast, row_sum, ds or dp_accumulate, or a cast in memory",
-                name(site)));
-    const bool of_bf16 = site == Site::p_cast;
+    if (site == Site::delta) refuse(fault, "record=sample: delta, which stands in memory, is recorded whole");
+    const bool of_bf16 = site == Site::p_cast || site == Site::bwd_p_cast || site == Site::ds_cast;
     const Alteration change = alteration_of(fault, {}, format);
     if (of_bf16 ? tensor_kernel::is_scaling_of_bf16(change) : tensor_kernel::is_scaling(change)) return;
     const int bits = of_bf16 ? fp32.precision - bf16.precision : fp32.precision;

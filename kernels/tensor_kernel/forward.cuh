@@ -197,6 +197,7 @@ struct Consumer {
                 recorder.output(tile.place, o, p, m.v[v_ring.slot], key_tile);
         if constexpr (Rec::alters_state && alters_elements)
             recorder.output(tile.place, in, tile.at, tile.at.q_tile * Tiles::block_q, tile.row, key_tile * keys, o);
+        if constexpr (Scales<Rec>) recorder.output(tile.place, in, tile.row, o);
         release(m.v_empty[v_ring.slot]);
         v_ring.advance();
         Softmax::hold_output(o, in.scales.state);
@@ -259,7 +260,7 @@ struct Consumer {
         }
     }
 
-    __device__ __forceinline__ void store(const QueryTile& tile) const {
+    __device__ __forceinline__ void store(const QueryTile& tile) {
         float inverse[2];
         if constexpr (Tiles::is_e4m3)
             store_rows<OutputOf<T>, d>(in, in, tile.at, tile.row, tile.softmax, o, inverse, tile.natural,
@@ -268,6 +269,7 @@ struct Consumer {
             store_rows<T, d>(in, in, tile.at, tile.row, tile.softmax, o, inverse, in.natural);
         if constexpr (Rec::records) recorder.output_cast(tile.place, o, inverse);
         if constexpr (alters_elements) recorder.keep(tile.place, tile.at, in.q_tiles);
+        if constexpr (Scales<Rec>) recorder.keep_output(tile.at, in.q_tiles);
     }
 };
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The forward with p and the row sums multiplied by a number of their head: faults that one multiplication makes. The first sequence
+// The forward with p, row maxima, row sums and the output multiplied by a number of their head: faults that one multiplication
+// makes. The first sequence
 // is a launch of its own, which adds up what it does; that of the others begins beside it.
 #include <faultline/tensor_kernel/forward_altered_launch.cuh>
 #include <faultline/tensor_kernel/forward_scaling.cuh>
@@ -11,12 +12,13 @@ namespace {
 
 using T = __nv_bfloat16;
 
-template <int d>
+template <int d, bool whole_state>
 void run(const ForwardCall& first, const ForwardCall& others, const ForwardKernel& kernel, const ForwardScalings& in,
          cudaStream_t stream) {
     using Tiles = ForwardTiles<T, d>;
-    launch<T, Tiles, Compiled<>, ForwardScaler<T, true>>(first, kernel, in, stream);
-    if (others.batch > 0) launch<T, Tiles, Compiled<>, ForwardScaler<T, false>>(others, kernel, in, stream);
+    launch<T, Tiles, Compiled<>, ForwardScaler<T, true, whole_state>>(first, kernel, in, stream);
+    if (others.batch > 0)
+        launch<T, Tiles, Compiled<>, ForwardScaler<T, false, whole_state>>(others, kernel, in, stream);
 }
 
 /// All sequences but the first.
@@ -45,19 +47,27 @@ void launch_scaled_forward(const ForwardCall& call, const ForwardKernel& kernel,
     ForwardScalings in{};
     for (int f = 0; f < alterations.count; ++f) {
         const AlteredAt& at = alterations.at[f];
-        const bool at_p = at.site == AlteredSite::p_cast;
-        const HeadAlteration*& to = at_p ? in.p_cast : in.row_sum;
-        if ((!at_p && at.site != AlteredSite::row_sum) || to != nullptr)
+        ForwardScalings::At* const to = at.site == AlteredSite::p_cast          ? &in.p_cast
+                                        : at.site == AlteredSite::row_sum       ? &in.row_sum
+                                        : at.site == AlteredSite::row_max       ? &in.row_max
+                                        : at.site == AlteredSite::pv_accumulate ? &in.pv_accumulate
+                                                                                : nullptr;
+        if (to == nullptr || to->heads != nullptr)
             throw std::invalid_argument(
-                "tensor_kernel: the scaled forward has one factor at p_cast and one at row_sum");
-        to = at.heads;
-        (at_p ? in.p_sums : in.row_sums) = at.sums;
+                "tensor_kernel: the scaled forward has one factor at each of p_cast, row_sum, row_max and pv_accumulate");
+        *to = {at.heads, at.sums};
     }
     ForwardCall first = call;
     first.batch = 1;
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
-    call.head_dim == 64 ? run<64>(first, without_the_first(call), kernel, in, cuda_stream)
-                        : run<128>(first, without_the_first(call), kernel, in, cuda_stream);
+    const ForwardCall others = without_the_first(call);
+    const bool small = call.head_dim == 64;
+    if (in.row_max.heads != nullptr || in.pv_accumulate.heads != nullptr)
+        small ? run<64, true>(first, others, kernel, in, cuda_stream)
+              : run<128, true>(first, others, kernel, in, cuda_stream);
+    else
+        small ? run<64, false>(first, others, kernel, in, cuda_stream)
+              : run<128, false>(first, others, kernel, in, cuda_stream);
 }
 
 }  // namespace faultline::tensor_kernel

@@ -15,11 +15,13 @@ namespace faultline::tensor_kernel {
 /// the cast is its one rounding.
 [[nodiscard]] bool is_scaling_of_bf16(const Alteration& change);
 
-/// launch_altered_forward with such alterations, in bf16, at most one at p_cast and one at row_sum, else std::invalid_argument. What
+/// launch_altered_forward with such alterations, in bf16, at most one at each of p_cast, row_sum, row_max and
+/// pv_accumulate, else std::invalid_argument. What
 /// was done is added up of the first sequence alone: sums are altered_sums() of a call with that one.
 void launch_scaled_forward(const ForwardCall& call, const ForwardKernel& kernel, const Alterations& alterations,
                            void* stream);
-/// launch_altered_backward with such alterations, at most one at dp_accumulate and one at ds, else std::invalid_argument. What was
+/// launch_altered_backward with such alterations, at most one at each of dp_accumulate, ds, bwd_p_cast and
+/// ds_cast, else std::invalid_argument. What was
 /// done is added up of the first sequence alone: sums are altered_sums() of a call with that one.
 void launch_scaled_backward(const BackwardCall& call, const BackwardKernel& kernel, const Alterations& alterations,
                             void* stream);

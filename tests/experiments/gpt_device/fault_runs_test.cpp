@@ -178,8 +178,12 @@ TEST(DeviceFaults, WhatCannotStandIsRefused) {
     EXPECT_THAT(why(c, {"ds:multiplicative:0.1:hold=nearest:record=sample"}),
                 HasSubstr("a magnitude between -1 and 1 such as 0.10000002384185791"));
     EXPECT_THAT(why(c, {"ds:multiplicative:0.125:record=sample"}), HasSubstr("hold=nearest"));
-    EXPECT_THAT(why(c, {"ds_cast:multiplicative:0.125:hold=nearest:record=sample"}),
-                HasSubstr("ds_cast is recorded whole: expected p_cast, row_sum, ds or dp_accumulate"));
+    for (const char* site : {"row_max", "pv_accumulate", "bwd_p_cast", "ds_cast"})
+        EXPECT_EQ(why(c, {std::string(site) + ":multiplicative:0.125:hold=nearest:record=sample"}), "taken") << site;
+    EXPECT_THAT(why(c, {"ds_cast:multiplicative:0.02:hold=nearest:record=sample"}),
+                HasSubstr("such as 0.019989013671875, that 1 plus or minus it has 16 bits"));
+    EXPECT_THAT(why(c, {"delta:multiplicative:0.125:hold=nearest:record=sample"}),
+                HasSubstr("delta, which stands in memory, is recorded whole"));
     EXPECT_THAT(why(c, {"o_cast:random:2%:record=sample"}), HasSubstr("expected one sign for a head"));
     EXPECT_EQ(why(c, {"o_cast:fixed:2%:record=sample", "dq_cast:multiplicative:0.1:record=sample"}), "taken");
     EXPECT_THAT(why(c, {"ds:multiplicative:0.125:hold=nearest:record=sample", "delta:multiplicative:0.1"}),

@@ -127,8 +127,12 @@ bool are_scalings(const std::vector<std::string>& words, const RoundingPlan& pla
         const Alteration change = alteration_of(fault, {}, plan[site].format);
         switch (site) {
             case Site::p_cast:
+            case Site::bwd_p_cast:
+            case Site::ds_cast:
                 return is_scaling_of_bf16(change);
+            case Site::row_max:
             case Site::row_sum:
+            case Site::pv_accumulate:
             case Site::dp_accumulate:
             case Site::ds:
                 return is_scaling(change);
@@ -150,6 +154,11 @@ void expect_forwards_of_the_emulation() {
               {"row_sum:multiplicative:0.125:hold=nearest:heads=1"},
               {"p_cast:multiplicative:0.125:hold=nearest"},
               {"p_cast:flip@2:0.25:shape=value:hold=nearest:heads=1", "row_sum:multiplicative:-0.1875:hold=nearest"},
+              {"row_max:multiplicative:-0.03125:hold=nearest"},
+              {"pv_accumulate:multiplicative:-0.125:hold=nearest:format=fp32:heads=1"},
+              {"row_max:per_head:0.03125:shape=value:hold=nearest", "p_cast:multiplicative:0.125:hold=nearest:heads=1",
+               "row_sum:multiplicative:-0.1875:hold=nearest",
+               "pv_accumulate:multiplicative:0.125:hold=nearest:format=fp32"},
               {"pv_accumulate:operand:-0.5ulp:format=bf16"},
               {"pv_accumulate:random:0.01:shape=value:format=fp32", "row_max:multiplicative:0.01",
                "row_sum:per_head:5%:shape=value", "p_cast:multiplicative:0.1"}}) {
@@ -211,6 +220,10 @@ void expect_backwards_of_the_emulation() {
               {"delta:fixed:100ulp:hold=nearest", "ds_cast:random:0.02:shape=value",
                "dp_accumulate:multiplicative:0.01:format=fp32"},
               {"ds:multiplicative:0.125:hold=nearest"},
+              {"bwd_p_cast:multiplicative:0.125:hold=nearest"},
+              {"ds_cast:flip@2:0.25:shape=value:hold=nearest:heads=1"},
+              {"dp_accumulate:multiplicative:0.25:hold=nearest:format=fp32", "ds:multiplicative:-0.125:hold=nearest",
+               "bwd_p_cast:multiplicative:-0.25:hold=nearest:heads=1", "ds_cast:multiplicative:0.125:hold=nearest"},
               {"dp_accumulate:multiplicative:-0.10000002384185791:hold=nearest:format=fp32:heads=1",
                "ds:per_head:0.25:shape=value:hold=nearest"}}) {
             SCOPED_TRACE(::testing::Message() << "head_dim " << d << ", " << ::testing::PrintToString(words));
