@@ -30,6 +30,7 @@ void DeviceFaults::bind(char* memory, const on_device::StepScalars* scalars, on_
     device_records_ = reinterpret_cast<Realised*>(take(records_ * sizeof(Realised)));
     totals_ = reinterpret_cast<Realised*>(take(totals_bytes()));
     rows_ = take(rows_bytes());
+    device_names_ = reinterpret_cast<std::uint64_t*>(take(names_ * sizeof(std::uint64_t)));
     auto* draws = reinterpret_cast<on_device::TileDraw*>(memory);
     staged_ = std::make_unique<on_device::PinnedMemory>(table_ * sizeof(HeadFault) *
                                                         static_cast<std::size_t>(config_.accumulate));
@@ -106,6 +107,14 @@ void DeviceFaults::prepare(std::int64_t step, int micro_step, bool stopped) {
     on_device::upload(memory_, staged, table_ * sizeof(HeadFault), stream_);
 }
 
+void DeviceFaults::name_tiles() const {
+    for (const Planted& planted : planted_)
+        if (planted.names_of_layer > 0)
+            on_device::name_tiles(
+                attention_set(config_, plan_, std::get<Site>(planted.fault.site), static_cast<Bf16*>(nullptr), false),
+                planted.heads, config_.model.layers, device_names_ + planted.names, stream_);
+}
+
 bool DeviceFaults::stands_at(ModelSite site, int layer) const {
     return std::ranges::any_of(planted_, [&](const Planted& p) {
         return p.fault.site == std::variant<Site, ModelSite>(site) &&
@@ -123,7 +132,8 @@ void DeviceFaults::at(ModelSite site, int layer, int part, E* values, int first_
                 const auto records = planted.records.find({layer, part, column});
                 if (records == planted.records.end()) return;
                 const auto before = static_cast<std::size_t>(first_row / rows * set.tiles() * on_device::parts_of(set));
-                on_device::alter(set, heads, planted.law, rows_, device_records_ + records->second + before, stream_);
+                on_device::alter(set, heads, planted.law, nullptr, rows_, device_records_ + records->second + before,
+                                 stream_);
             });
     }
 }
@@ -137,8 +147,8 @@ void DeviceFaults::at_update(float* update) const {
                 records == planted.records.end())
                 continue;
             on_device::alter(update_set(config_, planted.fault, parameter, update),
-                             planted.heads + (parameter.layer + 1) * (config_.model.heads + 1), planted.law, rows_,
-                             device_records_ + records->second, stream_);
+                             planted.heads + (parameter.layer + 1) * (config_.model.heads + 1), planted.law, nullptr,
+                             rows_, device_records_ + records->second, stream_);
         }
 }
 
@@ -148,8 +158,9 @@ void DeviceFaults::at(Site site, int layer, E* values, bool by_head) const {
         const auto records = planted.records.find({layer, 0, 0});
         if (planted.fault.site != std::variant<Site, ModelSite>(site) || records == planted.records.end()) continue;
         on_device::alter(attention_set(config_, plan_, site, values, by_head),
-                         planted.heads + layer * config_.model.heads, planted.law, rows_,
-                         device_records_ + records->second, stream_);
+                         planted.heads + layer * config_.model.heads, planted.law,
+                         device_names_ + planted.names + static_cast<std::size_t>(layer) * planted.names_of_layer,
+                         rows_, device_records_ + records->second, stream_);
     }
 }
 

@@ -34,6 +34,8 @@ class DeviceFaults {
     /// acts.
     void prepare(std::int64_t step, int micro_step, bool stopped);
 
+    /// Names what the faults of a micro-step draw from at casts in memory, of all layers at once. Launches, the first of them.
+    void name_tiles() const;
     [[nodiscard]] bool stands_at(ModelSite site, int layer) const;
     /// The tokens [first_row, first_row + rows) of a micro-batch at a site of the model, rows x cols; launches.
     template <class E>
@@ -77,6 +79,7 @@ class DeviceFaults {
         const on_device::HeadFault* heads = nullptr;
         std::map<std::tuple<int, int, int>, std::size_t> records;  ///< (layer, part, column): the first of its records
         std::size_t draws = 0;                                     ///< inside a kernel: its TileDraws of one layer
+        std::size_t names = 0, names_of_layer = 0;  ///< the first of its streams' keys; 0 of a layer where it has none
     };
     void plant(const Fault& fault);
     void plant_in_attention(Planted& planted, Site site);
@@ -95,12 +98,13 @@ class DeviceFaults {
     const RoundingPlan* plan_;  ///< of the tensor cores' kernel; null: the fast one
     std::vector<Planted> planted_;
     std::vector<on_device::RecordRange> ranges_, update_ranges_;
-    std::size_t table_ = 0, records_ = 0, bytes_ = 0;  ///< HeadFaults, Realised
+    std::size_t table_ = 0, records_ = 0, names_ = 0, bytes_ = 0;  ///< HeadFaults, Realised, keys
     std::unique_ptr<on_device::PinnedMemory> staged_;
     char* memory_ = nullptr;
     on_device::RecordRange* device_ranges_ = nullptr;
     Realised *device_records_ = nullptr, *totals_ = nullptr;
     void* rows_ = nullptr;
+    std::uint64_t* device_names_ = nullptr;
     const on_device::StepScalars* scalars_ = nullptr;
     on_device::Stream stream_ = nullptr;
     std::vector<on_device::KernelFaults> forward_, backward_;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <faultline/gpt_device/altered_casts.cuh>
 #include <faultline/gpt_device/altered_in_memory.cuh>
+#include <faultline/gpt_device/cast_rows.cuh>
 
 #include <algorithm>
 
@@ -121,15 +122,29 @@ __global__ void __launch_bounds__(threads, 3)
     keep_record(mine, sums, to);
 }
 
-/// Tiles of an attention kernel's outputs or gradients in bf16, whose rows have `cols` columns, under simple laws. kept: of at most
-/// KeptCasts<cols>::rows rows, which are read once.
-template <int cols, bool kept>
-__global__ void __launch_bounds__(threads, kept ? 4 : 3)
-    alter_casts(TileSet<Bf16> set, const HeadFault* faults, bool sampled, Realised* records) {
+/// A thread names a tile's roundings.
+__global__ void __launch_bounds__(threads)
+    name_streams(TileSet<Bf16> set, const HeadFault* faults, int tiles, int all, std::uint64_t* keys) {
+    const int at = blockIdx.x * threads + threadIdx.x;
+    if (at >= all) return;
+    const int index = at % tiles, sequence = at / tiles % set.sequences;
+    const HeadFault& fault = faults[at / tiles / set.sequences];
+    if (!fault.touched || fault.change.hold != Alteration::Hold::stochastic) return;
+    std::uint64_t name = 0;
+    const Alteration mine = placed(set, fault, sequence, index, name);
+    keys[at] = tile_key(mine, fault_stream::roundings, name);
+}
+
+/// Tiles of an attention kernel's outputs or gradients in bf16, whose rows have `cols` columns, under simple laws, where
+/// cast_rows.cuh has them not: of any number of rows, at any address.
+template <int cols>
+__global__ void __launch_bounds__(threads, 3) alter_casts(TileSet<Bf16> set, const HeadFault* faults,
+                                                          const std::uint64_t* keys, bool sampled, Realised* records) {
     __shared__ BlockSums sums;
     __shared__ Uninitialised<TileDraw> shared_draw;
     const int index = blockIdx.x, head = blockIdx.z % set.heads, sequence = blockIdx.z / set.heads;
-    Realised* to = records + (static_cast<std::size_t>(head) * set.sequences + sequence) * gridDim.x + index;
+    const std::size_t slot = (static_cast<std::size_t>(head) * set.sequences + sequence) * gridDim.x + index;
+    Realised* to = records + slot;
     const Tile<Bf16, false> tile(set, faults, head, sequence, index);
     const bool recorded = !sampled || sequence == 0;
     if (!tile.faults->touched) {
@@ -138,22 +153,7 @@ __global__ void __launch_bounds__(threads, kept ? 4 : 3)
     }
     const Alteration& a = tile.faults->change;
     TileDraw& draw = shared_draw.value();
-    if (threadIdx.x == threads - 1) {
-        std::uint64_t name = 0;
-        const Alteration mine = placed(set, *tile.faults, sequence, index, name);
-        draw.roundings = a.hold == Alteration::Hold::stochastic ? tile_key(mine, fault_stream::roundings, name) : 0;
-    }
-    if constexpr (kept) {
-        __shared__ KeptCasts<cols> values;
-        const double amplitude = values.load(a, tile.base, tile.row_stride, tile.rows, sums);
-        if (threadIdx.x == 0) draw.amplitude = amplitude;
-        __syncthreads();
-        if (recorded)
-            keep_record(values.template change<true>(a, draw, tile.base, tile.row_stride, tile.rows), sums, to);
-        else
-            (void)values.template change<false>(a, draw, tile.base, tile.row_stride, tile.rows);
-        return;
-    }
+    if (threadIdx.x == 0) draw.roundings = a.hold == Alteration::Hold::stochastic ? keys[slot] : 0;
     if (a.size == Alteration::Size::of_rms) {
         const double amplitude = amplitude_of_casts<cols>(a, tile.base, tile.row_stride, tile.rows, sums);
         if (threadIdx.x == 0) draw.amplitude = amplitude;
@@ -163,6 +163,33 @@ __global__ void __launch_bounds__(threads, kept ? 4 : 3)
         keep_record(change_casts<cols, true>(a, draw, tile.base, tile.row_stride, tile.rows), sums, to);
     else
         (void)change_casts<cols, false>(a, draw, tile.base, tile.row_stride, tile.rows);
+}
+
+/// Launches alter_cast_rows; false where it has not such tiles.
+template <int cols>
+bool alter_in_registers(const TileSet<Bf16>& set, const HeadFault* faults, bool sampled, const std::uint64_t* keys,
+                        Realised* records, Stream stream) {
+    using Rows = CastRows<cols>;
+    const int parts = (std::min(set.tile, set.rows) + Rows::rows - 1) / Rows::rows;
+    // Four elements at once.
+    const bool aligned = reinterpret_cast<std::uintptr_t>(set.values) % (4 * sizeof(Bf16)) == 0 &&
+                         (set.sequence_stride | set.head_stride | set.row_stride) % 4 == 0;
+    if (parts > Rows::most_parts || !aligned) return false;
+    constexpr RecordedRows all = RecordedRows::all, first = RecordedRows::first_sequence;
+    const auto run = parts > 1 ? (sampled ? alter_cast_rows<cols, true, first> : alter_cast_rows<cols, true, all>)
+                               : (sampled ? alter_cast_rows<cols, false, first> : alter_cast_rows<cols, false, all>);
+    cudaLaunchAttribute cluster{};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = static_cast<unsigned>(parts);
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(set.tiles() * parts, 1, set.sequences * set.heads);
+    config.blockDim = Rows::threads;
+    config.stream = stream;
+    config.attrs = &cluster;
+    config.numAttrs = parts > 1 ? 1 : 0;
+    (void)cudaLaunchKernelEx(&config, run, set, faults, keys, parts, records);  // check_launch says what went wrong
+    return true;
 }
 
 /// Of row quantities, whose tiles are some 64 or 128 numbers: a half warp has a tile, its lanes the columns as block_amplitude's and
@@ -311,16 +338,28 @@ int parts_of(const TileSet<T>& set) {
     return static_cast<int>(std::min((wanted + tiles - 1) / tiles, (elements + per_part - 1) / per_part));
 }
 
+void name_tiles(const TileSet<Bf16>& set, const HeadFault* faults, int layers, std::uint64_t* keys, Stream stream) {
+    TileSet<Bf16> all_layers = set;
+    all_layers.heads *= layers;
+    const int all = set.tiles() * set.sequences * all_layers.heads;
+    name_streams<<<(all + threads - 1) / threads, threads, 0, stream>>>(all_layers, faults, set.tiles(), all, keys);
+    check_launch("naming the tiles of a fault");
+}
+
 template <class T>
-void alter(const TileSet<T>& set, const HeadFault* faults, LawKind law, void* rows, Realised* records, Stream stream) {
+void alter(const TileSet<T>& set, const HeadFault* faults, LawKind law, const std::uint64_t* keys, void* rows,
+           Realised* records, Stream stream) {
     const bool of_rms = law.of_rms;
     if constexpr (std::is_same_v<T, Bf16>)
-        if (law.simple && !set.model && !set.by_columns && (set.cols == 64 || set.cols == 128)) {
-            const dim3 grid(set.tiles(), 1, set.sequences * set.heads);
-            const bool kept = std::min(set.tile, set.rows) <= KeptCasts<64>::rows;
-            const auto run = set.cols == 64 ? (kept ? alter_casts<64, true> : alter_casts<64, false>)
-                                            : (kept ? alter_casts<128, true> : alter_casts<128, false>);
-            run<<<grid, threads, 0, stream>>>(set, faults, law.sampled, records);
+        if (has_names(set, law)) {
+            const bool launched = set.cols == 64
+                                      ? alter_in_registers<64>(set, faults, law.sampled, keys, records, stream)
+                                      : alter_in_registers<128>(set, faults, law.sampled, keys, records, stream);
+            if (!launched) {
+                const dim3 grid(set.tiles(), 1, set.sequences * set.heads);
+                const auto run = set.cols == 64 ? alter_casts<64> : alter_casts<128>;
+                run<<<grid, threads, 0, stream>>>(set, faults, keys, law.sampled, records);
+            }
             return check_launch("a fault");
         }
     if (set.by_columns && !set.model) {
@@ -370,9 +409,9 @@ void apply_update(const float* update, std::size_t count, const StepResult* resu
     check_launch("apply_update");
 }
 
-#define FAULTLINE_FOR(T)                                                                         \
-    template int parts_of(const TileSet<T>&);                                                    \
-    template void alter(const TileSet<T>&, const HeadFault*, LawKind, void*, Realised*, Stream); \
+#define FAULTLINE_FOR(T)                                                                                               \
+    template int parts_of(const TileSet<T>&);                                                                          \
+    template void alter(const TileSet<T>&, const HeadFault*, LawKind, const std::uint64_t*, void*, Realised*, Stream); \
     template void norm_from_statistics(const float*, const float*, const float*, const float*, int, int, T*, Stream);
 FAULTLINE_FOR(float)
 FAULTLINE_FOR(Bf16)

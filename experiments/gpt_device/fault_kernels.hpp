@@ -57,10 +57,21 @@ struct LawKind {
                                        change.hold != Alteration::Hold::exact && change.format == bf16};
 }
 
-/// Changes every tile. faults: [heads] of the layer; of the model [1 + blocks], the first for all columns. records: [head,
-/// sequence, tile, part]. rows: rows of the set, 16 bytes each, of scratch. law: of every one of the faults.
+/// Whether the tiles' streams of roundings are named before the launch that changes them: a name is nine steps of Philox one after the
+/// other, as long as a block has to work on a tile.
 template <class T>
-void alter(const TileSet<T>& set, const HeadFault* faults, LawKind law, void* rows, Realised* records, Stream stream);
+[[nodiscard]] bool has_names(const TileSet<T>& set, LawKind law) {
+    return sizeof(T) == 2 && law.simple && !set.model && !set.by_columns && (set.cols == 64 || set.cols == 128);
+}
+/// keys[layer, head, sequence, tile]: of the streams of roundings of such tiles of every layer. faults: [layer, head].
+void name_tiles(const TileSet<Bf16>& set, const HeadFault* faults, int layers, std::uint64_t* keys, Stream stream);
+
+/// Changes every tile. faults: [heads] of the layer; of the model [1 + blocks], the first for all columns. keys: the layer's of
+/// name_tiles(), where has_names(). records: [head, sequence, tile, part]. rows: rows of the set, 16 bytes each, of scratch. law: of
+/// every one of the faults.
+template <class T>
+void alter(const TileSet<T>& set, const HeadFault* faults, LawKind law, const std::uint64_t* keys, void* rows,
+           Realised* records, Stream stream);
 
 /// A run of records that belong to one layer: per_head of head 0, then of head 1, …; heads 1: all of them under head 0.
 struct RecordRange {

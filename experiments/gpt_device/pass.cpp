@@ -30,6 +30,7 @@ class PassOf final : public Pass {
     void forward_backward(Watch watch) override {
         watch_ = watch;
         faulty_ = faults_.any();
+        if (faulty_) faults_.name_tiles();
         forward();
         head(true);
         backward();

@@ -53,6 +53,7 @@ DeviceFaults::DeviceFaults(const TrainConfig& config, const ParameterLayout& lay
     (void)room(records_ * sizeof(Realised));
     (void)room(totals_bytes());
     (void)room(rows_bytes());
+    (void)room(names_ * sizeof(std::uint64_t));
     (void)room(draws * sizeof(on_device::TileDraw));
 }
 
@@ -127,6 +128,13 @@ void DeviceFaults::plant_in_attention(Planted& planted, Site site) {
     }
     for (int layer = 0; layer < m.layers; ++layer)
         if (stands_in(fault, layer)) add_records(planted, layer, 0, 0, tiles, m.heads);
+    if (is_cast_in_memory(site) && m.bf16 &&
+        on_device::has_names(attention_set(config_, plan_, site, static_cast<on_device::Bf16*>(nullptr), false),
+                             planted.law)) {
+        planted.names = names_;
+        planted.names_of_layer = tiles * static_cast<std::size_t>(m.heads);
+        names_ += planted.names_of_layer * static_cast<std::size_t>(m.layers);
+    }
     if (in_kernel != nullptr) {
         planted.draws = tiles * static_cast<std::size_t>(m.heads);
         add_inside(planted);
@@ -211,8 +219,7 @@ void DeviceFaults::add_inside(const Planted& planted) {
         if (std::ranges::any_of(planted_, others))
             refuse(
                 planted.fault,
-                "stands in one kernel of a layer with others: expected record=sample of all of them, one at each of p_cast, "
-                "row_sum, ds and dp_accumulate, or of none");
+                "stands in one kernel of a layer with others: expected record=sample of all of them, one at each site, or of none");
     }
 }
 

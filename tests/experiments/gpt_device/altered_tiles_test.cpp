@@ -106,13 +106,16 @@ class OnDevice {
         const on_device::Memory values(data.size() * sizeof(T), "values"),
             faults(table.size() * sizeof(HeadFault), "faults"),
             rows(24 * static_cast<std::size_t>(set.rows) + 256, "rows"),
-            records(tiles * parts * sizeof(Realised), "records");
+            records(tiles * parts * sizeof(Realised), "records"), keys(tiles * sizeof(std::uint64_t), "names");
         on_device::upload(values.data(), data.data(), data.size() * sizeof(T), stream_);
         on_device::upload(faults.data(), table.data(), table.size() * sizeof(HeadFault), stream_);
         set.values = reinterpret_cast<T*>(values.data());
-        on_device::alter(set, reinterpret_cast<const HeadFault*>(faults.data()),
-                         on_device::kind_of(table.front().change), rows.data(),
-                         reinterpret_cast<Realised*>(records.data()), stream_);
+        const auto* of_heads = reinterpret_cast<const HeadFault*>(faults.data());
+        auto* names = reinterpret_cast<std::uint64_t*>(keys.data());
+        const on_device::LawKind law = on_device::kind_of(table.front().change);
+        if constexpr (sizeof(T) == sizeof(Bf16))
+            if (on_device::has_names(set, law)) on_device::name_tiles(set, of_heads, 1, names, stream_);
+        on_device::alter(set, of_heads, law, names, rows.data(), reinterpret_cast<Realised*>(records.data()), stream_);
         on_device::download(data.data(), values.data(), data.size() * sizeof(T), stream_);
         std::vector<Realised> all(tiles * static_cast<std::size_t>(parts)), joined(tiles);
         on_device::download(all.data(), records.data(), all.size() * sizeof(Realised), stream_);
@@ -232,12 +235,24 @@ TEST(AlteredTiles, AreTheHostsBitForBit) {
                 low.sequence_stride = static_cast<std::size_t>(low.rows) * low.row_stride;
                 compare<Bf16>(kernel, low, 2 * low.sequence_stride, bf16, elements);
                 compare<Bf16>(kernel + ":heads=1", low, 2 * low.sequence_stride, bf16, elements);
-                // Tiles of more rows than a block keeps, and one that it keeps behind them.
+                // Tiles of more rows than a block has, and one that it has behind them.
                 TileSet<Bf16> long_tiles = low;
                 long_tiles.rows = 250;
                 long_tiles.tile = 150;
                 long_tiles.sequence_stride = static_cast<std::size_t>(long_tiles.rows) * low.row_stride;
                 compare<Bf16>(kernel, long_tiles, 2 * long_tiles.sequence_stride, bf16, elements);
+                if (!word.starts_with("fixed") && !word.starts_with("multiplicative")) continue;
+                // Of eight blocks, where an odd number of rows is left in the last; of more than a cluster; at odd addresses.
+                for (const int rows_of_tile : {1003, 1030}) {
+                    long_tiles.heads = 1;
+                    long_tiles.rows = long_tiles.tile = rows_of_tile;
+                    long_tiles.sequence_stride = static_cast<std::size_t>(rows_of_tile) * low.row_stride;
+                    compare<Bf16>(kernel, long_tiles, 2 * long_tiles.sequence_stride, bf16, elements);
+                }
+                TileSet<Bf16> odd = low;
+                ++odd.row_stride;
+                odd.sequence_stride = static_cast<std::size_t>(odd.rows) * odd.row_stride;
+                compare<Bf16>(kernel, odd, 2 * odd.sequence_stride, bf16, elements);
             }
         }
     std::printf("%lld elements\n", elements);
