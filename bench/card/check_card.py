@@ -102,6 +102,9 @@ def steps(build, torch, sanitizer):
                            lambda errors, hazards=0: errors == hazards == 0))
     wanted.append(Step("memcheck-tensor", "sanitizers", [str(tool), "--tool", "memcheck", *launches], 120, "nothing found",
                        r"ERROR SUMMARY: (\d+) error", lambda errors: errors == 0))
+    recorders = [tensor_test, "--gtest_filter=TensorRecorder.LooksAt*:TensorBackwardRecorder.SamplesKeyTiles:*AreTheSameInAGraph"]
+    wanted.append(Step("racecheck-tensor", "sanitizers", [str(tool), "--tool", "racecheck", *recorders], 120, "nothing found",
+                       r"RACECHECK SUMMARY: (\d+) hazard", lambda hazards: hazards == 0))
     return wanted
 
 
