@@ -58,7 +58,7 @@ Baseline Evaluator::baseline(const RoundingPlan& plan) const {
     return base;
 }
 
-std::vector<Evaluated> Evaluator::evaluate(const std::vector<Neighbour>& neighbours, const Baseline& base) const {
+std::vector<Evaluated> Evaluator::evaluate(const std::vector<Neighbour>& neighbours, Baseline& base) const {
     const std::size_t tasks = neighbours.size() * units_.size();
     std::vector<Evaluated> parts(tasks);
     std::vector<std::string> keys;

@@ -17,8 +17,7 @@ namespace faultline::identification {
 /// The plan that a search stands on, run on every unit: the forward is kept for the changes that leave it alone.
 struct Baseline {
     RoundingPlan plan;
-    mutable std::vector<GroupForward>
-        forward;                         ///< [unit]; without heads where the run was known, until a change asks for it
+    std::vector<GroupForward> forward;   ///< [unit]; without heads where the run was known, until evaluate() needs it
     std::vector<EqualFlags> equal;       ///< [unit]
     std::vector<OutputMatches> matches;  ///< [unit]
 };
@@ -49,9 +48,10 @@ class Evaluator {
         return one;
     }
     [[nodiscard]] Baseline baseline(const RoundingPlan& plan) const;
-    /// Every neighbour against the baseline that it is a neighbour of. On a unit that the back end has not the memory for (tiles as
+    /// Every neighbour against the baseline that it is a neighbour of, which gets the forwards that it lacks and a change of the
+    /// backward alone asks for. On a unit that the back end has not the memory for (tiles as
     /// long as the sequence, a saved P) it wins and loses nothing.
-    [[nodiscard]] std::vector<Evaluated> evaluate(const std::vector<Neighbour>& neighbours, const Baseline& base) const;
+    [[nodiscard]] std::vector<Evaluated> evaluate(const std::vector<Neighbour>& neighbours, Baseline& base) const;
 
   private:
     /// Runs the backward, keeps what is compared.

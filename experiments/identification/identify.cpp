@@ -17,6 +17,7 @@
 #include <faultline/identification/capture_storage.hpp>
 #include <faultline/identification/evaluate.hpp>
 #include <faultline/identification/observed_kernels.hpp>
+#include <faultline/identification/restate.hpp>
 #include <faultline/identification/search.hpp>
 #include <faultline/plan/nearest_name.hpp>
 #include <faultline/plan/presets.hpp>

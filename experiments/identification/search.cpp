@@ -2,9 +2,9 @@
 #include <faultline/identification/search.hpp>
 
 #include <algorithm>
-#include <optional>
-#include <tuple>
 #include <utility>
+
+#include <faultline/identification/both_parts.hpp>
 
 namespace faultline::identification {
 namespace {
@@ -25,19 +25,6 @@ struct Choice {
     const Neighbour* neighbour = nullptr;
     Flips flips;
 };
-
-/// Whether a change gains more elements than chance, and than what is not modelled may decide, or leaves none that differs.
-/// after: of the plan with the change.
-bool believed(const Flips& f, const Match& after) {
-    if (f.z() < believed_z) return false;
-    const auto won = static_cast<double>(f.won) - static_cast<double>(f.lost);
-    return won > unmodelled_share * static_cast<double>(after.total) || after.differing() == 0;
-}
-
-/// Whether a change that was picked of so many does on the elements held out what it did where it was found.
-bool carries_over(const Flips& f, const Match& after, std::size_t tried) {
-    return f.z() >= carried_z_of(tried) || (f.lost == 0 && after.differing() == 0 && after.total > 0);
-}
 
 /// The best of the changes that are believed and gain more than `gain`, or none.
 Choice best_of(const std::vector<Neighbour>& neighbours, const std::vector<Evaluated>& results,
@@ -72,51 +59,6 @@ std::vector<Neighbour> pairs_of(const RoundingPlan& plan, const std::vector<Neig
             if (!pair.field.empty()) pairs.push_back(std::move(pair));
         }
     return pairs;
-}
-
-/// Elements that the second run wins and loses against the first, over all units.
-Flips against(const Baseline& first, const Baseline& second) {
-    Flips sum;
-    for (std::size_t u = 0; u < first.equal.size(); ++u) sum.add(flips(first.equal[u], second.equal[u]));
-    return sum;
-}
-
-Match all_of(const Baseline& base) {
-    Match sum;
-    for (const OutputMatches& match : base.matches) sum.add(match.all());
-    return sum;
-}
-
-/// A plan run on both parts of the elements.
-struct BothParts {
-    Baseline searched, held_out;
-};
-BothParts run_on(const Parts& parts, const RoundingPlan& plan) {
-    return {parts.searched.baseline(plan), parts.held_out.baseline(plan)};
-}
-
-OutputMatches outputs_of(const BothParts& runs) {
-    OutputMatches sum;
-    for (const Baseline* part : {&runs.searched, &runs.held_out})
-        for (const OutputMatches& match : part->matches) sum.add(match);
-    return sum;
-}
-
-/// An output of which the first run has every element and the second not: a kernel that has the change would have given them.
-std::optional<Output> spoiled(const BothParts& before, const BothParts& after) {
-    const OutputMatches had = outputs_of(before), has = outputs_of(after);
-    for (const Output output : all_outputs)
-        if (had[output].total > 0 && had[output].differing() == 0 && has[output].differing() > 0) return output;
-    return std::nullopt;
-}
-
-/// A change that was believed on the elements searched, the best of so many that were tried, on all.
-FoundChange judged(const std::vector<Difference>& changes, const BothParts& before, const BothParts& after,
-                   std::size_t tried) {
-    FoundChange found{changes, against(before.searched, after.searched), against(before.held_out, after.held_out)};
-    found.spoils = spoiled(before, after);
-    found.carries = !found.spoils && carries_over(found.held_out, all_of(after.held_out), tried);
-    return found;
 }
 
 /// A pair is picked as one choice, and a change that does nothing, or fits what was searched alone, rides on one that helps. So
@@ -203,7 +145,7 @@ std::size_t worst_unit(const Baseline& base) {
 /// The best pairs of a cast's rounding and a rule, tried on the unit with most elements that differ, and those that are believed
 /// there on all. Some hundred pairs: none where the best of the other changes leaves nothing to be explained, nor at a cast of
 /// whose outputs one is mostly the kernel's, since another rounding of every p or ds reaches all of them.
-Tried hidden_pairs(const Parts& parts, const SearchedPlan& at, const Choice& best, const Extras& extras) {
+Tried hidden_pairs(const Parts& parts, SearchedPlan& at, const Choice& best, const Extras& extras) {
     OutputMatches matches;
     for (const OutputMatches& match : at.base.matches) matches.add(match);
     Match after = matches.all();
@@ -219,7 +161,8 @@ Tried hidden_pairs(const Parts& parts, const SearchedPlan& at, const Choice& bes
     const std::vector<Neighbour> pairs = rounding_pairs(at.plan, at.singles, casts, extras);
     if (pairs.empty()) return {};
     const Evaluator one = parts.searched.of_unit(worst_unit(at.base));
-    const std::vector<Evaluated> tried = one.evaluate(pairs, one.baseline(at.plan));
+    Baseline base = one.baseline(at.plan);
+    const std::vector<Evaluated> tried = one.evaluate(pairs, base);
     std::vector<RoundingPlan> taken;
     Tried found;
     while (found.changes.size() < pair_candidates) {
@@ -295,131 +238,6 @@ SearchedPlan search_from(const Parts& parts, const std::vector<RoundingPlan>& st
         best = std::move(other);
     }
     return best;
-}
-
-namespace {
-
-/// A preset with the changes that a search made, as far as it lacks them.
-struct Restated {
-    std::size_t preset = 0;
-    RoundingPlan plan;
-    std::vector<Difference> needed;  ///< from the preset
-    BothParts runs;
-    std::size_t equal = 0, lse = 0;  ///< elements, and rows of the lse, on both parts
-};
-
-std::pair<std::size_t, std::size_t> equal_of(const BothParts& runs) {
-    const OutputMatches sum = outputs_of(runs);
-    return {sum.all().equal, telling_lse(sum).equal};
-}
-
-/// Whether one is the better answer: fewer changes, of as many more elements, then more of the lse.
-bool better(const Restated& a, const Restated& b) {
-    if (a.needed.size() != b.needed.size()) return a.needed.size() < b.needed.size();
-    return a.equal != b.equal ? a.equal > b.equal : a.lse > b.lse;
-}
-
-/// Whether the second run has as many elements as the first, or as many but what is not modelled may decide.
-bool as_many(const Flips& f, const Match& first, bool modelled) {
-    const double lost = static_cast<double>(f.lost) - static_cast<double>(f.won);
-    return lost <= 0 ||
-           (!modelled && first.differing() > 0 && lost <= unmodelled_share * static_cast<double>(first.total));
-}
-
-/// The presets that `changed`, made in them, makes a better answer than `now`, best first, of equals as ranked: fewer changes
-/// are where what they lose against `most`, the run of what was searched, is no more than a single change would have to gain.
-std::vector<Restated> restatements(const Parts& parts, const std::vector<RoundingPlan>& presets, const Restated& now,
-                                   const BothParts& most, const std::vector<Difference>& changed,
-                                   const Extras& extras) {
-    std::vector<Restated> all;
-    std::vector<std::pair<std::size_t, std::vector<Difference>>> tries;
-    for (std::size_t i = 0; i < presets.size(); ++i) tries.emplace_back(i, changed);
-    // The answer without one of its changes, and without two: a rule of both passes is two.
-    for (std::size_t a = 0; a < now.needed.size(); ++a)
-        for (std::size_t b = a; b < now.needed.size(); ++b) {
-            std::vector<Difference>& rest = tries.emplace_back(now.preset, now.needed).second;
-            rest.erase(rest.begin() + static_cast<std::ptrdiff_t>(b));
-            if (a != b) rest.erase(rest.begin() + static_cast<std::ptrdiff_t>(a));
-        }
-    for (const auto& [i, fields] : tries) {
-        Restated next{i, with_fields_of(presets[i], now.plan, fields), {}, {}};
-        next.needed = differences(presets[i], next.plan);
-        if (next.needed.empty() || next.needed.size() > now.needed.size() || next.plan.same_numerics(now.plan))
-            continue;
-        if (!problem_with(next.plan).empty() || !problem_with(next.plan, extras).empty()) continue;
-        try {
-            next.runs = run_on(parts, next.plan);
-        } catch (const NoRoom&) {
-            continue;
-        }
-        const bool fewer = next.needed.size() < now.needed.size();
-        const BothParts& first = fewer ? most : now.runs;
-        if (!as_many(against(first.searched, next.runs.searched), all_of(first.searched), !fewer) ||
-            !as_many(against(first.held_out, next.runs.held_out), all_of(first.held_out), !fewer))
-            continue;
-        std::tie(next.equal, next.lse) = equal_of(next.runs);
-        if (better(next, now)) all.push_back(std::move(next));
-    }
-    std::stable_sort(all.begin(), all.end(), better);
-    return all;
-}
-
-/// Of the presets the first that needs fewest changes to be this plan.
-Restated said_of(const Parts& parts, const std::vector<RoundingPlan>& presets, const SearchedPlan& found) {
-    Restated now{
-        0, found.plan, differences(presets.front(), found.plan), {found.base, parts.held_out.baseline(found.plan)}};
-    for (std::size_t i = 1; i < presets.size(); ++i) {
-        std::vector<Difference> needed = differences(presets[i], found.plan);
-        if (needed.size() >= now.needed.size()) continue;
-        now.preset = i;
-        now.needed = std::move(needed);
-    }
-    std::tie(now.equal, now.lse) = equal_of(now.runs);
-    return now;
-}
-
-}  // namespace
-
-void restate(const Parts& parts, const std::vector<RoundingPlan>& presets, const RoundingPlan& start,
-             const Extras& extras, SearchedPlan& found) {
-    if (differences(start, found.plan).empty()) return;
-    Restated now = said_of(parts, presets, found);
-    const BothParts most = now.runs;
-    std::vector<Difference> changed = differences(start, found.plan);
-    // Each round has fewer changes or more elements. What the new answer needs is less than what was changed from the start, and
-    // a preset that the search's other changes spoiled may be better with that alone.
-    for (std::size_t round = 0; round < presets.size() && !now.needed.empty(); ++round) {
-        bool restated = false;
-        for (Restated& next : restatements(parts, presets, now, most, changed, extras)) {
-            FoundChange step =
-                judged(next.needed, run_on(parts, presets[next.preset]), next.runs, found.singles.size());
-            if (!step.carries) continue;
-            std::erase_if(found.found, [](const FoundChange& f) { return f.carries; });
-            found.found.push_back(std::move(step));
-            now = std::move(next);
-            restated = true;
-            break;
-        }
-        if (!restated && changed == now.needed) break;
-        changed = now.needed;
-    }
-    found.plan = now.plan;
-    found.base = std::move(now.runs.searched);
-}
-
-std::vector<RankedPlan> with_changes(const Evaluator& evaluator, const std::vector<RoundingPlan>& presets,
-                                     const RoundingPlan& found, const std::vector<Difference>& changes,
-                                     const Extras& extras) {
-    std::vector<RankedPlan> changed;
-    for (const RoundingPlan& preset : presets) {
-        const RoundingPlan plan = with_fields_of(preset, found, changes);
-        if (!problem_with(plan).empty() || !problem_with(plan, extras).empty()) continue;
-        RankedPlan ranked{preset.name, {}, {}};
-        const Baseline base = evaluator.baseline(plan);
-        for (const OutputMatches& match : base.matches) ranked.match.add(match);
-        changed.push_back(std::move(ranked));
-    }
-    return changed;
 }
 
 void try_neighbours(const Evaluator& evaluator, const NeighbourhoodOptions& around, SearchedPlan& found) {

@@ -7,16 +7,10 @@
 #include <cstddef>
 #include <vector>
 
-#include <faultline/identification/evaluate.hpp>
+#include <faultline/identification/both_parts.hpp>
 #include <faultline/identification/neighbourhood.hpp>
 
 namespace faultline::identification {
-
-/// What a search works on, and what judges the changes that it finds.
-struct Parts {
-    const Evaluator& searched;
-    const Evaluator& held_out;  ///< of none of the same elements
-};
 
 /// A plan of whose neighbourhood no change makes it believably better, and what was tried on it.
 struct SearchedPlan {
@@ -37,20 +31,6 @@ struct SearchedPlan {
 /// heads. starts: settled, at least one.
 [[nodiscard]] SearchedPlan search_from(const Parts& parts, const std::vector<RoundingPlan>& starts,
                                        const NeighbourhoodOptions& around);
-
-/// The same from the preset that needs fewest changes: what a search changed, far from where it began, may be what another
-/// preset has already, with rules besides. Takes the preset that with those of the changes that it lacks has as many elements,
-/// searched and held out, as the plan found, by fewer changes, or more elements (then rows of the lse) by as many; then what
-/// that one needed is tried in the others likewise, until none is better. `found` then holds the changes as one step. presets:
-/// as ranked, settled.
-void restate(const Parts& parts, const std::vector<RoundingPlan>& presets, const RoundingPlan& start,
-             const Extras& extras, SearchedPlan& found);
-
-/// The presets with the changes of a plan that was found, those that are plans then, on the elements of this evaluator: what is
-/// as good as that plan is not told from it. By the presets' names, in their order.
-[[nodiscard]] std::vector<RankedPlan> with_changes(const Evaluator& evaluator, const std::vector<RoundingPlan>& presets,
-                                                   const RoundingPlan& found, const std::vector<Difference>& changes,
-                                                   const Extras& extras);
 
 /// The neighbourhood of the plan that was found tried again, on the elements of this evaluator.
 void try_neighbours(const Evaluator& evaluator, const NeighbourhoodOptions& around, SearchedPlan& found);

@@ -69,7 +69,7 @@ TEST(KnownRuns, ServeEveryChoiceOfRowsAsRunsMadeAnew) {
         const std::vector<Unit> units = s.units(rows);
         const Evaluator shared(units, s.name, 1, s.work, s.backend, known),
             fresh(units, s.name, 1, s.work, cpu_backend());
-        const Baseline base = shared.baseline(s.preset), anew = fresh.baseline(s.preset);
+        Baseline base = shared.baseline(s.preset), anew = fresh.baseline(s.preset);
         EXPECT_EQ(base.matches, anew.matches);
         EXPECT_EQ(base.equal, anew.equal);
         const std::vector<Evaluated> of_shared = shared.evaluate(some, base), of_fresh = fresh.evaluate(some, anew);
@@ -95,7 +95,7 @@ TEST(KnownRuns, AKnownBaselineRunsItsForwardWhereAChangeNeedsIt) {
     const auto known = std::make_shared<KnownRuns>();
     const Evaluator evaluator(units, s.name, 1, s.work, s.backend, known);
     (void)evaluator.baseline(s.preset);
-    const Baseline again = evaluator.baseline(s.preset);
+    Baseline again = evaluator.baseline(s.preset);
     EXPECT_EQ(s.backend.forwards, 1);
     std::vector<Neighbour> backward_only;
     for (Neighbour& n : neighbours(s.preset, {}))
@@ -104,7 +104,7 @@ TEST(KnownRuns, AKnownBaselineRunsItsForwardWhereAChangeNeedsIt) {
     const std::vector<Evaluated> found = evaluator.evaluate(backward_only, again);
     EXPECT_EQ(s.backend.forwards, 2);
     const Evaluator fresh(units, s.name, 1, s.work, cpu_backend());
-    const Baseline anew = fresh.baseline(s.preset);
+    Baseline anew = fresh.baseline(s.preset);
     const std::vector<Evaluated> expected = fresh.evaluate(backward_only, anew);
     for (std::size_t i = 0; i < found.size(); ++i) EXPECT_EQ(found[i].flips, expected[i].flips);
 }

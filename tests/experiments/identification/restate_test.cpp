@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <faultline/identification/search.hpp>
+#include <faultline/identification/restate.hpp>
 #include <faultline/plan/presets.hpp>
 
 #include "made_captures.hpp"
