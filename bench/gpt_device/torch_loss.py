@@ -52,11 +52,16 @@ def our_record(folder, seed):
     return os.path.join(folder, f"ours{seed}.h5")
 
 
-def our_losses(run, path):
-    """(loss of each step, validation loss by the number of steps after which it was taken)"""
-    error = run.communicate()[1]
-    if run.returncode != 0:
-        sys.exit(error)
+def our_losses(run, path, seconds=None):
+    """(loss of each step, validation loss by the number of steps after which it was taken); where it takes longer than that, of
+    the steps that it has made."""
+    try:
+        error = run.communicate(timeout=seconds)[1]
+        if run.returncode != 0:
+            sys.exit(error)
+    except subprocess.TimeoutExpired:
+        run.terminate()  # it writes what it has
+        run.communicate()
     import h5py  # not needed to join
 
     with h5py.File(path, "r") as file:
@@ -85,28 +90,31 @@ def write_ids(text, folder):
 
 
 def summed_up(found):
-    """Means and spreads over the seeds of (side, what), the gap of the means, and of each seed."""
+    """Of (side, what), by seed: each side's spread over its own seeds; of the seeds that both have, the gap of the means, and of
+    each seed; whether the gap is within the larger spread."""
     out = {}
     for what in ("train", "validation"):
         ours, theirs = found["faultline", what], found["PyTorch", what]
-        spreads = {"faultline": max(ours) - min(ours), "PyTorch": max(theirs) - min(theirs)}
-        gap = (sum(ours) - sum(theirs)) / len(ours)
-        out[what] = {"faultline": ours, "PyTorch": theirs, "spreads": spreads, "gap": gap,
-                     "gaps": [x - y for x, y in zip(ours, theirs)], "within": abs(gap) <= max(spreads.values())}
+        both = sorted(ours.keys() & theirs.keys())
+        gaps = [ours[seed] - theirs[seed] for seed in both]
+        spreads = {side: max(of.values()) - min(of.values()) for side, of in (("faultline", ours), ("PyTorch", theirs))}
+        gap = sum(gaps) / len(gaps)
+        out[what] = {"faultline": ours, "PyTorch": theirs, "spreads": spreads, "seeds of both": both, "gap": gap, "gaps": gaps,
+                     "within": abs(gap) <= max(spreads.values())}
     return out
 
 
 def ends_of(kept, last):
-    """Train and validation losses at the end by (side, what), of the seeds of which both sides are there."""
-    both = sorted({int(run.split()[1]) for run in kept if run.startswith("faultline")}
-                  & {int(run.split()[1]) for run in kept if run.startswith("PyTorch")})
-    found = {}
-    for side in ("faultline", "PyTorch"):
-        for seed in both:
-            run = kept[f"{side} {seed}"]
-            found.setdefault((side, "train"), []).append(sum(run["loss"][-last:]) / len(run["loss"][-last:]))
-            found.setdefault((side, "validation"), []).append(run["validation"][str(max(map(int, run["validation"])))])
-    return both, found
+    """Train and validation losses at the end, of (side, what) by seed; of the runs that made as many steps as any."""
+    most = max(len(run["loss"]) for run in kept.values())
+    found = {(side, what): {} for side in ("faultline", "PyTorch") for what in ("train", "validation")}
+    for name, run in kept.items():
+        if len(run["loss"]) < most:
+            continue
+        side, seed = name.split()
+        found[side, "train"][int(seed)] = sum(run["loss"][-last:]) / len(run["loss"][-last:])
+        found[side, "validation"][int(seed)] = run["validation"][str(max(map(int, run["validation"])))]
+    return found
 
 
 def line_of(run, last):
@@ -123,8 +131,7 @@ def join(paths, last):
             kept.update(json.load(file))
     for name in sorted(kept):
         print(f"{name}: {line_of(kept[name], last)}")
-    both, found = ends_of(kept, last)
-    print(json.dumps({"seeds": both} | summed_up(found)))
+    print(json.dumps(summed_up(ends_of(kept, last))))
 
 
 def main():
@@ -140,6 +147,8 @@ def main():
     p.add_argument("--every", type=int, default=100, help="steps from one validation, and printed loss, to the next")
     p.add_argument("--validation-batches", type=int, default=32)
     p.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    p.add_argument("--only", choices=["faultline", "PyTorch"], help="one side alone, for --join")
+    p.add_argument("--seconds", type=float, help="faultline's runs are interrupted after so long, and count as far as they came")
     p.add_argument("--out", help="JSON of every loss")
     p.add_argument("--join", nargs="+", metavar="FILE.json", help="of earlier calls: nothing is run")
     a = p.parse_args()
@@ -167,17 +176,20 @@ def main():
               f"loss, the mean of {a.last} steps, and in brackets its validation loss", flush=True)
         compiled = {}
         for seed in a.seeds:
-            run = our_run(a, folder, c, seed)
+            run = our_run(a, folder, c, seed) if a.only != "PyTorch" else None
             try:
-                say("PyTorch", seed, *torch_losses(
-                    a, c, folder, seed, sizes, compiled,
-                    lambda steps: print(f"{time.time() - begin:5.0f} s  PyTorch    seed {seed}: {steps} steps", flush=True)))
-                say("faultline", seed, *our_losses(run, our_record(folder, seed)))
+                if a.only != "faultline":
+                    say("PyTorch", seed, *torch_losses(
+                        a, c, folder, seed, sizes, compiled, lambda steps: print(
+                            f"{time.time() - begin:5.0f} s  PyTorch    seed {seed}: {steps} steps", flush=True)))
+                if run is not None:
+                    say("faultline", seed, *our_losses(run, our_record(folder, seed), a.seconds))
             finally:
-                run.terminate()
-                run.wait()
-            os.remove(our_record(folder, seed))
-    print(json.dumps({"seeds": a.seeds} | summed_up(ends_of(kept, a.last)[1])))
+                if run is not None:
+                    run.terminate()
+                    run.wait()
+    if a.only is None:
+        print(json.dumps(summed_up(ends_of(kept, a.last))))
 
 
 if __name__ == "__main__":

@@ -70,23 +70,28 @@ class Windows(unittest.TestCase):
 class SummedUp(unittest.TestCase):
     def test_the_gap_is_held_against_the_larger_spread(self):
         found = {(side, what): values for what in ("train", "validation") for side, values in
-                 (("faultline", [1.0, 1.25, 1.5]), ("PyTorch", [1.5, 1.75, 1.75]))}
+                 (("faultline", {0: 1.0, 1: 1.25, 2: 1.5}), ("PyTorch", {0: 1.5, 1: 1.75, 2: 1.75}))}
         of = torch_loss.summed_up(found)["train"]
         self.assertEqual(of["spreads"], {"faultline": 0.5, "PyTorch": 0.25})
         self.assertAlmostEqual(of["gap"], -1.25 / 3)
         self.assertEqual(of["gaps"], [-0.5, -0.5, -0.25])
         self.assertTrue(of["within"])
-        found["PyTorch", "train"] = [2.0, 2.0, 2.0]
+        found["PyTorch", "train"] = {0: 2.0, 1: 2.0, 2: 2.0}
         self.assertFalse(torch_loss.summed_up(found)["train"]["within"])
 
-    def test_ends_are_of_the_seeds_that_both_sides_have(self):
+    def test_a_side_with_more_seeds_has_the_spread_of_all_and_the_gap_of_those_of_both(self):
+        found = {(side, what): values for what in ("train", "validation") for side, values in
+                 (("faultline", {0: 1.0, 1: 1.25, 2: 1.5}), ("PyTorch", {2: 1.75, 7: 1.8}))}
+        of = torch_loss.summed_up(found)["validation"]
+        self.assertEqual((of["seeds of both"], of["gaps"], of["spreads"]["faultline"]), ([2], [-0.25], 0.5))
+
+    def test_ends_are_of_whole_runs(self):
         run = lambda *losses: {"loss": list(losses), "validation": {"2": 9.0, "4": losses[-1] + 1}}
         kept = {"faultline 1": run(5, 4, 3, 2), "PyTorch 1": run(5, 4, 3, 3), "faultline 10": run(5, 4, 1, 1),
-                "PyTorch 10": run(5, 4, 2, 1), "PyTorch 2": run(5, 4, 3, 0)}
-        both, found = torch_loss.ends_of(kept, 2)
-        self.assertEqual(both, [1, 10])
-        self.assertEqual(found, {("faultline", "train"): [2.5, 1], ("PyTorch", "train"): [3, 1.5],
-                                 ("faultline", "validation"): [3, 2], ("PyTorch", "validation"): [4, 2]})
+                "PyTorch 2": run(5, 4, 3)}
+        self.assertEqual(torch_loss.ends_of(kept, 2),
+                         {("faultline", "train"): {1: 2.5, 10: 1}, ("PyTorch", "train"): {1: 3},
+                          ("faultline", "validation"): {1: 3, 10: 2}, ("PyTorch", "validation"): {1: 4}})
 
     def test_the_rate_rises_and_falls_as_a_runs_does(self):
         rate = torch_loss.rate_of({"lr": 0.5, "final-lr": 0.25}, 12, 4)
