@@ -8,6 +8,8 @@
 
 #include <cooperative_groups.h>
 
+#include <type_traits>
+
 #include <faultline/gpt_device/altered_casts.cuh>
 
 namespace faultline::gpt::on_device {
@@ -21,7 +23,7 @@ struct CastRows {
     int left_out[warps];                  ///< elements that are not finite
     double amplitude;
     double sums[warps][7];
-    double record[7];
+    double records[most_parts][7];  ///< of the first block: what each did
 };
 
 /// What makes of x what is asked: x + factor x, or x + constant.
@@ -169,26 +171,37 @@ __device__ __forceinline__ int leave_out(uint2 (&v)[8]) {
     return count;
 }
 
-/// A tile's amplitude, from what its blocks left in `shared`; by one warp, as joined_amplitude().
-template <int cols, bool clustered>
-__device__ __forceinline__ double amplitude_of_rows(CastRows<cols>& shared, double magnitude, int parts, int elements) {
+/// A tile's amplitude by one warp, as joined_amplitude(): of the squares of its `rows`, a multiple of 16, and the counts of what is
+/// left out.
+__device__ __forceinline__ double amplitude_of_rows(double magnitude, const double* squares, int rows,
+                                                    const int* left_out, int counts, int elements) {
     const int lane = threadIdx.x % 32;
-    double squares = 0;
-    int left_out = 0;
-    for (int p = 0; p < parts; ++p) {
-        const CastRows<cols>* from = &shared;
-        if constexpr (clustered) from = cooperative_groups::this_cluster().map_shared_rank(&shared, p);
-        double row[CastRows<cols>::rows / 16];
-#pragma unroll
-        for (int i = 0; i < CastRows<cols>::rows / 16; ++i) row[i] = from->squares[lane % 16 + 16 * i];
-        if (lane < CastRows<cols>::warps) left_out += from->left_out[lane];
-#pragma unroll
-        for (const double x : row) squares += x;
-    }
-    const double count = elements - __reduce_add_sync(~0u, left_out);
-    const double all = joined16(squares);
+    double sum = 0;
+    int left = 0;
+#pragma unroll 8
+    for (int i = lane % 16; i < rows; i += 16) sum += squares[i];
+    for (int i = lane; i < counts; i += 32) left += left_out[i];
+    const double count = elements - __reduce_add_sync(~0u, left), all = joined16(sum);
     return count == 0 ? 0.0 : magnitude * ::sqrt(all / count);
 }
+
+/// What the blocks of a cluster left, in each of them: one of the others is read by all threads at once, for what is read there takes
+/// as long as from the second-level cache.
+template <int cols>
+struct RowsOfCluster {
+    double squares[CastRows<cols>::most_parts * CastRows<cols>::rows];
+    int left_out[CastRows<cols>::most_parts * CastRows<cols>::warps];
+
+    __device__ __forceinline__ void fetch(CastRows<cols>& own, int parts) {
+        constexpr int rows = CastRows<cols>::rows, warps = CastRows<cols>::warps;
+        const auto cluster = cooperative_groups::this_cluster();
+#pragma unroll
+        for (int i = threadIdx.x; i < CastRows<cols>::most_parts * rows; i += CastRows<cols>::threads)
+            if (i < parts * rows) squares[i] = cluster.map_shared_rank(&own, i / rows)->squares[i % rows];
+        if (const int i = threadIdx.x; i < parts * warps)
+            left_out[i] = cluster.map_shared_rank(&own, i / warps)->left_out[i % warps];
+    }
+};
 
 /// What the threads of a tile's blocks did, into *to.
 template <int cols, bool clustered>
@@ -201,39 +214,45 @@ __device__ __forceinline__ void keep_rows(const Realised& mine, CastRows<cols>& 
         const double sum = warp_sum(of[n]);
         if (threadIdx.x % 32 == 0) shared.sums[threadIdx.x / 32][n] = sum;
     }
-    __syncthreads();
+    if constexpr (clustered)
+        cooperative_groups::this_cluster().sync();  // and every block runs, whose memory is written
+    else
+        __syncthreads();
     if (threadIdx.x < 7) {
         double sum = 0;
         for (int w = 0; w < CastRows<cols>::warps; ++w) sum += shared.sums[w][threadIdx.x];
-        if constexpr (clustered)
-            shared.record[threadIdx.x] = sum;
+        if constexpr (clustered)  // to the first block, which adds them up
+            cooperative_groups::this_cluster().map_shared_rank(&shared, 0)->records[part][threadIdx.x] = sum;
         else
             reinterpret_cast<double*>(to)[threadIdx.x] = sum;
     }
     if constexpr (clustered) {
-        const auto cluster = cooperative_groups::this_cluster();
-        cluster.sync();
+        cooperative_groups::this_cluster().sync();
         if (part == 0 && threadIdx.x < 7) {
             double sum = 0;
-            for (int p = 0; p < parts; ++p) sum += cluster.map_shared_rank(&shared, p)->record[threadIdx.x];
+            for (int p = 0; p < parts; ++p) sum += shared.records[p][threadIdx.x];
             reinterpret_cast<double*>(to)[threadIdx.x] = sum;
         }
-        cluster.sync();
     }
 }
 
-/// A thread's 32 elements: v, and what comes of them in their place. stream: of the tile's roundings; group: in the tile.
+/// The blocks of Threefry of a thread's lanes j and j + 1 of its four.
+__device__ __forceinline__ void draw_two(std::uint64_t stream, int group, int j, Block4x32 (&to)[2]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) to[i] = detail::stochastic_block(stream, group, threadIdx.x % 4 * 4 + j + i, 0);
+}
+
+/// A thread's 32 elements: v, and what comes of them in their place. stream: of the tile's roundings; group: in the tile; drawn: of
+/// the first two lanes.
 template <bool of_value, bool stochastic, bool recorded>
-__device__ __forceinline__ bool change_quickly(const QuickLaw& law, std::uint64_t stream, int group, uint2 (&v)[8],
-                                               Realised& mine) {
+__device__ __forceinline__ bool change_quickly(const QuickLaw& law, std::uint64_t stream, int group,
+                                               const Block4x32 (&drawn)[2], uint2 (&v)[8], Realised& mine) {
     QuickRange range;
 #pragma unroll
     for (int j = 0; j < 4; j += 2) {
-        Block4x32 random[2]{};
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-            if constexpr (stochastic)
-                random[i] = detail::stochastic_block(stream, group, threadIdx.x % 4 * 4 + j + i, 0);
+        Block4x32 random[2]{drawn[0], drawn[1]};
+        if constexpr (stochastic)
+            if (j > 0) draw_two(stream, group, j, random);
 #pragma unroll
         for (int k = 0; k < 8; ++k) {
             const unsigned r0 = random[0].word[k % 4], r1 = random[1].word[k % 4];
@@ -256,6 +275,7 @@ __global__ void __launch_bounds__(CastRows<cols>::threads, 1024 / CastRows<cols>
     using Rows = CastRows<cols>;
     constexpr int each = cols / 16;  // vectors of a row
     __shared__ Rows shared;
+    __shared__ std::conditional_t<clustered, RowsOfCluster<cols>, char> of_cluster;
     const int tiles = static_cast<int>(gridDim.x) / parts, index = static_cast<int>(blockIdx.x) / parts,
               part = static_cast<int>(blockIdx.x) % parts;
     const int head = static_cast<int>(blockIdx.z) % set.heads, sequence = static_cast<int>(blockIdx.z) / set.heads;
@@ -290,18 +310,29 @@ __global__ void __launch_bounds__(CastRows<cols>::threads, 1024 / CastRows<cols>
         square_rows_of<cols>(v, group, shared.squares, squares);
         const int of_warp = __reduce_add_sync(~0u, left_out);
         if (threadIdx.x % 32 == 0) shared.left_out[threadIdx.x / 32] = of_warp;
-        if constexpr (clustered)
-            cooperative_groups::this_cluster().sync();
-        else
-            __syncthreads();
+        if constexpr (clustered) {
+            const auto cluster = cooperative_groups::this_cluster();
+            cluster.sync();
+            of_cluster.fetch(shared, parts);
+            (void)cluster.barrier_arrive();  // before a block ends the others have read
+        }
+        __syncthreads();
         if (threadIdx.x < 32) {
-            const double amplitude = amplitude_of_rows<cols, clustered>(shared, a.magnitude, parts, tile_rows * cols);
+            const double* all = shared.squares;
+            const int* left = shared.left_out;
+            if constexpr (clustered) {
+                all = of_cluster.squares;
+                left = of_cluster.left_out;
+            }
+            const double amplitude =
+                amplitude_of_rows(a.magnitude, all, parts * Rows::rows, left, parts * Rows::warps, tile_rows * cols);
             if (threadIdx.x == 0) shared.amplitude = amplitude;
         }
     }
     const int group_of_tile = part * (Rows::rows / Rows::group_rows) + group;
+    Block4x32 drawn[2]{};
+    if (stochastic) draw_two(draw.roundings, group_of_tile, 0, drawn);  // the other warps, while one has the amplitude
     if (!of_value) {
-        if constexpr (clustered) (void)cooperative_groups::this_cluster().barrier_arrive();
         __syncthreads();
         draw.amplitude = shared.amplitude;
     }
@@ -309,10 +340,12 @@ __global__ void __launch_bounds__(CastRows<cols>::threads, 1024 / CastRows<cols>
     Realised mine{};
     const auto change = [&]<bool counts>(std::bool_constant<counts>) {
         const bool quick =
-            of_value ? (stochastic ? change_quickly<true, true, counts>(law, draw.roundings, group_of_tile, v, mine)
-                                   : change_quickly<true, false, counts>(law, draw.roundings, group_of_tile, v, mine))
-                     : (stochastic ? change_quickly<false, true, counts>(law, draw.roundings, group_of_tile, v, mine)
-                                   : change_quickly<false, false, counts>(law, draw.roundings, group_of_tile, v, mine));
+            of_value
+                ? (stochastic ? change_quickly<true, true, counts>(law, draw.roundings, group_of_tile, drawn, v, mine)
+                              : change_quickly<true, false, counts>(law, draw.roundings, group_of_tile, drawn, v, mine))
+                : (stochastic
+                       ? change_quickly<false, true, counts>(law, draw.roundings, group_of_tile, drawn, v, mine)
+                       : change_quickly<false, false, counts>(law, draw.roundings, group_of_tile, drawn, v, mine));
         if (whole && quick) {
 #pragma unroll
             for (int k = 0; k < 8; ++k) *vector(k) = v[k];
