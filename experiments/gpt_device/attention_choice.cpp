@@ -191,19 +191,28 @@ void AttentionOnDevice::forward(int layer, const Inputs& in, const std::vector<d
             tensor_kernel::launch_scaled_forward(call, kernel, from_head(*faults, one, first), stream);
         else
             tensor_kernel::launch_altered_forward(call, kernel, from_head(*faults, call, first), stream);
-        if (seen.rows == nullptr) return;
-        tensor_kernel::RowStatisticsCall rows;
-        rows.batch = call.batch;
-        rows.heads = rows.kv_heads = heads;
-        rows.n_q = rows.n_k = shape_.length;
-        rows.head_dim = shape_.head_dim;
-        rows.scale = scale;
-        rows.q = call.q;
-        rows.k = call.k;
-        rows.lse = call.lse;
-        rows.out = seen.rows + 2 * slot * static_cast<std::size_t>(counts.rows);
-        rows.q_strides = rows.k_strides = strides.qk;
-        tensor_kernel::launch_row_statistics(rows, stream);
+    });
+}
+
+void AttentionOnDevice::look_at_rows(const Inputs& in, const std::vector<double>& scales, const float* lse,
+                                     double* rows, on_device::Stream stream) const {
+    const HeadStrides strides =
+        strides_of(shape_, static_cast<std::int64_t>(in.qk_stride), static_cast<std::int64_t>(in.v_stride));
+    const auto parts_of_rows = static_cast<std::size_t>(parts().rows);
+    for_launches(shape_, scales, [&](int heads, int first, std::size_t slot, double scale) {
+        const std::ptrdiff_t column = std::ptrdiff_t{1} * first * shape_.head_dim;
+        tensor_kernel::RowStatisticsCall call;
+        call.batch = shape_.batch;
+        call.heads = call.kv_heads = heads;
+        call.n_q = call.n_k = shape_.length;
+        call.head_dim = shape_.head_dim;
+        call.scale = scale;
+        call.q = in.q + column;
+        call.k = in.k + column;
+        call.lse = lse + slot * static_cast<std::size_t>(shape_.length);
+        call.out = rows + 2 * slot * parts_of_rows;
+        call.q_strides = call.k_strides = strides.qk;
+        tensor_kernel::launch_row_statistics(call, stream);
     });
 }
 

@@ -45,6 +45,10 @@ class AttentionOnDevice {
     void forward(int layer, const Inputs& inputs, const std::vector<double>& scales, on_device::Bf16* o, float* lse,
                  const on_device::HeadParts& seen, const tensor_kernel::Alterations* faults, bool sampled,
                  on_device::Stream stream) const;
+    /// What rows of a layer are like, HeadParts::rows, from inputs and lse of its forward: a launch of its own. Only where
+    /// on_tensor_cores(); fast's forward has it.
+    void look_at_rows(const Inputs& inputs, const std::vector<double>& scales, const float* lse, double* rows,
+                      on_device::Stream stream) const;
     void backward(int layer, const Inputs& inputs, const std::vector<double>& scales, const on_device::Bf16* o,
                   const float* lse, const on_device::Bf16* dout, on_device::Bf16* dqkv, void* scratch,
                   bool deterministic, const on_device::HeadParts& seen, const tensor_kernel::Alterations* faults,

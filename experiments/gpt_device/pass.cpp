@@ -236,26 +236,38 @@ class PassOf final : public Pass {
         on_device::HeadParts seen = parts_of(l);
         double* rms = std::exchange(seen.rms, nullptr);
         if (how_.rms_by_kernel()) std::swap(rms, seen.rms);
-        if (rms_of_all_at_once()) rms = nullptr;
+        if (looks_at_all_at_once()) rms = nullptr;
         const on_device::AttentionInputs<E> inputs = inputs_of(l, rms);
         run_attention(l, inputs, seen);
+        if (seen.rows != nullptr && how_.on_tensor_cores() && (faulty_ || !looks_at_all_at_once()))
+            look_at_rows(l, inputs, stream_);
         faults_at(Site::lse, l, at<float>(layer.lse));
         faults_at(Site::o_cast, l, at<E>(layer.o));
     }
     /// Where no kernel of a layer has the rows of q and k in its hands. (A launch a layer, beside its attention: that then waits for
     /// the multiprocessors, and 4 layers of width 256 take 5% longer.)
-    [[nodiscard]] bool rms_of_all_at_once() const {
+    [[nodiscard]] bool looks_at_all_at_once() const {
         bool normed = false;
         for (int l = 0; l < model().layers; ++l) normed |= qk_normed(l);
         return watch_ != Watch::nothing && !how_.rms_by_kernel() && !normed;
     }
-    void look_at_rms() {
-        if (!rms_of_all_at_once()) return;
+    /// Beside the head and the backward, on a stream of its own: on that of the weights' gradients the head's products would wait for
+    /// it. Faults in lse are not in what is seen: with faults each layer's rows are looked at before them.
+    void look_at_all() {
+        if (!looks_at_all_at_once()) return;
         const auto offset = [this](std::size_t l) { return memory_.plan[memory_.layers[l].in].offset; };
         const std::size_t step = model().layers > 1 ? (offset(1) - offset(0)) / sizeof(E) : 0;
-        fork();
+        watching_.follow(stream_);
+        watched_ = true;
         on_device::rms_of_layers<E>(qk_rows_of(0), step, model().layers, how_.shape(), parts_of(0).rms,
-                                    beside_.stream());
+                                    watching_.stream());
+        if (watch_ != Watch::rows || !how_.on_tensor_cores() || faulty_) return;
+        for (int l = 0; l < model().layers; ++l) look_at_rows(l, inputs_of(l, nullptr), watching_.stream());
+    }
+    void look_at_rows(int l, const on_device::AttentionInputs<E>& inputs, on_device::Stream stream) {
+        if constexpr (std::is_same_v<E, Bf16>)
+            how_.look_at_rows(inputs, switched_scales(l), at<float>(memory_.layers[static_cast<std::size_t>(l)].lse),
+                              parts_of(l).rows, stream);
     }
     void run_attention(int l, const on_device::AttentionInputs<E>& inputs, const on_device::HeadParts& seen) {
         const LayerRegions& layer = memory_.layers[static_cast<std::size_t>(l)];
@@ -347,7 +359,7 @@ class PassOf final : public Pass {
         }
         norm(model().layers, 0, at<float>(memory_.layers.back().x_mid), true, at<float>(memory_.x_out),
              memory_.final_statistics, layout_.final_gain, layout_.final_bias, memory_.final_h);
-        look_at_rms();
+        look_at_all();
     }
 
     /// Logits piece by piece; with gradients, that of wte from the head, and dh.
@@ -426,6 +438,7 @@ class PassOf final : public Pass {
         for (int l = 0; l < model().layers; ++l)
             if (head_by_head(l)) by_head.set(l);
         fork();
+        if (std::exchange(watched_, false)) watching_.join(beside_.stream());
         on_device::add_up(parts_of(0), how_.parts(), model().layers, config_.batch, model().heads, by_head, scalars(),
                           at<on_device::HeadTotals>(memory_.totals), beside_.stream());
     }
@@ -434,6 +447,8 @@ class PassOf final : public Pass {
     std::vector<on_device::Partials> sums_;              ///< that the layer's end adds up
     std::size_t partials_used_ = 0;
     bool forked_ = false;
+    on_device::SideStream watching_{on_device::Priority::low};
+    bool watched_ = false;
 };
 
 }  // namespace
