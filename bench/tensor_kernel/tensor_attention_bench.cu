@@ -36,7 +36,7 @@ void time_shape(const Shape& shape, const std::vector<ForwardKernel>& kernels) {
     const ForwardKernel& plain = kernels.front();
     if (!has_recorder(plain)) return;
     const DeviceMemory<RecordedCell> cells(RecordedShape(call).cells());
-    for (const double fraction : {0.0, 1e-9, 0.01, 0.1, 1.0}) {  // the second: its kernel, and no tile
+    for (const double fraction : {0.0, 1e-9, 0.01, 0.1, 1.0}) {  // the second: no tile
         const ForwardRecorder recorder{fraction, 1, cells.data()};
         char number[16];
         std::snprintf(number, sizeof number, "%g", fraction);

@@ -20,7 +20,7 @@ namespace {
 
 using T = __nv_bfloat16;
 constexpr int rounds = 41;
-constexpr double fractions[] = {1e-9, 0.01, 0.1, 1.0};  // the first: its kernel, and no tile
+constexpr double fractions[] = {1e-9, 0.01, 0.1, 1.0};  // the first: no tile, so the plain kernel
 
 /// plain() and recorded(fraction) launch.
 template <class Plain, class Recorded>
