@@ -39,6 +39,7 @@ void DeviceTrainer::capture(std::function<bool(std::int64_t)>,
 void DeviceTrainer::save(const std::string&) const { fail(); }
 void DeviceTrainer::restore(const std::string&) { fail(); }
 bool DeviceTrainer::let_go() noexcept { return false; }
+std::optional<SpectraTimes> DeviceTrainer::spectra_times() const { fail(); }
 double DeviceTrainer::validation_loss() { fail(); }
 std::vector<float> DeviceTrainer::weights() const { fail(); }
 void DeviceTrainer::set_weights(std::span<const float>) { fail(); }
