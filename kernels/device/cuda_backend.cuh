@@ -218,10 +218,7 @@ class CudaBackend {
     template <class Job>
     void run(const Job& job, std::ptrdiff_t teams, std::ptrdiff_t doubles) {
         if (teams == 0) return;
-        if (mirror_) {
-            const Timed timed(stream(), Timed::part(&Parts::sending));
-            check_cuda(mirror_->send(stream()), "writing operands");
-        }
+        send();
         const Timed timed(stream(), Timed::job(name_of(job)));
         const std::size_t shared = shared_by<Job> + static_cast<std::size_t>(doubles) * sizeof(double);
         if constexpr (shares<Job>) {
@@ -251,6 +248,12 @@ class CudaBackend {
 
   protected:
     static cudaStream_t stream() { return cudaStreamPerThread; }
+    /// What the mirror holds, before a kernel reads it.
+    void send() {
+        if (!mirror_) return;
+        const Timed timed(stream(), Timed::part(&Parts::sending));
+        check_cuda(mirror_->send(stream()), "writing operands");
+    }
 
     void* allocated(std::size_t bytes) {
         const Timed timed(stream(), Timed::part(&Parts::allocating));

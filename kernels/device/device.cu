@@ -15,6 +15,7 @@
 #include <faultline/base/parallel.hpp>
 #include <faultline/device/card_product.cuh>
 #include <faultline/device/cuda_backend.cuh>
+#include <faultline/device/gradients.cuh>
 #include <faultline/device/refusals.hpp>
 #include <faultline/device/room.hpp>
 #include <faultline/device/truth.hpp>
@@ -67,9 +68,23 @@ class EmulatedBackend : public CudaBackend {
                     std::size_t operand_bytes)
         : CudaBackend(tile_bytes, tape_bytes, operand_bytes), limits_(limits) {}
     [[nodiscard]] const emulated::Limits& limits() const { return limits_; }
+    /// dq, or dk and dv, by gradients.hpp where the plan is for that.
+    const int* begin(const emulated::BackwardJob& job, const emulated::FlatPlan& plan,
+                     const std::vector<emulated::HeadProblem>& problems) {
+        if (!has_gradients(plan, problems.front(), job.part)) return nullptr;
+        const Timed timed(stream(), Timed::job(name_of(job)));
+        if (open_ == nullptr) {
+            const std::size_t bytes = 2 * problems.size() * sizeof(int);  // beside what needs.hpp counts
+            open_ = static_cast<int*>(allocated(bytes));
+            check_cuda(cudaMemsetAsync(open_, 0, bytes, stream()), "clearing memory");
+        }
+        send();
+        return start_gradients(job, plan, problems, open_, stream());
+    }
 
   private:
     emulated::Limits limits_;
+    int* open_ = nullptr;  ///< [2, head]: heads whose dk and dv, and whose dq, are left to the job
 };
 
 /// Calls beside each other: a run of one head has few teams (one for each query tile), and a card has room for thousands.

@@ -11,6 +11,8 @@
 //   const T* upload_values(values, n)                        structures, the same
 //   void run(job, teams, doubles)                            job(team, index, memory) for index < teams, each with so many
 //                                                            doubles of memory
+//   const int* begin(job, plan, problems)                    optional: starts what it has for some gradients by itself; [head]:
+//                                                            0 where the job has nothing left to do, nullptr: it has all
 //   Limits limits()                                          how many teams keep it busy, and what one may be
 //   std::size_t tape_doubles()                               how much tape teams may have together; one has what it needs
 #pragma once
@@ -247,6 +249,8 @@ class Backward {
         std::ptrdiff_t doubles = 0;
         const std::ptrdiff_t teams = teams_of(part, doubles);
         job_.last_first = true;
+        if constexpr (requires { backend_.begin(job_, flat_plan_.front(), heads_.problems); })
+            job_.open = job_.watched ? nullptr : backend_.begin(job_, flat_plan_.front(), heads_.problems);
         backend_.run(job_, teams, doubles);
     }
     template <class Play>

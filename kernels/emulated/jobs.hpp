@@ -76,6 +76,7 @@ enum class BackwardPart : unsigned char { sum_probabilities, collect, query, key
 struct BackwardJob : JobBase {
     const BackwardRows* rows;
     BackwardPart part;
+    const int* open = nullptr;  ///< [head]: those with 0 are done already; nullptr: none is
 
     [[nodiscard]] const char* name() const {
         return part == BackwardPart::query ? "dq" : part == BackwardPart::key ? "dk and dv" : "row sums";
@@ -102,7 +103,7 @@ struct BackwardJob : JobBase {
                           : by_key   ? schedule.bwd_key_order
                                      : schedule.bwd_query_order,
                           first_team + index);
-        if (share.count <= 0) return;
+        if (share.count <= 0 || (open != nullptr && open[share.head] == 0)) return;
         const HeadProblem& x = problems[share.head];
         Arena arena(memory);
         const BackwardMemory tile_memory(arena, schedule, tile_rows(schedule, part, slabs, n_q),

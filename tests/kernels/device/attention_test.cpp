@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The emulated kernel on the device where its operands are large, so that they travel by way of page-locked memory and as the
-// smallest type that holds them: bf16, floats, doubles. Small ones are `faultline selftest`'s.
+// smallest type that holds them: bf16, floats, doubles; and its gradients in registers. Other small ones are `faultline selftest`'s.
 #include <cmath>
 #include <cstring>
 #include <string>
@@ -42,7 +42,8 @@ class DeviceAttention : public ::testing::Test {
     }
     static void expect_bits_of_the_processor(const std::vector<Head>& heads, const std::string& name) {
         SCOPED_TRACE(name);
-        const RoundingPlan plan = for_head_dim(faultline::plan(name), static_cast<int>(heads.front().k.cols), true);
+        const RoundingPlan plan =
+            for_head_dim(faultline::plan(name), static_cast<int>(heads.front().k.cols), heads.front().causal);
         std::vector<HeadGroup> groups;
         for (const Head& head : heads) {
             groups.push_back(head.group());
@@ -100,6 +101,34 @@ TEST_F(DeviceAttention, LargeOperandsWithOneElementOfAnotherType) {
     heads[0].v.values[heads[0].v.values.size() - 1] = -0.0;
     heads[1].q.front().values.back() = 1 + 0x1p-50;
     expect_bits_of_the_processor(heads, "exact");
+}
+
+/// Gradients that are computed in registers (gradients.cuh): lengths that no tile divides, rows without a key, both head sizes.
+TEST_F(DeviceAttention, GradientsOfEveryPreset) {
+    for (const std::string_view name : preset_names())
+        expect_bits_of_the_processor({Head(150, 130, 128, 51, 2, 2.0)}, std::string(name));
+    Head open(70, 200, 64, 52);
+    open.causal = false;
+    for (const char* const name : {"fa2", "efficient", "fa1", "repo-2510.04212", "thunderkittens", "cudnn-like"}) {
+        expect_bits_of_the_processor({Head(200, 333, 64, 53)}, name);
+        expect_bits_of_the_processor({open}, name);
+    }
+}
+
+/// Heads with what those kernels leave to the others, beside one without: infinities, NaN, numbers beyond the limits of the integers
+/// that Ampere's rule is computed in, probabilities so small that nothing but zeros is left, subnormal numbers.
+TEST_F(DeviceAttention, GradientsOfUnusualHeads) {
+    const auto head = [](std::uint64_t seed) { return Head(150, 150, 64, seed, 1, 4.0); };
+    std::vector<Head> heads;
+    for (std::uint64_t seed = 60; seed < 67; ++seed) heads.push_back(head(seed));
+    heads[1].k.values[5] = INFINITY;
+    heads[2].dout.front().values[700] = NAN;
+    heads[3].v.values[64] = 0x1p30;
+    for (double& x : heads[4].q.front().values) x *= 64;
+    for (double& x : heads[5].dout.front().values) x = round(x * 0x1p-120, bf16);
+    heads[6].k.values.back() = 0x1p100;
+    for (const char* const name : {"fa2", "efficient", "fa1", "repo-2510.04212", "thunderkittens"})
+        expect_bits_of_the_processor(heads, name);
 }
 
 }  // namespace

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/device/gradients.cuh>
+
+#include <optional>
+
+#include <faultline/base/cuda_status.cuh>
+#include <faultline/device/gradient_plan.hpp>
+#include <faultline/device/gradient_tile.cuh>
+
+namespace faultline::device {
+
+namespace {
+
+using namespace gradients;
+using emulated::BackwardPart;
+using emulated::BackwardRows;
+using emulated::HeadProblem;
+
+/// On a multiprocessor: 128 registers a thread in any case.
+template <Products products>
+inline constexpr int blocks_at_once = products == Products::groups ? 1 : 2;
+
+[[maybe_unused]] __device__ __forceinline__ int smaller(int a, int b) { return a < b ? a : b; }
+
+/// dk and dv of 64 keys of a head.
+template <Products products, int d>
+__global__ void __launch_bounds__(threads<products>, blocks_at_once<products>)
+    key_gradients(GradientPlan g, const HeadProblem* problems, const BackwardRows* all_rows, int* open) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ == 900
+    extern __shared__ double2 memory[];
+    auto& m = *reinterpret_cast<Shared<d>*>(memory);
+    const HeadProblem& x = problems[blockIdx.y];
+    const BackwardRows& r = all_rows[blockIdx.y];
+    const int key0 = static_cast<int>(blockIdx.x) * side, keys = smaller(side, g.n_k - key0);
+    bool usual = true;
+    load<products, d>(x.k, key0, keys, m.k, usual);
+    load<products, d>(x.v, key0, keys, m.v, usual);
+    constexpr int columns = Layout<products>::template gradient_columns<d>;
+    float dk[columns][4] = {}, dv[columns][4] = {};
+    const TileAxis axis(g.n_q, g.block_q);
+    bool first = true;
+    for (int b = 0; b < axis.count(); ++b) {
+        const TileRange tile = axis.walk(b, axis.count(), g.query_order);
+        const int end = static_cast<int>(tile.first + tile.count);
+        if (visible_keys(end - 1, g.n_q, g.n_k, g.causal) <= key0) continue;
+        for (int row0 = static_cast<int>(tile.first); row0 < end; row0 += side) {
+            const int rows = smaller(side, end - row0);
+            if (visible_keys(row0 + rows - 1, g.n_q, g.n_k, g.causal) <= key0) continue;  // zeros: no sum changes
+            __syncthreads();
+            load<products, d>(x.q, row0, rows, m.q, usual);
+            load<products, d>(x.dout, row0, rows, m.dout, usual);
+            load_rows<d>(g, r, row0, rows, m, usual);
+            __syncthreads();
+            score_tile<products, d, true>(g, m, row0, rows, key0, keys, usual);
+            __syncthreads();
+            if constexpr (Layout<products>::by_unit) {
+                add_gradients<products, d, true>(dv, m.p, m.dout);
+                add_gradients<products, d, true>(dk, m.ds, m.q);
+            } else {
+                add_in_groups<d, columns, side, true>(dv, m.p, Shared<d>::score_pitch, m.dout, usual);
+                add_in_groups<d, columns, side, true>(dk, m.ds, Shared<d>::score_pitch, m.q, usual);
+            }
+        }
+        if (!g.dkv_added) continue;
+        store<products, d>(dk, r.dk, key0, g.dk, true, first, usual);
+        store<products, d>(dv, r.dv, key0, g.dv, true, first, usual);
+        first = false;
+    }
+    if (!g.dkv_added || first) {
+        store<products, d>(dk, r.dk, key0, g.dk, false, true, usual);
+        store<products, d>(dv, r.dv, key0, g.dv, false, true, usual);
+    }
+    if (!usual) open[blockIdx.y] = 1;
+#endif
+}
+
+/// dq of 64 rows of a head.
+template <Products products, int d>
+__global__ void __launch_bounds__(threads<products>, blocks_at_once<products>)
+    query_gradients(GradientPlan g, const HeadProblem* problems, const BackwardRows* all_rows, const int* keys_open,
+                    int* open) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ == 900
+    extern __shared__ double2 memory[];
+    auto& m = *reinterpret_cast<Shared<d>*>(memory);
+    const HeadProblem& x = problems[blockIdx.y];
+    const BackwardRows& r = all_rows[blockIdx.y];
+    const int row0 = static_cast<int>(gridDim.x - 1 - blockIdx.x) * side, rows = smaller(side, g.n_q - row0);
+    bool usual = keys_open[blockIdx.y] == 0;
+    load<products, d>(x.q, row0, rows, m.q, usual);
+    load<products, d>(x.dout, row0, rows, m.dout, usual);
+    load_rows<d>(g, r, row0, rows, m, usual);
+    constexpr int columns = Layout<products>::template gradient_columns<d>;
+    float dq[columns][4] = {};
+    const int last = static_cast<int>(visible_keys(row0 + rows - 1, g.n_q, g.n_k, g.causal));
+    const TileAxis axis(g.n_k, g.block_k);
+    bool first = true;
+    for (int a = 0; a < axis.count(); ++a) {
+        const TileRange tile = axis.walk(a, axis.count(), g.key_order);
+        const int end = static_cast<int>(tile.first + tile.count);
+        if (last <= tile.first) continue;
+        for (int key0 = static_cast<int>(tile.first); key0 < end && key0 < last; key0 += side) {
+            const int keys = smaller(side, end - key0);
+            __syncthreads();
+            load<products, d>(x.k, key0, keys, m.k, usual);
+            load<products, d>(x.v, key0, keys, m.v, usual);
+            __syncthreads();
+            score_tile<products, d, false>(g, m, row0, rows, key0, keys, usual);
+            __syncthreads();
+            if constexpr (Layout<products>::by_unit)
+                add_gradients<products, d, false>(dq, m.ds, m.k);
+            else
+                add_in_groups<d, columns, side, true>(dq, m.ds, Shared<d>::score_pitch, m.k, usual);
+        }
+        if (!g.dq_added) continue;
+        store<products, d>(dq, r.dq, row0, g.dq, true, first, usual);
+        first = false;
+    }
+    if (!g.dq_added || first) store<products, d>(dq, r.dq, row0, g.dq, false, true, usual);
+    if (!usual) open[blockIdx.y] = 1;
+#endif
+}
+template <Products products, class Kernel, class... Arguments>
+void start(Kernel kernel, std::size_t shared, int blocks, std::size_t heads, cudaStream_t stream,
+           const Arguments&... arguments) {
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
+               "setting the kernel up");
+    kernel<<<dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(heads)), threads<products>, shared, stream>>>(
+        arguments...);
+    check_cuda(cudaGetLastError(), "starting the kernel");
+}
+
+template <Products products, int d>
+const int* start_part(const GradientPlan& g, const emulated::BackwardJob& job, std::size_t heads, int* open,
+                      cudaStream_t stream) {
+    int* const of_queries = open + heads;
+    if (job.part == BackwardPart::key) {
+        start<products>(key_gradients<products, d>, sizeof(Shared<d>), (g.n_k + side - 1) / side, heads, stream, g,
+                        job.problems, job.rows, open);
+        return open;
+    }
+    start<products>(query_gradients<products, d>, sizeof(Shared<d>), (g.n_q + side - 1) / side, heads, stream, g,
+                    job.problems, job.rows, open, of_queries);
+    return of_queries;
+}
+template <Products products>
+const int* start_size(const GradientPlan& g, std::ptrdiff_t d, const emulated::BackwardJob& job, std::size_t heads,
+                      int* open, cudaStream_t stream) {
+    return d == 64 ? start_part<products, 64>(g, job, heads, open, stream)
+                   : start_part<products, 128>(g, job, heads, open, stream);
+}
+
+/// Whether the card's unit has the rules that were measured, and the code is what was compiled for it.
+bool is_hopper() {
+    static const bool is = [] {
+        int device = 0, major = 0, minor = 0;
+        check_cuda(cudaGetDevice(&device), "choosing a device");
+        check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "asking the device");
+        check_cuda(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "asking the device");
+        if (major != 9 || minor != 0) return false;
+        cudaFuncAttributes code{};
+        check_cuda(cudaFuncGetAttributes(&code, key_gradients<Products::sixteen, 128>), "loading the kernels");
+        return code.ptxVersion == 90;
+    }();
+    return is;
+}
+
+}  // namespace
+
+bool has_gradients(const emulated::FlatPlan& plan, const HeadProblem& head, BackwardPart part) {
+    return (part == BackwardPart::key || part == BackwardPart::query) && is_hopper() && head.n_q() > 0 &&
+           head.n_k() > 0 && gradient_request(plan, head).has_value();
+}
+
+const int* start_gradients(const emulated::BackwardJob& job, const emulated::FlatPlan& plan,
+                           const std::vector<HeadProblem>& problems, int* open, cudaStream_t stream) {
+    const std::optional<GradientRequest> request = gradient_request(plan, problems.front());
+    const std::ptrdiff_t d = problems.front().q.cols;
+    if (request->products == Products::sixteen)
+        return start_size<Products::sixteen>(request->plan, d, job, problems.size(), open, stream);
+    if (request->products == Products::groups)
+        return start_size<Products::groups>(request->plan, d, job, problems.size(), open, stream);
+    return start_size<Products::eight>(request->plan, d, job, problems.size(), open, stream);
+}
+}  // namespace faultline::device
