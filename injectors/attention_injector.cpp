@@ -9,7 +9,12 @@ namespace faultline {
 namespace {
 
 Site kernel_site(const Fault& fault) {
-    if (const Site* site = std::get_if<Site>(&fault.site)) return *site;
+    if (const Site* site = std::get_if<Site>(&fault.site)) {
+        if (fault.column < 0) return *site;
+        throw RequestError(
+            fmt::format("fault \"{}\": column: {} is in the attention kernel: expected a site of the model",
+                        to_string(fault), site_name(fault)));
+    }
     throw RequestError(fmt::format("fault \"{}\": {} is not in the attention kernel: expected a kernel site",
                                    to_string(fault), site_name(fault)));
 }

@@ -61,14 +61,38 @@ class Parser {
         site(parts[0]);
         law(parts[1]);
         magnitude(parts[2]);
-        for (std::size_t i = 3; i < parts.size(); ++i) option(parts[i]);
+        std::vector<std::string_view> given;
+        for (std::size_t i = 3; i < parts.size(); ++i) {
+            const std::string_view key = parts[i].substr(0, parts[i].find('='));
+            option(parts[i]);
+            if (std::find(given.begin(), given.end(), key) != given.end())
+                fail(fmt::format("{}: is there twice: expected it once", key));
+            given.push_back(key);
+        }
         if (fault_.from >= fault_.until) fail("from must be less than until");
+        expect_columns();
         return fault_;
     }
 
   private:
     [[noreturn]] void fail(const std::string& what) const {
         throw RequestError(fmt::format("fault {}: {}", in_quotes(text_), what));
+    }
+
+    /// What would choose columns or heads where there are none to choose.
+    void expect_columns() const {
+        const ModelSite* model = std::get_if<ModelSite>(&fault_.site);
+        if (fault_.column >= 0 && model == nullptr)
+            fail(fmt::format(
+                "column={}: {} is in the attention kernel, whose tiles are not the model's columns: expected "
+                "heads=N, or a site of the model",
+                fault_.column, site_name(fault_)));
+        if (fault_.heads.empty() || model == nullptr) return;
+        if (*model == ModelSite::layer_norm_statistics)
+            fail(
+                "heads: layer_norm_statistics has a mean and a deviation of each token: expected column=0 or 1, or none");
+        if (fault_.column >= 0)
+            fail(fmt::format("heads: is beside column={}, which is one head's: expected one of them", fault_.column));
     }
 
     void site(std::string_view name) {
@@ -154,8 +178,9 @@ class Parser {
         } else if (key == "heads") {
             fault_.heads = indices(key, value);
         } else if (key == "column") {
-            fault_.column =
-                static_cast<int>(std::min<std::int64_t>(count(key, value), std::numeric_limits<int>::max()));
+            constexpr int most = std::numeric_limits<int>::max();
+            if (count(key, value) > most) fail(fmt::format("column={}: expected 0 to {}", value, most));
+            fault_.column = static_cast<int>(count(key, value));
         } else if (key == "from") {
             fault_.from = count(key, value);
         } else if (key == "until") {

@@ -59,16 +59,21 @@ class FaultReport final : public gpt::StepHook {
     FaultHooks& faults_;
 };
 
+/// `expect`: throws RequestError of a fault.
+template <class Expect>
+void expect_of_faults(const Settings& settings, Expect&& expect) {
+    try {
+        expect();
+    } catch (const RequestError& error) {
+        throw RequestError(fmt::format("{}: {}", settings.where("inject"), error.what()));
+    }
+}
+
 std::vector<Fault> faults_of(const TrainCommand& own, const Settings& settings) {
     std::vector<Fault> faults;
-    for (const std::string& word : own.injections) {
-        try {
-            faults.push_back(parse_fault(word));
-            expect_faults_in_model({faults.back()}, own.train.layers, own.train.heads);
-        } catch (const RequestError& error) {
-            throw RequestError(fmt::format("{}: {}", settings.where("inject"), error.what()));
-        }
-    }
+    expect_of_faults(settings, [&] {
+        for (const std::string& word : own.injections) faults.push_back(parse_fault(word));
+    });
     return faults;
 }
 
@@ -272,6 +277,7 @@ Status run(const TrainCommand& own, const Invocation& call) {
     const TrainData data = read_data(own.train, settings);
     end_if_interrupted();
     gpt::TrainConfig config = train_config(own.train, settings, data, 1);
+    expect_of_faults(settings, [&] { expect_faults_in_run(faults, config.model, config.steps); });
     const bool joined = call.group.ranks() != nullptr;
     const int rank_count = joined ? call.group.ranks()->size() : static_cast<int>(own.ranks),
               local = joined ? call.group.ranks()->local_size() : rank_count;
@@ -321,13 +327,7 @@ Status run(const TrainCommand& own, const Invocation& call) {
         if (!call.talks()) return;
         for (const std::string& line : about) remark(line);
     };
-    const auto expect_passed = [&] {
-        try {
-            expect_faults_passed(faults, config.model);
-        } catch (const RequestError& error) {
-            throw RequestError(fmt::format("{}: {}", settings.where("inject"), error.what()));
-        }
-    };
+    const auto expect_passed = [&] { expect_of_faults(settings, [&] { expect_faults_passed(faults, config.model); }); };
     if (call.common.device == "cuda") {
         training = on_device(config, data, own, call, hooks, hooked.step, files.manifest, about);
         expect_passed();  // behind what the device says of faults that it has not

@@ -71,7 +71,7 @@ MatrixRun::MatrixRun(const MatrixConfig& matrix, const RunPlan& plan, const gpt:
     if (intervention_.kind == Intervention::Kind::qk_norm) config_.model.qk_norm = gpt::QkNorm::parameter_free;
     try {
         gpt::check(config_.model);  // now, and not when the run's turn comes
-        expect_faults_in_model(source_.faults, config_.model.layers, config_.model.heads);
+        expect_faults_in_run(source_.faults, config_.model, config_.steps);
         if (trainers_ != nullptr) trainers_->check(config_, source_.faults, intervention_);
         expect_faults_passed(source_.faults, config_.model);
     } catch (const RequestError& error) {

@@ -16,6 +16,7 @@
 #include <faultline/base/error.hpp>
 #include <faultline/cpu/attention.hpp>
 #include <faultline/gpt/fast_attention.hpp>
+#include <faultline/gpt/parameters.hpp>
 #include <faultline/injectors/passed_sites.hpp>
 #include <faultline/plan/plan_toml.hpp>
 #include <faultline/random/random_stream.hpp>
@@ -77,18 +78,55 @@ std::string range(std::string_view what, std::int64_t first, std::int64_t last) 
     return first == last ? fmt::format("{} {}", what, first) : fmt::format("a {} from {} to {}", what, first, last);
 }
 
+/// Columns of the values at a site of the model, but for updates, which have their parameters'.
+std::int64_t columns_of(ModelSite site, const gpt::ModelConfig& model) {
+    switch (site) {
+        case ModelSite::layer_norm_statistics:
+            return 2;
+        case ModelSite::logits:
+            return model.vocabulary;
+        case ModelSite::ffn_activation_gradient:
+            return std::int64_t{4} * model.width;
+        default:
+            return model.width;
+    }
+}
+
+void expect_columns(const Fault& fault, const gpt::ModelConfig& model) {
+    const ModelSite* site = std::get_if<ModelSite>(&fault.site);
+    if (site == nullptr) return;
+    const auto expect = [&](std::int64_t columns, std::string_view of) {
+        if (fault.column >= columns)
+            throw RequestError(fmt::format("fault \"{}\": column {}: expected less than the {} columns of {}",
+                                           to_string(fault), fault.column, columns, of));
+        if (!fault.heads.empty() && columns % model.heads != 0)  // no blocks of columns that are one head's
+            throw RequestError(
+                fmt::format("fault \"{}\": heads: the {} columns of {} are no {} equal blocks: expected none",
+                            to_string(fault), columns, of, model.heads));
+    };
+    if (*site != ModelSite::optimizer_update) return expect(columns_of(*site, model), name(*site));
+    if (fault.column < 0 && fault.heads.empty()) return;  // nothing is asked of the columns
+    const gpt::ParameterLayout layout(model);
+    for (const gpt::Parameter& parameter : layout.all())
+        if (fault.active(fault.from, parameter.layer)) expect(parameter.cols, parameter.name);
+}
+
 }  // namespace
 
-void expect_faults_in_model(const std::vector<Fault>& faults, std::int64_t layers, std::int64_t heads) {
+void expect_faults_in_run(const std::vector<Fault>& faults, const gpt::ModelConfig& model, std::int64_t steps) {
     for (const Fault& fault : faults) {
         const auto expect = [&](std::string_view what, int number, std::int64_t first, std::int64_t last) {
             if (number < first || number > last)
                 throw RequestError(fmt::format("fault \"{}\": {} {}: expected {} at {}", to_string(fault), what, number,
                                                range(what, first, last), site_name(fault)));
         };
-        const auto [first, last] = layers_of_site(fault, layers);
+        const auto [first, last] = layers_of_site(fault, model.layers);
         for (const int layer : fault.layers) expect("layer", layer, first, last);
-        for (const int head : fault.heads) expect("head", head, 0, heads - 1);
+        for (const int head : fault.heads) expect("head", head, 0, model.heads - 1);
+        expect_columns(fault, model);
+        if (fault.from >= steps)
+            throw RequestError(fmt::format("fault \"{}\": from: {}: expected a step of the run, 0 to {}",
+                                           to_string(fault), fault.from, steps - 1));
     }
 }
 

@@ -10,10 +10,11 @@
 
 namespace faultline {
 
-/// RequestError where a fault names a layer or a head that a model of `layers` layers with `heads` heads each has not, one of
-/// several too: "fault …: layer 7: expected a layer from 0 to 1". Layers are those of ModelAt: the logits stand behind the
-/// last one, at the number of layers, and layer norms from 0 to there.
-void expect_faults_in_model(const std::vector<Fault>& faults, std::int64_t layers, std::int64_t heads);
+/// RequestError where a fault names a layer, a head or a column that the model has not, one of several too, or begins behind
+/// the last of `steps`: "fault …: layer 7: expected a layer from 0 to 1". Layers are those of ModelAt: the logits stand behind
+/// the last one, at the number of layers, and layer norms from 0 to there. A column, or
+/// heads' blocks of columns, have to be in every parameter whose update the fault stands in.
+void expect_faults_in_run(const std::vector<Fault>& faults, const gpt::ModelConfig& model, std::int64_t steps);
 
 /// RequestError where no head that a fault of a kernel site stands in runs a kernel that passes the site ("merge" without
 /// splits of the keys): "fault …: merge has nothing to do …". The kernels are emulated once for a plan and a shape.

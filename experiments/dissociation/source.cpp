@@ -3,6 +3,7 @@
 
 #include <charconv>
 #include <filesystem>
+#include <set>
 
 #include <fmt/format.h>
 
@@ -48,8 +49,13 @@ void add_plan(const std::string& word, int head_dim, const std::string& folder, 
         for_head_dim(plan(is_file ? (std::filesystem::path(folder) / parts[1]).string() : parts[1]), head_dim);
     std::vector<int> layers{-1}, heads;
     bool untiled = false;
+    std::set<std::string> given;
     for (std::size_t i = 2; i < parts.size(); ++i) {
         const std::string& part = parts[i];
+        const std::string key = part.substr(0, part.find('='));
+        const bool one_at_most = key == "layers" || key == "heads" || key == "untiled";
+        if (one_at_most && !given.insert(key).second)
+            throw RequestError(fmt::format("source {}: {}: is there twice: expected it once", in_quotes(word), key));
         if (part.starts_with("layers=")) {
             layers = indices(word, part.substr(7));
         } else if (part.starts_with("heads=")) {

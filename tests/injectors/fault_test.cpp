@@ -78,6 +78,26 @@ TEST(Fault, SaysWhatWasExpected) {
     EXPECT_THAT(said("delta:fixed:0.1:shape=round"), HasSubstr("constant or value"));
     EXPECT_THAT(said("delta:fixed:0.1:lyers=1"), HasSubstr("\"layers\""));
     EXPECT_THAT(said("scale:fixed:0.1"), HasSubstr("constant of the call"));
+    EXPECT_THAT(said("delta:fixed:0.1:from=1:from=2"), HasSubstr("from: is there twice"));
+    EXPECT_THAT(said("ffn_output:fixed:0.1:column=99999999999"),
+                HasSubstr("column=99999999999: expected 0 to 2147483647"));
+    EXPECT_THAT(said("ffn_output:fixed:0.1:column=3:heads=0"), HasSubstr("heads: is beside column=3"));
+    EXPECT_THAT(said("layer_norm_statistics:fixed:0.1:heads=0"), HasSubstr("expected column=0 or 1, or none"));
+}
+
+// A tile's columns in the kernel are keys, or channels of one head: a column of the model is none of them.
+TEST(Fault, ColumnsAreOfSitesOfTheModel) {
+    for (const SiteInfo& site : sites()) {
+        if (site.name == "scale") continue;
+        const std::string word = std::string(site.name) + ":fixed:0.1:column=0";
+        EXPECT_THAT(refusal([&] { (void)parse_fault(word); }),
+                    HasSubstr("\": column=0: " + std::string(site.name) + " is in the attention kernel"));
+        Fault fault = parse_fault(std::string(site.name) + ":fixed:0.1");
+        fault.column = 0;
+        EXPECT_THAT(refusal([&] { AttentionInjector(fault, plan("fa2"), 1); }), HasSubstr("column: "));
+    }
+    for (const ModelSiteInfo& site : model_sites())
+        EXPECT_EQ(parse_fault(std::string(site.name) + ":fixed:0.1:column=1").column, 1);
 }
 
 TEST(Fault, StandsWhereItCan) {

@@ -287,6 +287,9 @@ TEST_F(Train, RequestsThatAreWrongAreOneSentenceAndStatus2) {
     refused({"--inject", "delta:huge:1"}, "--inject");
     refused({"--inject", "delta:fixed:1:layers=3"}, "layer 3");
     refused({"--inject", "delta:fixed:1:heads=7"}, "--inject: fault \"delta:fixed:1:heads=7\": head 7: expected ");
+    refused({"--inject", "o_cast:fixed:0.3:column=3"}, "column=3: o_cast is in the attention kernel");
+    refused({"--inject", "ffn_output:fixed:1:column=99", "-o", folder / "never.h5"}, "column 99: expected less than");
+    refused({"--inject", "delta:fixed:1:from=3"}, "from: 3: expected a step of the run, 0 to 2");
     refused({"--resume", folder / "none.h5"}, "checkpoint");
     refused({"-o", folder / "no/such/folder.h5"}, "no/such/folder.h5");
     refused({"--replay", folder / "text"}, "line 1");

@@ -339,12 +339,48 @@ TEST(Matrix, FaultsStandInLayersAndHeadsOfTheModel) {
                                               source, layer, expected)));
         }
     for (const std::string& site : sites) {
+        if (site == "layer_norm_statistics") continue;  // has no heads
         config.sources = {site + ":multiplicative:0.1:heads=0,2"};
         EXPECT_THAT(refusal(config), HasSubstr("head 2: expected a head from 0 to 1 at " + site));
     }
     // One of several, and the later fault of a source.
     config.sources = {"delta:multiplicative:0.1+ds:fixed:0.1:layers=1,2"};
     EXPECT_THAT(refusal(config), HasSubstr("fault \"ds:fixed:0.1:layers=1,2\": layer 2: expected"));
+}
+
+// A column is one of the model's at the site, and a step one of the run's; what is asked for beyond is refused before the first.
+TEST(Matrix, FaultsStandInColumnsOfTheModelAndStepsOfTheRun) {
+    MatrixConfig config = small();
+    config.interventions = {"none"};
+    config.controls = {};
+    config.seeds = {0};
+    config.train.steps = 2;
+    const auto said = [&](const std::string& fault) {
+        config.sources = {fault};
+        return refusal(config);
+    };
+    for (const ModelSiteInfo& info : model_sites()) {
+        const std::string site(info.name);
+        const int columns = site == "logits"                    ? config.train.model.vocabulary
+                            : site == "layer_norm_statistics"   ? 2
+                            : site == "ffn_activation_gradient" ? 64
+                                                                : 16;
+        config.sources = {fmt::format("{}:fixed:0.1:column={}", site, columns - 1)};
+        const RunMatrix matrix = run(config);
+        ASSERT_EQ(matrix.runs.size(), 2U) << site;
+        EXPECT_GT(matrix.runs[1].injected_rms, 0) << site;
+        EXPECT_THAT(said(fmt::format("{}:fixed:0.1:column={}", site, columns)),
+                    HasSubstr(fmt::format("column {0}: expected less than the {0} columns of {1}", columns,
+                                          site == "optimizer_update" ? "wte" : site)));
+    }
+    // A learned gain of QK normalisation has head_dim columns, 8, and stands in a layer.
+    config.train.model.qk_norm = gpt::QkNorm::learned;
+    EXPECT_THAT(said("optimizer_update:fixed:0.1:column=8:layers=1"), HasSubstr("the 8 columns of layer1."));
+    config.train.model.qk_norm = gpt::QkNorm::none;
+    config.train.model.vocabulary = 257;
+    EXPECT_THAT(said("logits:fixed:0.1:heads=1"), HasSubstr("the 257 columns of logits are no 2 equal blocks"));
+    EXPECT_THAT(said("delta:fixed:0.1:from=2"),
+                HasSubstr("delta:fixed:0.1:from=2\": from: 2: expected a step of the run, 0 to 1"));
 }
 
 // A matrix of width 16 has 16 directions; along all of them lies the whole update.
@@ -380,8 +416,9 @@ TEST(Source, IsFaultsAndPlans) {
     EXPECT_EQ(parse_source("plan:fa2:correction=delta_p_dp", 32).attention[0].plan->schedule.delta_from,
               DeltaFrom::p_dp);
     EXPECT_TRUE((*parse_source("plan:fa2:exact=o_cast,lse", 32).attention[0].plan)[Site::o_cast].is_exact());
-    for (const char* word : {"plan", "plan:nokernel", "plan:fa2:exact=ocast", "plan:fa2:layer=1", "plan:fa2:layers=x",
-                             "plan:fa2:correction=qk_norm", ""})
+    for (const char* word :
+         {"plan", "plan:nokernel", "plan:fa2:layers=0:layers=1", "plan:fa2:untiled:untiled", "plan:fa2:exact=ocast",
+          "plan:fa2:layer=1", "plan:fa2:layers=x", "plan:fa2:correction=qk_norm", ""})
         EXPECT_THROW((void)parse_source(word, 32), RequestError) << word;
 }
 
