@@ -13,10 +13,9 @@
 #include <faultline/cli/device_trainers.hpp>
 #include <faultline/cli/terminal.hpp>
 #include <faultline/cli/train_settings.hpp>
-#include <faultline/dissociation/intervention.hpp>
+#include <faultline/dissociation/matrix_words.hpp>
 #include <faultline/dissociation/report.hpp>
 #include <faultline/dissociation/run_memory.hpp>
-#include <faultline/dissociation/source.hpp>
 #include <faultline/gpt_device/device_trainer.hpp>
 #include <faultline/tensor/text.hpp>
 
@@ -36,14 +35,12 @@ struct DissociateSettings {
     std::optional<double> sigma_ratio, loss_ratio;
 };
 
-template <class Parse>
-void check_words(const std::vector<std::string>& words, const std::string& where, Parse&& parse) {
-    for (const std::string& word : words) {
-        try {
-            parse(word);
-        } catch (const RequestError& error) {
-            throw RequestError(fmt::format("{}: {}", where, error.what()));
-        }
+template <class Check>
+void check_words(const std::string& where, Check&& check) {
+    try {
+        check();
+    } catch (const RequestError& error) {
+        throw RequestError(fmt::format("{}: {}", where, error.what()));
     }
 }
 
@@ -57,12 +54,15 @@ MatrixConfig matrix_config(const DissociateSettings& own, const Settings& settin
     if (own.seeds.empty()) config.seeds.push_back(config.train.seed);
     if (own.sigma_ratio) config.rule.sigma_ratio = *own.sigma_ratio;
     if (own.loss_ratio) config.rule.loss_ratio = *own.loss_ratio;
-    check_words(own.sources, settings.where("source"),
-                [&](const std::string& word) { (void)parse_source(word, config.train.model.head_dim()); });
-    const auto intervention = [](const std::string& word) { (void)parse_intervention(word); };
-    check_words(own.interventions, settings.where("intervention"), intervention);
-    check_words(own.controls, settings.where("control"), intervention);
+    const int head_dim = config.train.model.head_dim();
+    if (!own.seeds.empty()) settings.refuse_unread({"seed"}, "with --seeds");
+    check_words(settings.where("source"), [&] { expect_different_sources(own.sources, head_dim); });
+    check_words(settings.where("intervention"), [&] { expect_different_interventions(own.interventions); });
+    check_words(settings.where("control"), [&] { expect_different_interventions(own.controls); });
     if (own.controls.empty()) config.controls = default_controls(own.interventions);
+    if (settings.given("intervention"))  // those of a file, or the default's, are for other sources too
+        check_words(settings.where("intervention"),
+                    [&] { expect_interventions_met(own.sources, own.interventions, config.controls, head_dim); });
     if (!own.train.replay.empty())
         throw RequestError(
             fmt::format("{}: every seed has windows of its own: expected none", settings.where("replay")));

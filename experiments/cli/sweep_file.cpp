@@ -8,16 +8,13 @@
 #include <set>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <faultline/base/error.hpp>
 #include <faultline/cli/device_trainers.hpp>
 #include <faultline/cli/setting.hpp>
 #include <faultline/cli/train_settings.hpp>
-#include <faultline/dissociation/intervention.hpp>
-#include <faultline/dissociation/source.hpp>
+#include <faultline/dissociation/matrix_words.hpp>
 #include <faultline/plan/nearest_name.hpp>
-#include <faultline/plan/plan_toml.hpp>
 #include <faultline/plan/tomlplusplus.hpp>
 #include <faultline/tensor/input.hpp>
 #include <faultline/tensor/text.hpp>
@@ -200,6 +197,28 @@ void name_files(const std::string& folder, TrainSettings& own) {
             choice = choice.substr(0, equals + 1) + plan_from_folder(folder, choice.substr(equals + 1));
 }
 
+/// What faultline train takes besides a recipe, and what is expected for it in a sweep.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 13> no_recipe{{
+    {"threads", "is no run's own: expected threads in [sweep], or --threads"},
+    {"inject", "is a source: expected it in matrix.source"},
+    {"checkpoint-every", "is the sweep's: expected matrix.checkpoint-every"},
+    {"output", "is the sweep's: expected -o FOLDER"},
+    {"resume", "is what the sweep does: expected none"},
+    {"capture", "is of faultline train alone: expected none"},
+    {"capture-sequences", "is of faultline train alone: expected none"},
+    {"ranks", "is of faultline train alone: expected none, a run of a sweep is one process"},
+    {"reduce", "is of faultline train alone: expected none, a run of a sweep is one process"},
+    {"overlap", "is of faultline train alone: expected none, a run of a sweep is one process"},
+    {"deterministic", "is of faultline train alone: expected none"},
+    {"monitors", "is of faultline train alone: expected none"},
+    {"force", "is no run's: expected a run's record removed, which makes it anew"},
+}};
+
+void expect_of_recipe(std::string_view key, const std::string& where) {
+    for (const auto& [other, expected] : no_recipe)
+        if (key == other) throw RequestError(fmt::format("{}.{}: {}", where, key, expected));
+}
+
 /// The settings of a recipe, and its data from what has been read already.
 SweepRecipe recipe_of(const Variant& variant, const toml::table& train, const std::string& path,
                       const std::string& folder, DataCache& cache) {
@@ -210,9 +229,12 @@ SweepRecipe recipe_of(const Variant& variant, const toml::table& train, const st
     std::string device = "cpu";
     own.declare(settings);
     settings.text("device", device, "", "");
+    for (const auto& [key, value] : train) expect_of_recipe(key.str(), fmt::format("{}: train", file));
     settings.read(Settings::Table{train}, fmt::format("{}: train", file));
-    for (const Change& change : variant.changes)
+    for (const Change& change : variant.changes) {
+        expect_of_recipe(change.key, change.where);
         settings.read(Settings::Value{change.key, *change.value}, change.where);
+    }
     const auto refuse = [&](const char* key, const char* expected) {
         throw RequestError(fmt::format("{}: {}", settings.where(key), expected));
     };
@@ -243,35 +265,13 @@ SweepRecipe recipe_of(const Variant& variant, const toml::table& train, const st
     return recipe;
 }
 
-template <class Parse>
-void check_words(const std::vector<std::string>& words, const std::string& where, Parse&& parse) {
-    for (const std::string& word : words) {
-        try {
-            parse(word);
-        } catch (const RequestError& error) {
-            throw RequestError(fmt::format("{}: {}", where, error.what()));
-        }
+template <class Check>
+void check_words(const std::string& where, Check&& check) {
+    try {
+        check();
+    } catch (const RequestError& error) {
+        throw RequestError(fmt::format("{}: {}", where, error.what()));
     }
-}
-
-/// All that a source is made of, however it is written: "ds:fixed:0.3" and "ds:fixed:0.30" are one.
-std::string made_of(const Source& source) {
-    std::string all;
-    for (const Fault& fault : source.faults) all += to_string(fault) + "\n";
-    for (const gpt::AttentionChoice& choice : source.attention)
-        all += fmt::format("{} {} {}\n", choice.layer, choice.heads, to_toml(*choice.plan));
-    return all;
-}
-
-void expect_different(const std::vector<std::string>& sources, const std::string& where, const MatrixConfig& config) {
-    std::map<std::string, std::string> seen;
-    check_words(sources, where, [&](const std::string& word) {
-        const auto [other, is_new] =
-            seen.try_emplace(made_of(parse_source(word, config.train.model.head_dim(), config.folder)), word);
-        if (!is_new)
-            throw RequestError(fmt::format("{}: is there twice{}: expected each source once", in_quotes(word),
-                                           other->second == word ? "" : ", as " + in_quotes(other->second) + " too"));
-    });
 }
 
 }  // namespace
@@ -291,9 +291,11 @@ SweepFile read_sweep(const std::string& path, const std::string& folder) {
     for (const auto& [key, empty] :
          {std::pair("seeds", crossed.seeds.empty()), {"intervention", crossed.interventions.empty()}})
         if (empty) throw RequestError(fmt::format("{}: matrix.{}: is empty: expected one or more", file, key));
-    const auto intervention = [](const std::string& word) { (void)parse_intervention(word); };
-    check_words(crossed.interventions, fmt::format("{}: matrix.intervention", file), intervention);
-    check_words(crossed.controls, fmt::format("{}: matrix.control", file), intervention);
+    const auto in_matrix = [&](const char* key) { return fmt::format("{}: matrix.{}", file, key); };
+    check_words(in_matrix("intervention"), [&] { expect_different_interventions(crossed.interventions); });
+    check_words(in_matrix("control"), [&] { expect_different_interventions(crossed.controls); });
+    const std::vector<std::string> controls =
+        crossed.controls.empty() ? default_controls(crossed.interventions) : crossed.controls;
 
     SweepFile out;
     out.checkpoint_every = crossed.checkpoint_every;
@@ -307,11 +309,14 @@ SweepFile read_sweep(const std::string& path, const std::string& folder) {
         recipe.config.sources = sources;
         recipe.config.folder = from;
         recipe.config.interventions = crossed.interventions;
-        recipe.config.controls = crossed.controls.empty() ? default_controls(crossed.interventions) : crossed.controls;
+        recipe.config.controls = controls;
         recipe.config.seeds.assign(crossed.seeds.begin(), crossed.seeds.end());
         if (crossed.sigma_ratio) recipe.config.rule.sigma_ratio = *crossed.sigma_ratio;
         if (crossed.loss_ratio) recipe.config.rule.loss_ratio = *crossed.loss_ratio;
-        expect_different(sources, fmt::format("{}: matrix.source", file), recipe.config);
+        const int head_dim = recipe.config.train.model.head_dim();
+        check_words(in_matrix("source"), [&] { expect_different_sources(sources, head_dim, from); });
+        check_words(in_matrix("intervention"),
+                    [&] { expect_interventions_met(sources, crossed.interventions, controls, head_dim, from); });
         out.recipes.push_back(std::move(recipe));
     }
     return out;

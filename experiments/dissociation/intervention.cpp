@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <faultline/dissociation/intervention.hpp>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <span>
+#include <tuple>
 #include <vector>
 
 #include <fmt/format.h>
@@ -26,6 +29,7 @@ constexpr std::array<std::string_view, 4> monitors{"max_logit", "sigma_q", "grad
 constexpr std::array<std::string_view, 4> sides_names{"both", "either", "left", "right"};
 constexpr std::array<std::string_view, 4> removals{"leading", "elsewhere", "shrink", "overshoot"};
 constexpr std::array<std::string_view, 2> scales{"continuous", "unit"};
+constexpr std::int64_t widest = 1 << 20;  // faultline train's largest width
 
 /// Keys that a kind takes.
 std::span<const std::string_view> keys_of(Kind kind) {
@@ -60,12 +64,27 @@ class Parser {
         };
         out_.kind = one_of<Kind>("", next(), kinds);
         while (!rest.empty()) option(next());
+        expect_read();
         return out_;
     }
 
   private:
     [[noreturn]] void fail(const std::string& what) const {
         throw RequestError(fmt::format("intervention {}: {}", in_quotes(text_), what));
+    }
+
+    /// Options of a guard that its action does not read.
+    void expect_read() const {
+        if (out_.kind != Kind::guard) return;
+        const GuardAction action = out_.action;
+        const bool has_factor = action == GuardAction::lower_rate || action == GuardAction::tighter_clip;
+        const std::array<std::tuple<std::string_view, bool, std::string_view>, 3> of{
+            {{"scale", action == GuardAction::qk_norm, "action=qk_norm"},
+             {"factor", has_factor, "action=lower_rate or action=tighter_clip"},
+             {"tau", action == GuardAction::qk_clip, "action=qk_clip"}}};
+        for (const auto& [key, read, with] : of)
+            if (!read && std::find(given_.begin(), given_.end(), key) != given_.end())
+                fail(fmt::format("{}: means nothing with action={}: expected {}", key, name(action), with));
     }
 
     template <class T>
@@ -83,11 +102,12 @@ class Parser {
         return x;
     }
 
-    std::int64_t count(std::string_view key, std::string_view value, std::int64_t least) const {
+    std::int64_t count(std::string_view key, std::string_view value, std::int64_t least, std::int64_t most) const {
         std::int64_t n = 0;
         const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), n);
         if (value.empty() || error != std::errc{} || end != value.data() + value.size() || n < least)
             fail(fmt::format("{}={}: expected an integer of {} or more", key, value, least));
+        if (n > most) fail(fmt::format("{}={}: expected an integer from {} to {}", key, value, least, most));
         return n;
     }
 
@@ -103,19 +123,23 @@ class Parser {
                                  ? fmt::format("{} takes no options", kinds[static_cast<std::size_t>(out_.kind)])
                                  : expected_one_of(key, keys)));
         }
+        if (std::find(given_.begin(), given_.end(), key) != given_.end())
+            fail(fmt::format("{}: is there twice: expected it once", key));
+        given_.push_back(key);
         if (key == "sides") out_.sides = one_of<Sides>(key, value, sides_names);
         if (key == "removal") out_.removal = one_of<Removal>(key, value, removals);
-        if (key == "k") out_.k = static_cast<int>(std::min<std::int64_t>(count(key, value, 1), 1 << 20));
+        if (key == "k") out_.k = static_cast<int>(count(key, value, 1, widest));
         if (key == "action") out_.action = one_of<GuardAction>(key, value, actions);
         if (key == "monitor") out_.monitor = one_of<Monitor>(key, value, monitors);
         if (key == "threshold") out_.threshold = number(key, value);
         if (key == "scale") out_.continuous = one_of<int>(key, value, scales) == 0;
         if (key == "factor") out_.factor = number(key, value);
         if (key == "tau") out_.tau = number(key, value);
-        if (key == "from") out_.from = count(key, value, 0);
+        if (key == "from") out_.from = count(key, value, 0, std::numeric_limits<std::int64_t>::max());
     }
 
     std::string_view text_;
+    std::vector<std::string_view> given_;
     Intervention out_;
 };
 

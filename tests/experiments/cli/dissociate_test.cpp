@@ -216,10 +216,42 @@ TEST(Dissociate, RefusesInOneSentence) {
         HasSubstr("source \"plan:fa2:layers=9\", intervention \"none\": attention: layer 9"));
     EXPECT_THAT(said({"--source", "delta:multiplicative:0.1:layers=7", "-o", folder / "never.h5"}),
                 HasSubstr("fault \"delta:multiplicative:0.1:layers=7\": layer 7: expected layer 0 at delta"));
+    EXPECT_THAT(said({"--source", "ffn_output:fixed:0.1:column=16", "-o", folder / "never.h5"}),
+                HasSubstr("column 16: expected less than the 16 columns of ffn_output"));
+    // What would be done twice, or not at all. small() has a source and two interventions.
+    EXPECT_THAT(
+        said({"--source", "delta:multiplicative:20%"}),
+        HasSubstr("--source: \"delta:multiplicative:20%\": is there twice, as \"delta:multiplicative:0.2\" too"));
+    EXPECT_THAT(said({"--intervention", "project:k=3"}),
+                HasSubstr("\"project:k=3\": is there twice, as \"project\" too"));
+    EXPECT_THAT(said({"--control", "qk_clip", "--control", "qk_clip:tau=100"}),
+                HasSubstr("--control: \"qk_clip:tau=100\""));
+    EXPECT_THAT(said({"--seed", "3", "--seeds", "1"}), HasSubstr("--seed: means nothing with --seeds"));
+    EXPECT_THAT(said({"--source", "delta:multiplicative:0.2:from=20"}),
+                HasSubstr("from: 20: expected a step of the run"));
     EXPECT_THAT(said({"--data", folder / "missing"}), HasSubstr("missing"));
     folder.write("short", "too short");
     EXPECT_THAT(said({"--data", folder / "short"}), HasSubstr("short"));
     EXPECT_EQ(folder.files(), (std::vector<std::string>{"short", "text"}));
+}
+
+// Without a source only controls are run: another intervention would be in no run.
+TEST(Dissociate, AnInterventionMeetsASource) {
+    const Folder folder;
+    folder.write("text", text_of_letters());
+    const auto run = [&](const std::vector<std::string>& more) {
+        std::vector<std::string> words{
+            "dissociate", "--data", folder / "text", "--layers", "1",       "--width", "16",      "--heads",  "1",
+            "--context",  "16",     "--batch",       "2",        "--steps", "2",       "--quiet", "--source", "none"};
+        words.insert(words.end(), more.begin(), more.end());
+        return run_program(words);
+    };
+    const Outcome guard = run({"--intervention", "guard:threshold=0.01"});
+    EXPECT_EQ(guard.status, 2);
+    EXPECT_THAT(guard.err, HasSubstr("--intervention: \"guard:threshold=0.01\": meets no source but none"));
+    EXPECT_EQ(run({"--intervention", "guard", "--control", "guard:threshold=100"}).status, 0);
+    EXPECT_EQ(run({"--intervention", "project"}).status, 0);  // a control by default
+    EXPECT_EQ(run({}).status, 0);                             // the quick matrix's interventions, asked for by nobody
 }
 
 TEST(Dissociate, ItsConfigurationsAreRead) {

@@ -40,6 +40,14 @@ TEST(Intervention, SaysWhatWasExpected) {
     EXPECT_THAT(said("guard:threshold=-1"), HasSubstr("above 0"));
     EXPECT_THAT(said("guard:threshold"), HasSubstr("above 0"));
     EXPECT_THAT(said("guard:action=pray"), HasSubstr("action=\"pray\""));
+    EXPECT_THAT(said("guard:threshold=1:threshold=2"), HasSubstr("threshold: is there twice"));
+    EXPECT_THAT(said("project:k=999999999999"), HasSubstr("k=999999999999: expected an integer from 1 to 1048576"));
+    // What the action does not read, whichever comes first.
+    EXPECT_THAT(said("guard:factor=2"), HasSubstr("factor: means nothing with action=qk_norm"));
+    EXPECT_THAT(said("guard:scale=unit:action=repair"), HasSubstr("scale: means nothing with action=repair"));
+    EXPECT_THAT(said("guard:action=lower_rate:tau=3"), HasSubstr("tau: means nothing with action=lower_rate"));
+    for (const char* word : {"guard:tau=3:action=qk_clip", "guard:factor=0.5:action=tighter_clip", "guard:scale=unit"})
+        EXPECT_EQ(said(word), "") << word;
 }
 
 }  // namespace

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <faultline/dissociation/matrix_words.hpp>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <faultline/base/error.hpp>
+#include <faultline/dissociation/intervention.hpp>
+#include <faultline/dissociation/source.hpp>
+#include <faultline/plan/plan_toml.hpp>
+#include <faultline/tensor/text.hpp>
+
+namespace faultline {
+namespace {
+
+/// All that a source is made of, however it is written: "ds:fixed:0.3" and "ds:fixed:0.30" are one.
+std::string made_of(const Source& source) {
+    std::string all;
+    for (const Fault& fault : source.faults) all += to_string(fault) + "\n";
+    for (const gpt::AttentionChoice& choice : source.attention)
+        all += fmt::format("{} {} {}\n", choice.layer, choice.heads, to_toml(*choice.plan));
+    return all;
+}
+
+/// The word of an intervention that is the same for all that are one.
+std::string plain(const std::string& intervention) { return to_string(parse_intervention(intervention)); }
+
+void expect_different(const std::vector<std::string>& words, const char* each,
+                      const std::function<std::string(const std::string&)>& meaning) {
+    std::map<std::string, std::string> seen;
+    for (const std::string& word : words) {
+        const auto [other, is_new] = seen.try_emplace(meaning(word), word);
+        if (!is_new)
+            throw RequestError(fmt::format("{}: is there twice{}: expected each {} once", in_quotes(word),
+                                           other->second == word ? "" : ", as " + in_quotes(other->second) + " too",
+                                           each));
+    }
+}
+
+}  // namespace
+
+void expect_different_sources(const std::vector<std::string>& sources, int head_dim, const std::string& folder) {
+    expect_different(sources, "source",
+                     [&](const std::string& word) { return made_of(parse_source(word, head_dim, folder)); });
+}
+
+void expect_different_interventions(const std::vector<std::string>& interventions) {
+    expect_different(interventions, "intervention", plain);
+}
+
+void expect_interventions_met(const std::vector<std::string>& sources, const std::vector<std::string>& interventions,
+                              const std::vector<std::string>& controls, int head_dim, const std::string& folder) {
+    const auto is_none = [&](const std::string& word) { return parse_source(word, head_dim, folder).is_none(); };
+    if (!std::ranges::all_of(sources, is_none)) return;
+    for (const std::string& word : interventions)
+        if (plain(word) != "none" && std::ranges::find(controls, plain(word), plain) == controls.end())
+            throw RequestError(fmt::format(
+                "{}: meets no source but none: expected a source with an error, or it as a control", in_quotes(word)));
+}
+
+}  // namespace faultline
