@@ -160,7 +160,7 @@ void say_failures(const sweep::Status& status) {
     for (std::size_t i = 0; i < status.cells.size(); ++i)
         if (status.states[i].state == sweep::State::failed)
             remark(fmt::format("faultline sweep: {}: {} (runs/{}.log)", status.cells[i].name,
-                               escaped(status.states[i].what, status.states[i].what.size()), status.cells[i].name));
+                               sweep::sentence(status.states[i].what), status.cells[i].name));
 }
 
 /// The same, and what is left.
@@ -247,7 +247,7 @@ Status run_under_slurm(const SweepSettings& own, const Request& request, const s
     sweep::Slurm slurm;
     const std::string folder = fs::absolute(request.folder).lexically_normal().string();
     slurm.program = {program(), "sweep", "one", "--quiet", "--threads", threads_of(call)};
-    slurm.name = "sweep";
+    slurm.name = sweep::job_name(folder);
     slurm.partition = own.partition;
     slurm.gres = own.gres;
     slurm.time = own.time;

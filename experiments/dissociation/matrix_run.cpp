@@ -145,8 +145,9 @@ Found find_record(const std::string& path, const std::string& identity, const Ma
     const std::lock_guard lock(hdf5());
     if (RecordReader(path).manifest().config_toml != identity) {
         if (files.replace) return Found::nothing;
-        throw RequestError(fmt::format("{}: is the run of another configuration: expected that of this one, or --force",
-                                       escaped(path, path.size())));
+        throw RequestError(fmt::format("{}: is the run of another configuration: expected that of this one, or {}",
+                                       escaped(path, path.size()),
+                                       files.folder.empty() ? "none: where it is removed the run is made" : "--force"));
     }
     samples = samples_of(path);
     if (!samples.empty() && samples.back().step + 1 == steps) return Found::whole;

@@ -146,7 +146,7 @@ std::string table(const RunMatrix& matrix) {
     if (!matrix.complete()) {
         const auto done =
             std::count_if(matrix.runs.begin(), matrix.runs.end(), [](const RunResult& run) { return run.finished; });
-        out += fmt::format("\ninterrupted: {} of {} runs are done\n", done, matrix.runs.size());
+        out += fmt::format("\nnot complete: {} of {} runs are done\n", done, matrix.runs.size());
     }
     return out;
 }

@@ -119,6 +119,15 @@ void write_steps(const std::vector<Merged>& merged, RecordFile& file, const std:
     }
 }
 
+/// The key is the hash of what the record must say it was made with (MatrixRun::identity). A run that ended in its first step
+/// has no record.
+void expect_record_of(const Cell& cell, const std::string& record) {
+    if (!fs::exists(record)) return;
+    if (key_of(RecordReader(record).manifest().config_toml) != cell.key)
+        throw RequestError(fmt::format("{}: is the run of another configuration: expected that of {}",
+                                       escaped(record, record.size()), cell.name));
+}
+
 }  // namespace
 
 Outcome outcome_of(const std::string& folder, const Cell& cell, const CellState& state) {
@@ -127,6 +136,7 @@ Outcome outcome_of(const std::string& folder, const Cell& cell, const CellState&
     Outcome out;
     if (is_done(state.state)) {
         try {
+            expect_record_of(cell, record);
             out.result =
                 result_of(plan, record, {true, state.state == State::not_finite ? state.what : "", 0, state.steps});
             if (state.state != State::done || out.result.steps == state.steps) return out;

@@ -19,7 +19,7 @@ struct Merged {
 };
 
 /// What a run has come to: of one that is done, from its record; else it is not finished. Nor is one whose record cannot be
-/// read, as `trouble` says, and how it is made anew; else `trouble` is empty.
+/// read or is another run's, as `trouble` says, and how it is made anew; else `trouble` is empty.
 struct Outcome {
     RunResult result;
     std::string trouble;

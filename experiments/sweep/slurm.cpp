@@ -2,6 +2,7 @@
 #include <faultline/sweep/slurm.hpp>
 
 #include <algorithm>
+#include <cctype>
 #include <filesystem>
 #include <span>
 
@@ -45,6 +46,20 @@ std::string shell(const std::vector<std::string>& words) {
     std::vector<const char*> argv;
     for (const std::string& word : words) argv.push_back(word.c_str());
     return shell_line(static_cast<int>(argv.size()), argv.data());
+}
+
+std::string job_name(const std::string& folder) {
+    constexpr std::size_t most = 60;
+    fs::path whole = fs::absolute(folder).lexically_normal();
+    if (!whole.has_filename()) whole = whole.parent_path();  // "sweeps/new/"
+    const fs::path last = whole.filename();
+    std::string name = (last.extension() == ".sweep" ? last.stem() : last).string().substr(0, most);
+    for (char& c : name) {
+        const bool plain = std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '.' || c == '_' || c == '-';
+        if (!plain) c = '-';
+    }
+    // An option of sbatch would begin with "-"; the file system's root has no name.
+    return name.empty() || name.front() == '-' ? "sweep" + name : name;
 }
 
 bool is_time_limit(std::string_view text) {

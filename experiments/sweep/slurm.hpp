@@ -28,6 +28,9 @@ struct SlurmScript {
 /// Whether sbatch --time takes it (sbatch(1): minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes,
 /// days-hours:minutes:seconds; slurm's time_str2secs also INFINITE and UNLIMITED).
 [[nodiscard]] bool is_time_limit(std::string_view text);
+/// The name of a sweep's jobs, by which squeue tells them from another's: its folder's, without ".sweep". At most 60 characters:
+/// letters, digits, '.', '_' and '-'.
+[[nodiscard]] std::string job_name(const std::string& folder);
 /// The words as a shell reads them, quoted where they have to be.
 [[nodiscard]] std::string shell(const std::vector<std::string>& words);
 

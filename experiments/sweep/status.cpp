@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include <faultline/sweep/merge.hpp>
+#include <faultline/tensor/text.hpp>
 
 namespace faultline::sweep {
 
@@ -43,6 +44,17 @@ std::string summary(const Status& status) {
     return out;
 }
 
+std::string sentence(std::string_view text) {
+    std::string out;
+    while (!text.empty()) {
+        const std::size_t end = std::min(text.find_first_of("\"\\"), text.size());
+        out += escaped(text.substr(0, end), end);
+        if (end < text.size()) out += text[end];
+        text.remove_prefix(std::min(end + 1, text.size()));
+    }
+    return out;
+}
+
 std::string table(const Status& status, bool every) {
     std::string out = summary(status) + "\n";
     std::size_t widest = 0;
@@ -54,7 +66,7 @@ std::string table(const Status& status, bool every) {
         if (!shown(s)) continue;
         std::string line = fmt::format("  {:<10}  {:<{}}  {} of {}", name(s.state), status.cells[i].name, widest,
                                        s.steps, status.cells[i].steps);
-        if (!s.what.empty() && s.state != State::done) line += "  " + s.what;
+        if (!s.what.empty() && s.state != State::done) line += "  " + sentence(s.what);
         out += line + "\n";
     }
     return out;

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <faultline/sweep/cell_state.hpp>
@@ -21,6 +22,9 @@ struct Status {
 /// As the locks, the results and the records of the folder say it.
 [[nodiscard]] Status status_of(const std::string& folder, const std::vector<Cell>& cells);
 
+/// The text with what is not printable escaped, as by escaped(), but for quotes and backslashes: of a sentence that was printed
+/// once.
+[[nodiscard]] std::string sentence(std::string_view text);
 /// One line with the counts; then one for each run that is at work, stopped or failed, and for each that ended at a value that
 /// is no number. `every`: for each run.
 [[nodiscard]] std::string table(const Status& status, bool every);

@@ -80,6 +80,28 @@ TEST(Sweep, ARecordThatCannotBeReadIsOneRunsTrouble) {
     EXPECT_EQ(again.out, whole.out);
 }
 
+// A record under another run's name is whole, and of another configuration: its run is not done, and no table has its numbers.
+TEST(Sweep, ARecordOfAnotherRunIsNoResult) {
+    const Folder folder;
+    const std::string file = small_sweep(folder, 4), out = folder / "s";
+    const Outcome whole = run_program({"sweep", file, "-o", out, "--quiet"});
+    ASSERT_EQ(whole.status, 0) << whole.err;
+    const std::vector<std::string> records = run_files(out, ".h5");  // the fault's, then the control's
+    ASSERT_EQ(records.size(), 2U);
+    fs::copy_file(records.front(), records.back(), fs::copy_options::overwrite_existing);
+    EXPECT_EQ(status_of(out)["counts"]["failed"], 1);
+    const Outcome run = run_program({"sweep", file, "-o", out, "--quiet"});
+    EXPECT_EQ(run.status, 1);
+    const std::string name = fs::path(records.back()).stem().string();
+    EXPECT_THAT(run.err, ::testing::AllOf(HasSubstr("is the run of another configuration: expected that of " + name),
+                                          HasSubstr("where the file is removed the run is made anew"),
+                                          ::testing::Not(HasSubstr("\\"))));
+    EXPECT_THAT(run.out, ::testing::AllOf(HasSubstr("not complete: 1 of 2 runs are done"),
+                                          ::testing::Not(HasSubstr("no fault\n  none"))));
+    fs::remove(records.back());
+    EXPECT_EQ(run_program({"sweep", file, "-o", out, "--quiet"}).out, whole.out);
+}
+
 // Data, the model's plans and a source's are found from the sweep's folder, by the process of a run too; runs are called the
 // same wherever the folder is.
 TEST(Sweep, FilesAreNamedFromTheFolderOfTheSweep) {

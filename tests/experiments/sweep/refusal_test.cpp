@@ -166,6 +166,7 @@ TEST(Sweep, ForCardsIsRefusedByABuildWithoutDeviceCodeAndLaidOutForOthers) {
     EXPECT_THAT(run.out, HasSubstr("  sbatch '" + (folder / "it'\\''s") + "/slurm/merge.sh'\n"));
     std::ifstream in(folder / "it's/slurm/array0.sh");
     const std::string script{std::istreambuf_iterator<char>(in), {}};
+    EXPECT_THAT(script, HasSubstr("\n#SBATCH --job-name=it-s\n"));
     EXPECT_THAT(script, HasSubstr("\n#SBATCH --time=1-12\n#SBATCH --account=x\n#SBATCH --mail-type=FAIL,END\n"));
 }
 

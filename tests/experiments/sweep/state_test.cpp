@@ -10,6 +10,7 @@
 #include <faultline/base/error.hpp>
 #include <faultline/sweep/cell_state.hpp>
 #include <faultline/sweep/slurm.hpp>
+#include <faultline/sweep/status.hpp>
 
 #include "support.hpp"
 
@@ -76,6 +77,26 @@ TEST(SweepCell, StateFollowsLockAndResult) {
     write_done(files, 7, "step 7, loss");
     EXPECT_EQ(state_of(folder / "s", c).state, State::not_finite);
     EXPECT_EQ(state_of(folder / "s", c).what, "step 7, loss");
+}
+
+// By the name squeue shows whose jobs they are.
+TEST(SweepSlurm, JobsAreNamedAfterTheFolder) {
+    EXPECT_EQ(job_name("/data/quick"), "quick");
+    EXPECT_EQ(job_name("/data/lr.v2.sweep"), "lr.v2");
+    EXPECT_EQ(job_name("/data/new/"), "new");
+    EXPECT_EQ(job_name("/data/it's a\nsweep"), "it-s-a-sweep");
+    EXPECT_EQ(job_name("/data/-x"), "sweep-x");
+    EXPECT_EQ(job_name("/"), "sweep");
+    EXPECT_EQ(job_name("/data/" + std::string(200, 'x')).size(), 60U);
+    EXPECT_EQ(job_name("."), std::filesystem::current_path().filename().string());
+}
+
+// A sentence is printed as it was said; what a file has put in its place cannot reach the terminal as a command.
+TEST(SweepStatus, SentencesAreEscapedOnce) {
+    EXPECT_EQ(sentence("source \"ds:fixed:1\": a\\n\": expected"), "source \"ds:fixed:1\": a\\n\": expected");
+    EXPECT_EQ(sentence("red \x1b[31m\n"), "red \\x1b[31m\\n");
+    EXPECT_EQ(sentence(""), "");
+    EXPECT_EQ(sentence("\"\""), "\"\"");
 }
 
 // More runs than an array has tasks: several arrays, none beyond index 1000 (Slurm's MaxArraySize of 1001).
