@@ -180,9 +180,9 @@ std::string layer_head(const LayerAttribution& layer, const Pen& pen) {
         heads = fmt::format("head{} {} of {}{}", layer.head_indices.size() == 1 ? "" : "s",
                             fmt::join(layer.head_indices, ", "), heads,
                             layer.kv_heads != layer.heads ? " (those that share keys go together)" : "");
-    std::string out = "\n" + pen(Color::bold, escaped(layer.name)) +
-                      fmt::format("   {}, {} x {}, head_dim {}{}\n", heads, layer.seq_q, layer.seq_k, layer.head_dim,
-                                  (layer.causal ? ", causal" : "") + modified_text(layer));
+    std::string out =
+        fmt::format("\n{}   {}, {} x {}, head_dim {}{}{}\n", pen(Color::bold, escaped(layer.name)), heads, layer.seq_q,
+                    layer.seq_k, layer.head_dim, layer.causal ? ", causal" : "", modified_text(layer));
     for (const Realised& fault : layer.faults)
         out += fmt::format("  fault: {:.3g}% of the values' rms ({:.3g}% asked), sign coherence {:.2f}, {} values\n",
                            100 * fault.relative_rms(),
