@@ -2,6 +2,7 @@
 // faultline sweep: many runs from one file, each a process of its own, here or under Slurm; resumed, watched, merged.
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -81,6 +82,13 @@ Request request_of(const SweepSettings& own, const Invocation& call) {
 
 /// One's own program, by a path that holds on a cluster's nodes too.
 std::string program() { return fs::read_symlink("/proc/self/exe").string(); }
+
+/// The one that a process of ours would take, as CUDA_VISIBLE_DEVICES names it.
+std::string first_visible_card() {
+    const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+    const std::string all = visible == nullptr ? "" : visible;
+    return all.empty() ? "0" : all.substr(0, all.find(','));
+}
 
 std::string threads_of(const Invocation& call) {
     return std::to_string(call.common.threads > 0 ? call.common.threads : 1);
@@ -205,6 +213,8 @@ Status run_locally(const SweepSettings& own, const Request& request, const Sweep
     sweep::Local local;
     local.program = {program(), "sweep", "one", "--quiet", "--threads", threads_of(call)};
     local.devices = own.devices;
+    local.mps = own.mps;
+    if (own.mps && own.devices.empty()) local.devices = {first_visible_card()};
     local.jobs = jobs;
     Progress line(call.talks());
     const sweep::Launched launched = sweep::launch(

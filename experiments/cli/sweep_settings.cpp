@@ -39,6 +39,7 @@ void SweepSettings::declare(Settings& settings) {
                      "Runs at a time; 0: one per hardware thread, or per card; under Slurm no limit", 1 << 16);
     settings.list("devices", devices, "0,1", "Cards, as CUDA_VISIBLE_DEVICES has them: each run sees one");
     settings.may_repeat("devices");  // has a sentence of its own
+    settings.flag("mps", mps, "Runs on a card beside each other, by NVIDIA's multi-process service, and not in turns");
     settings.flag("every", every, "status: a line for each run");
     settings.flag("slurm", slurm, "Submit the runs as a Slurm job array");
     settings.choice("submit", submit, "Slurm: submit, or (--no-submit) write the scripts alone");
@@ -56,6 +57,9 @@ void check_options(const SweepSettings& own, const Settings& settings) {
     if (own.slurm && settings.given("devices"))
         throw RequestError(
             fmt::format("{}: Slurm gives cards to its tasks: expected --gres with --slurm", settings.where("devices")));
+    if (own.slurm && settings.given("mps"))
+        throw RequestError(fmt::format("{}: Slurm starts the runs: expected it in the jobs' own lines, or no --slurm",
+                                       settings.where("mps")));
     std::set<std::string> seen;
     for (const std::string& card : own.devices) {
         if (!names_a_card(card)) refuse(settings, "devices", card, "numbers or UUIDs of cards, separated by commas");
@@ -79,6 +83,10 @@ void check_launch(const SweepSettings& own, const Settings& settings, const Swee
         throw RequestError(fmt::format(
             "{}: no run of this sweep is on a card: expected device = \"cuda\" in its [train], or no devices",
             settings.where("devices")));
+    if (own.mps && !own.slurm && !any_device)
+        throw RequestError(
+            fmt::format("{}: no run of this sweep is on a card: expected device = \"cuda\" in its [train], or no mps",
+                        settings.where("mps")));
     const bool scripts_alone = own.slurm && !own.submit.value_or(true);
     if (any_device && !scripts_alone && !gpt::device_trainer_is_built())
         throw RequestError(

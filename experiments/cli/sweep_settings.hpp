@@ -16,7 +16,7 @@ struct SweepSettings {
     std::vector<std::string> words;  // [run|status|merge|one] FILE
     std::int64_t jobs = 0;
     std::vector<std::string> devices;
-    bool slurm = false, every = false;
+    bool slurm = false, every = false, mps = false;
     std::optional<bool> submit;
     std::string partition, gres, time;
     std::vector<std::string> lines;

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <deque>
 #include <fstream>
+#include <optional>
 #include <thread>
 
 #include <fmt/format.h>
@@ -13,6 +14,7 @@
 #include <faultline/base/error.hpp>
 #include <faultline/sweep/cell_state.hpp>
 #include <faultline/sweep/child.hpp>
+#include <faultline/sweep/mps.hpp>
 
 namespace faultline::sweep {
 namespace {
@@ -48,6 +50,7 @@ class Launcher {
             left_.push_back(&cell);
             before_.emplace_back(&cell, found.state == State::stopped ? found.steps : 0);
         }
+        if (local.mps && !left_.empty()) service_.emplace(local.devices);
     }
 
     void begin_more() {
@@ -64,7 +67,10 @@ class Launcher {
             const auto least = std::ranges::min_element(per_device_);
             std::vector<std::pair<std::string, std::string>> environment;
             const auto device = static_cast<std::size_t>(least - per_device_.begin());
-            if (!local_.devices.empty()) environment.emplace_back("CUDA_VISIBLE_DEVICES", local_.devices[device]);
+            if (service_)
+                environment = service_->environment(device);
+            else if (!local_.devices.empty())
+                environment.emplace_back("CUDA_VISIBLE_DEVICES", local_.devices[device]);
             const CellFiles files = files_of(folder_, cell.name);
             std::vector<std::string> words = local_.program;
             words.push_back(files.settings);
@@ -137,6 +143,7 @@ class Launcher {
 
     const std::string& folder_;
     const Local& local_;
+    std::optional<MultiProcessService> service_;
     std::vector<std::size_t> per_device_;
     std::deque<const Cell*> left_;
     std::vector<Work> work_;

@@ -16,6 +16,8 @@ struct Local {
     int jobs = 1;                      ///< processes at a time
     /// As CUDA_VISIBLE_DEVICES has them: each process sees one, the one with the fewest at work. Empty: they see what we do.
     std::vector<std::string> devices;
+    /// The processes on a card run under NVIDIA's multi-process service, which is begun for it. Asks for devices.
+    bool mps = false;
 };
 
 /// How far the sweep is, in steps of the runs that were not done when it began.
@@ -31,7 +33,8 @@ struct Launched {
 };
 
 /// Makes every run that is not done and at which nobody is at work. A run that fails leaves its reason and stops no other.
-/// After `cancelled()` the processes at work are asked to end; they save their state. WorkError when the disk refuses.
+/// After `cancelled()` the processes at work are asked to end; they save their state. WorkError when the disk refuses, or where there
+/// is no multi-process service.
 [[nodiscard]] Launched launch(const std::string& folder, const std::vector<Cell>& cells, const Local& local,
                               const std::function<void(const Progress&)>& progress,
                               const std::function<bool()>& cancelled);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <iterator>
@@ -12,6 +13,7 @@
 
 #include <gmock/gmock.h>
 
+#include <faultline/base/error.hpp>
 #include <faultline/record/record_reader.hpp>
 #include <faultline/sweep/launch.hpp>
 
@@ -294,6 +296,66 @@ TEST(Sweep, EachRunSeesOneOfTheDevices) {
     for (const std::string& log : run_files(folder / "s", ".log")) seen.push_back(slurp(log));
     std::ranges::sort(seen);
     EXPECT_EQ(seen, (std::vector<std::string>{"3\n", "3\n", "GPU-5\n", "GPU-5\n"}));
+}
+
+/// A stand-in for NVIDIA's control program: says what it is asked for, and for which card.
+class StandInService {
+  public:
+    explicit StandInService(const Folder& folder, const std::string& status) : before_(std::getenv("PATH")) {
+        folder.write(
+            "nvidia-cuda-mps-control",
+            "#!/bin/sh\nword=$1\n[ -n \"$word\" ] || read word\n[ -d \"$CUDA_MPS_PIPE_DIRECTORY\" ] || exit 9\n"
+            "echo \"$word $CUDA_VISIBLE_DEVICES\" >> '" +
+                folder / "asked" +
+                "'\n"
+                "[ \"$word\" = quit ] || echo no service today >&2\nexit " +
+                status + "\n");
+        const std::string program = folder / "nvidia-cuda-mps-control";
+        fs::permissions(program, fs::perms::owner_all);
+        ::setenv("PATH", (fs::path(program).parent_path().string() + ":" + before_).c_str(), 1);
+    }
+    ~StandInService() { ::setenv("PATH", before_.c_str(), 1); }
+
+  private:
+    std::string before_;
+};
+
+TEST(Sweep, RunsOfACardHaveAServiceOfTheirOwnThatEndsWithThem) {
+    const Folder folder;
+    fs::create_directories(folder / "s/runs");
+    std::vector<sweep::Cell> cells;
+    for (std::uint64_t seed = 0; seed < 2; ++seed) {
+        cells.push_back({"", "none", "none", seed, 1, std::to_string(seed), ""});
+        cells.back().name = sweep::name_of(cells.back());
+    }
+    sweep::Local local;
+    local.program = {
+        "sh", "-c",
+        "echo \"$CUDA_VISIBLE_DEVICES $(basename $CUDA_MPS_PIPE_DIRECTORY)\"; echo \"$CUDA_MPS_PIPE_DIRECTORY\" "
+        "> '" +
+            folder / "pipe" + "'"};
+    local.jobs = 2;
+    local.devices = {"3", "GPU-5"};
+    local.mps = true;
+    {
+        const StandInService service(folder, "0");
+        (void)sweep::launch(folder / "s", cells, local, {}, {});
+    }
+    std::vector<std::string> seen;
+    for (const std::string& log : run_files(folder / "s", ".log")) seen.push_back(slurp(log));
+    std::ranges::sort(seen);
+    EXPECT_EQ(seen, (std::vector<std::string>{"0 0\n", "0 1\n"}));
+    EXPECT_EQ(slurp(folder / "asked"), "-d 3\n-d GPU-5\nquit 0\nquit 0\n");
+    std::string pipe = slurp(folder / "pipe");
+    pipe.pop_back();
+    EXPECT_FALSE(fs::exists(fs::path(pipe).parent_path()));
+    const StandInService none(folder, "4");
+    try {
+        (void)sweep::launch(folder / "s", cells, local, {}, {});
+        ADD_FAILURE();
+    } catch (const WorkError& error) {
+        EXPECT_THAT(error.what(), HasSubstr("mps: nvidia-cuda-mps-control -d: status 4: no service today: expected"));
+    }
 }
 
 }  // namespace

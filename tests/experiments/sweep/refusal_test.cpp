@@ -141,6 +141,8 @@ TEST(Sweep, RefusesOptionsThatItWouldNotHeed) {
     EXPECT_THAT(said({"--devices", "0,x"}), HasSubstr("--devices: \"x\": expected numbers or UUIDs of cards"));
     EXPECT_THAT(said({"--devices", "0,0"}), HasSubstr("--devices: \"0\": expected each card once"));
     EXPECT_THAT(said({"--devices", "0"}), HasSubstr("--devices: no run of this sweep is on a card"));
+    EXPECT_THAT(said({"--mps"}), HasSubstr("--mps: no run of this sweep is on a card"));
+    EXPECT_THAT(said({"--mps", "--slurm"}), HasSubstr("--mps: Slurm starts the runs"));
     EXPECT_THAT(said({"--devices", "0", "--slurm"}), HasSubstr("--devices: Slurm gives cards to its tasks"));
     for (const char* time : {"xx", "1:2:3:4", "1-", ":1", "1:", "-1", "1h"})
         EXPECT_THAT(said({"--slurm", "--no-submit", std::string("--time=") + time}), HasSubstr("a time as sbatch"));
