@@ -101,6 +101,7 @@ Status run(const DissociateSettings& own, const Invocation& call) {
     watch_for_interrupts();
     const TrainData data = read_data(own.train, call.settings);
     end_if_interrupted();
+    if (call.talks() && !data.tokens.remark.empty()) remark("faultline dissociate: " + data.tokens.remark);
     MatrixConfig config = matrix_config(own, call.settings, data);
     const DeviceTrainers on_device;
     const bool device = call.common.device == "cuda";

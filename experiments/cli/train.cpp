@@ -276,6 +276,7 @@ Status run(const TrainCommand& own, const Invocation& call) {
     const std::vector<Fault> faults = faults_of(own, settings);
     const TrainData data = read_data(own.train, settings);
     end_if_interrupted();
+    if (call.talks() && !data.tokens.remark.empty()) remark("faultline train: " + data.tokens.remark);
     gpt::TrainConfig config = train_config(own.train, settings, data, 1);
     expect_of_faults(settings, [&] { expect_faults_in_run(faults, config.model, config.steps); });
     const bool joined = call.group.ranks() != nullptr;

@@ -138,10 +138,13 @@ void read_llmc_shard(const std::string& file, TokenData& data, std::vector<std::
             fmt::format("{}: version {}: expected {} with magic {}", shown(file), header[1], wide ? 7 : 1, header[0]));
     const std::size_t id_bytes = wide ? 4 : 2;
     const std::size_t held = (bytes.size() - llmc_header) / id_bytes;
-    if (header[2] < 0 || static_cast<std::size_t>(header[2]) != held || (bytes.size() - llmc_header) % id_bytes != 0)
+    if (header[2] < 0)
+        throw RequestError(
+            fmt::format("{}: length: the header says {} tokens: expected 0 or more", shown(file), header[2]));
+    if (static_cast<std::size_t>(header[2]) != held || (bytes.size() - llmc_header) % id_bytes != 0)
         throw RequestError(fmt::format("{}: length: the header says {} tokens and {} bytes follow it: expected {}",
                                        shown(file), header[2], bytes.size() - llmc_header,
-                                       id_bytes * static_cast<std::size_t>(std::max(header[2], 0))));
+                                       id_bytes * static_cast<std::size_t>(header[2])));
     const int vocabulary = wide ? 128256 : 50257;
     if (!data.inputs.empty() && data.vocabulary != vocabulary)
         throw RequestError(fmt::format("{}: has ids of another tokenizer than {}: expected one kind of shards",
@@ -162,14 +165,18 @@ void hold_out_the_last_sixteenth(TokenData& data) {
     data.training.resize(kept);
 }
 
-TokenData read_llmc(const std::string& path, const std::vector<std::string>& files) {
+/// `folder`: of shards that stand in one, those with "val" in their name are held out; one that is named itself is trained on.
+TokenData read_llmc(const std::string& path, const std::vector<std::string>& files, bool folder) {
     expect_room_for(path, files, 2);  // ids of two bytes or four; a shard is read at a time
     TokenData data;
     data.source = path;
     for (const std::string& file : files) {
         const bool validation = fs::path(file).filename().string().find("val") != std::string::npos;
-        read_llmc_shard(file, data, validation && files.size() > 1 ? data.validation : data.training);
+        read_llmc_shard(file, data, validation && folder ? data.validation : data.training);
     }
+    if (data.training.empty() && !data.validation.empty())
+        throw RequestError(fmt::format(
+            "{}: every shard has val in its name, which holds it out: expected one to train on", shown(path)));
     hold_out_the_last_sixteenth(data);
     return data;
 }
@@ -193,10 +200,33 @@ TokenData read_nanogpt(const std::string& path) {
     const fs::path train = fs::is_directory(path) ? folder / "train.bin" : fs::path(path);
     expect_room_for(path, {train.string(), (folder / "val.bin").string()}, 3);
     data.training = read_nanogpt_file(train.string(), data);
-    if (const fs::path val = folder / "val.bin"; val != train && fs::exists(val))
+    if (const fs::path val = folder / "val.bin"; val != train && fs::exists(val)) {
         data.validation = read_nanogpt_file(val.string(), data);
+        if (data.validation.empty())
+            throw RequestError(fmt::format("{}: is empty: expected the tokens that are held out, or no such file",
+                                           shown(val.string())));
+    } else {
+        data.remark = fmt::format("{}: no val.bin is beside it: its last sixteenth is held out", shown(train.string()));
+    }
     hold_out_the_last_sixteenth(data);
     return data;
+}
+
+bool is_bin(const std::string& file) { return file.ends_with(".bin"); }
+
+/// RequestError where one of the files, among which there are others, is a shard: as text it would be its header and the bytes of
+/// its ids.
+void expect_no_shard(const std::string& path, const std::vector<std::string>& files) {
+    const auto found =
+        std::ranges::find_if(files, [](const auto& file) { return is_bin(file) && has_llmc_magic(file); });
+    if (found == files.end()) return;
+    const auto other = std::ranges::find_if_not(files, is_bin);
+    if (other == files.end()) return;
+    const auto name = [](const std::string& file) { return shown(fs::path(file).filename().string()); };
+    throw RequestError(fmt::format(
+        "{}: holds a shard of llm.c, {}, and another file, {}: expected one kind of files, or data-format = "
+        "\"llmc\" for the shards alone, or \"text\" for the bytes of all",
+        shown(path), name(*found), name(*other)));
 }
 
 }  // namespace
@@ -219,11 +249,10 @@ TokenData read_tokens(const std::string& path, DataFormat format) {
     const bool folder = fs::is_directory(path, error);
     const std::vector<std::string> files = folder ? files_below(path) : std::vector<std::string>{path};
     if (files.empty()) throw RequestError(fmt::format("{}: is empty: expected files of text or tokens", shown(path)));
-    const auto is_bin = [](const std::string& file) { return file.ends_with(".bin"); };
     if (format == DataFormat::automatic) {
         if (folder && fs::exists(fs::path(path) / "train.bin"))
             format = has_llmc_magic((fs::path(path) / "train.bin").string()) ? DataFormat::llmc : DataFormat::nanogpt;
-        else if (!std::ranges::all_of(files, is_bin))
+        else if (expect_no_shard(path, files); !std::ranges::all_of(files, is_bin))
             format = DataFormat::text;
         else if (has_llmc_magic(files.front()))
             format = DataFormat::llmc;
@@ -241,7 +270,7 @@ TokenData read_tokens(const std::string& path, DataFormat format) {
             std::ranges::copy_if(files, std::back_inserter(shards), is_bin);
             if (shards.empty())
                 throw RequestError(fmt::format("{}: holds no .bin file: expected llm.c shards", shown(path)));
-            return read_llmc(path, shards);
+            return read_llmc(path, shards, folder);
         }
         case DataFormat::nanogpt:
             return read_nanogpt(path);

@@ -15,7 +15,8 @@
 namespace faultline::gpt {
 
 enum class DataFormat : unsigned char {
-    automatic,  ///< a folder with train.bin: nanogpt; files *.bin that begin with llm.c's magic: llmc; else text
+    automatic,  ///< a folder with train.bin: nanogpt; files *.bin that begin with llm.c's magic: llmc; else text, but a
+                ///< folder that holds shards and other files is refused
     text,       ///< a file or a folder of files: their bytes
     llmc,  ///< llm.c, dev/data/data_common.py: 256 little-endian int32 (magic 20240520, version 1, count), uint16 ids;
            ///< magic 20240801, version 7: uint32 ids
@@ -23,13 +24,14 @@ enum class DataFormat : unsigned char {
 };
 
 /// Where tokens come from. Held out for validation: of text every sixteenth block of 64 KiB (the blocks around it stay in
-/// order, so a training window may span the gap); of shards those with "val" in their name, else the last sixteenth; of
-/// nanoGPT's folders val.bin.
+/// order, so a training window may span the gap); of a folder's shards those with "val" in their name, else the last sixteenth;
+/// of nanoGPT's folders val.bin, else the last sixteenth of train.bin.
 struct TokenData {
     std::string source;    ///< as given
     int vocabulary = 256;  ///< ids are below it: 256 for bytes, 50257 for GPT-2's, 128256 for Llama 3's
     std::vector<std::int32_t> training, validation;
     std::vector<InputHash> inputs;  ///< of a folder of text one entry: the hash of its files' names and hashes
+    std::string remark;             ///< to be said of what is not there, one sentence; empty: nothing
 };
 
 /// RequestError, one sentence with file, field and expectation: missing, unreadable, wrong magic or version, a length that is

@@ -85,6 +85,22 @@ TEST(Data, LlmcShards) {
     EXPECT_THAT(read_tokens(folder / "wide.bin").training, ElementsAre(128000));
 }
 
+TEST(Data, AFolderOfShardsHoldsNothingElseAndOneToTrainOn) {
+    const Folder folder;
+    const std::vector<std::uint16_t> ids{1, 2, 3};
+    const auto read = [&](DataFormat format) { return read_tokens(folder.path().string(), format); };
+    write_file(folder / "a_val.bin", shard(20240520, 1, 3, ids));
+    EXPECT_THAT(refusal([&] { (void)read(DataFormat::automatic); }), HasSubstr("every shard has val in its name"));
+    EXPECT_THAT(read_tokens(folder / "a_val.bin").training, ElementsAre(1, 2, 3));  // named itself, it is trained on
+    write_file(folder / "a_train.bin", shard(20240520, 1, 3, ids));
+    write_file(folder / "readme.txt", std::string(100, 'x'));
+    EXPECT_THAT(refusal([&] { (void)read(DataFormat::automatic); }),
+                testing::AllOf(HasSubstr("a_train.bin"), HasSubstr("readme.txt"), HasSubstr("\"llmc\"")));
+    EXPECT_THAT(read(DataFormat::llmc).training, ElementsAre(1, 2, 3));
+    const TokenData text = read(DataFormat::text);
+    EXPECT_EQ(text.training.size() + text.validation.size(), 2U * (1024 + 6) + 100);
+}
+
 TEST(Data, CorruptShardsAreRefusedInASentence) {
     const Folder folder;
     const std::vector<std::uint16_t> ids{1, 2, 3};
@@ -100,7 +116,8 @@ TEST(Data, CorruptShardsAreRefusedInASentence) {
     write_file(folder / "long.bin", shard(20240520, 1, 2, ids));
     EXPECT_THAT(refusal([&] { (void)read_tokens(folder / "long.bin"); }), HasSubstr("expected 4"));
     write_file(folder / "negative.bin", shard(20240520, 1, -1, ids));
-    EXPECT_THAT(refusal([&] { (void)read_tokens(folder / "negative.bin"); }), HasSubstr("-1 tokens"));
+    EXPECT_THAT(refusal([&] { (void)read_tokens(folder / "negative.bin"); }),
+                HasSubstr("-1 tokens: expected 0 or more"));
     write_file(folder / "header.bin", shard(20240520, 1, 4, ids).substr(0, 100));
     EXPECT_THAT(refusal([&] { (void)read_tokens(folder / "header.bin"); }), HasSubstr("1024 bytes"));
     EXPECT_THAT(refusal([&] { (void)read_tokens(folder / "none"); }), HasSubstr("none"));
@@ -117,7 +134,15 @@ TEST(Data, NanogptFolder) {
         const TokenData data = read_tokens(path);
         EXPECT_THAT(data.training, ElementsAre(5, 6, 50256));
         EXPECT_THAT(data.validation, ElementsAre(9));
+        EXPECT_EQ(data.remark, "");
     }
+    write_file(folder / "val.bin", "");
+    EXPECT_THAT(refusal([&] { (void)read_tokens(folder.path().string()); }), HasSubstr("val.bin: is empty"));
+    std::filesystem::remove(folder / "val.bin");
+    write_file(folder / "train.bin", bytes(std::vector<std::uint16_t>(32, 5)));
+    const TokenData alone = read_tokens(folder.path().string());
+    EXPECT_EQ(alone.validation.size(), 2U);
+    EXPECT_THAT(alone.remark, HasSubstr("no val.bin is beside it: its last sixteenth is held out"));
     write_file(folder / "train.bin", "abc");
     EXPECT_THAT(refusal([&] { (void)read_tokens(folder.path().string()); }), HasSubstr("even number of bytes"));
 }
