@@ -101,7 +101,6 @@ Status run(const DissociateSettings& own, const Invocation& call) {
     watch_for_interrupts();
     const TrainData data = read_data(own.train, call.settings);
     end_if_interrupted();
-    if (call.talks() && !data.tokens.remark.empty()) remark("faultline dissociate: " + data.tokens.remark);
     MatrixConfig config = matrix_config(own, call.settings, data);
     const DeviceTrainers on_device;
     const bool device = call.common.device == "cuda";
@@ -122,6 +121,7 @@ Status run(const DissociateSettings& own, const Invocation& call) {
         file = RecordFile::create(output, manifest);  // now, so that a disk that refuses is known before the work
         files.folder = runs_folder(output);
     }
+    if (call.talks() && !data.tokens.remark.empty()) remark("faultline dissociate: " + data.tokens.remark);
     Progress line(call.talks());
     const RunMatrix matrix = run_matrix(
         config, data.tokens, files, at_once,

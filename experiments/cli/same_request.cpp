@@ -14,7 +14,6 @@
 namespace faultline::cli {
 namespace {
 
-/// Where a rank finds its files, and what does not change the run.
 constexpr std::array<std::string_view, 9> own{"data",  "replay", "output", "resume", "ranks",
                                               "force", "json",   "quiet",  "threads"};
 
@@ -55,6 +54,8 @@ std::string difference(std::size_t rank, const std::string& value, const std::st
 }
 
 }  // namespace
+
+std::span<const std::string_view> settings_of_a_rank() { return own; }
 
 AgreedOn agreed_on(const Invocation& call, const gpt::TrainConfig& config) {
     AgreedOn all;

@@ -276,7 +276,6 @@ Status run(const TrainCommand& own, const Invocation& call) {
     const std::vector<Fault> faults = faults_of(own, settings);
     const TrainData data = read_data(own.train, settings);
     end_if_interrupted();
-    if (call.talks() && !data.tokens.remark.empty()) remark("faultline train: " + data.tokens.remark);
     gpt::TrainConfig config = train_config(own.train, settings, data, 1);
     expect_of_faults(settings, [&] { expect_faults_in_run(faults, config.model, config.steps); });
     const bool joined = call.group.ranks() != nullptr;
@@ -320,7 +319,12 @@ Status run(const TrainCommand& own, const Invocation& call) {
     files.capture_sequences = static_cast<int>(own.capture_sequences);
     files.manifest = call.manifest("run", config.seed);
     files.manifest.inputs = data.inputs();
-
+    for (const std::string_view key : settings_of_a_rank()) files.may_differ.emplace(key);
+    // How long it is and what it leaves; how the work is divided. Words for the same thing (a plan's file, a fault): the checkpoint
+    // has the thing.
+    for (const char* key : {"steps", "capture", "capture-sequences", "checkpoint-every", "overlap", "reduce",
+                            "share-card", "data-format", "vocab", "attention", "layer-attention", "inject"})
+        files.may_differ.emplace(key);
     files.ranks = ranks;
     std::unique_ptr<gpt::Training> training;
     std::vector<std::string> about;  // what is said of the run before its first step
@@ -342,6 +346,7 @@ Status run(const TrainCommand& own, const Invocation& call) {
     files.manifest.ranks = ranks == nullptr ? 1 : ranks->size();
     files.manifest.reductions = trainer.reductions();
     call.group.ready();
+    if (call.talks() && !data.tokens.remark.empty()) remark("faultline train: " + data.tokens.remark);
 
     Progress line(call.talks());
     const gpt::RunOutcome outcome = whole_or_at_once(call.group, trainer, line, [&] {
@@ -361,7 +366,10 @@ Status run(const TrainCommand& own, const Invocation& call) {
                                   : fmt::format("to go on: the same command with --resume {} in place of -o",
                                                 escaped(files.output, files.output.size()));
     if (outcome.end == gpt::RunEnd::interrupted)
-        remark(fmt::format("faultline train: interrupted after step {}; {}", trainer.next_step() - 1, again));
+        remark(fmt::format("faultline train: interrupted {}; {}",
+                           trainer.next_step() == 0 ? std::string("in the first step")
+                                                    : fmt::format("after step {}", trainer.next_step() - 1),
+                           again));
     if (const auto& failure = trainer.failure())
         remark(fmt::format("faultline train: step {}: {} is not finite, first at row {}, column {}; {}", failure->step,
                            failure->site, failure->row, failure->column,
@@ -377,7 +385,8 @@ Command train_command() {
     return {"train", "Train a small GPT on text, with any attention kernel and any fault, recorded step by step",
             "  faultline train -o control.h5\n"
             "  faultline train --inject delta:multiplicative:0.3 --capture 740 -o fault.h5\n"
-            "  faultline attribute fault.step000740.safetensors --plan fa2",
+            "  faultline attribute fault.step000740.safetensors --plan fa2\n"
+            "  faultline dissociate --help      # runs with a guard, a projection or a repair; or faultline sweep",
             [](Settings& settings) -> Run {
                 const auto own = std::make_shared<TrainCommand>();
                 own->train.declare(settings);

@@ -8,10 +8,9 @@
 #include <fmt/format.h>
 
 #include <faultline/base/error.hpp>
-#include <faultline/gpt/fingerprint.hpp>
+#include <faultline/gpt/checkpoint_file.hpp>
 #include <faultline/gpt/report_vectors.hpp>
 #include <faultline/gpt/trainer.hpp>
-#include <faultline/tensor/safetensors.hpp>
 #include <faultline/tensor/text.hpp>
 
 namespace faultline::gpt {
@@ -50,8 +49,8 @@ std::int64_t number(const TensorSet& set, const char* key) {
 
 }  // namespace
 
-void Trainer::save(const std::string& path) const { write_safetensors(path, state()); }
-void Trainer::restore(const std::string& path) { restore(read_safetensors(path)); }
+void Trainer::save(const std::string& path) const { write_checkpoint(path, state()); }
+void Trainer::restore(const std::string& path) { restore(read_checkpoint(path)); }
 
 TensorSet Trainer::state() const {
     TensorSet set;
@@ -79,7 +78,7 @@ TensorSet Trainer::state() const {
     set.metadata["schema"] = schema;
     set.metadata["next_step"] = std::to_string(next_);
     set.metadata["optimizer_steps"] = std::to_string(optimizer_.state().steps);
-    for (const auto& [key, value] : fingerprint(config_)) set.metadata["config." + key] = value;
+    add_settings(set, config_);
     return set;
 }
 
@@ -91,15 +90,7 @@ void Trainer::restore(const TensorSet& set) {
                         set.source));
     if (kind == set.metadata.end() || kind->second != schema)
         throw RequestError(fmt::format("{}: metadata \"schema\": expected {}", set.source, schema));
-    for (const auto& [key, value] : fingerprint(config_)) {
-        const auto found = set.metadata.find("config." + key);
-        const std::string was = found == set.metadata.end() ? "missing" : found->second;
-        if (was != value)
-            throw RequestError(
-                fmt::format("{}: {}: the checkpoint is of a run with {}: expected {}, as this command "
-                            "asks for; a run goes on with the options that it began with",
-                            set.source, key, in_quotes(was), in_quotes(value)));
-    }
+    expect_settings(set, config_);
     const std::size_t size = model_.weights().size();
     const std::size_t layers = qk_switch_.size(), heads = static_cast<std::size_t>(config_.model.heads);
     std::ranges::copy(get<float>(set, "weights", size), model_.weights().begin());

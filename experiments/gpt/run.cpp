@@ -88,6 +88,16 @@ void prepare_captures(Training& trainer, const RunFiles& files) {
                     });
 }
 
+/// RequestError where a step is to be captured that was done before, and its capture is not there from then.
+void expect_captures_to_come(const Training& trainer, const RunFiles& files) {
+    for (const std::int64_t step : files.capture)
+        if (const std::string path = capture_path(files.output, step, 0);
+            step < trainer.next_step() && !fs::exists(path))
+            throw RequestError(
+                fmt::format("capture: step {}: was done before, and {} is not there: expected steps from {} on", step,
+                            escaped(path, path.size()), trainer.next_step()));
+}
+
 bool writes(const RunFiles& files) { return files.ranks == nullptr || files.ranks->first(); }
 
 std::optional<RunRecord> open_record(Training& trainer, const RunFiles& files) {
@@ -108,9 +118,15 @@ std::optional<RunRecord> open_record(Training& trainer, const RunFiles& files) {
         throw RequestError(fmt::format("{}: is missing: expected the checkpoint of the run to resume",
                                        escaped(checkpoint, checkpoint.size())));
     trainer.restore(checkpoint);
-    if (trainer.finished() || !writes(files)) return std::nullopt;  // the file is whole, or the first rank's
+    if (!writes(files)) return std::nullopt;  // the first rank does
+    expect_captures_to_come(trainer, files);
     // A run that ended in its first step has left its state alone.
     if (trainer.next_step() == 0 && !fs::exists(files.output)) return RunRecord::create(files.output, files.manifest);
+    // Before anything is written, and of a run that is done as of any other.
+    StepReport last = trainer.report();
+    last.step = trainer.next_step() - 1;
+    RunRecord::expect_record_of(files.output, last, files.manifest, files.may_differ);
+    if (trainer.finished()) return std::nullopt;  // the file is whole
     return RunRecord::resume(files.output, trainer.next_step() - 1, trainer.config().steps, &files.manifest);
 }
 

@@ -19,6 +19,8 @@ struct RunFiles {
     std::set<std::int64_t> capture;       ///< steps whose attention operands are written beside the output
     int capture_sequences = 4;            ///< of the micro-batch: how many of them a capture has
     Manifest manifest;
+    /// Keys of the manifest's configuration that a resumed run may have otherwise than its file.
+    std::set<std::string, std::less<>> may_differ;
     Ranks* ranks = nullptr;             ///< of the trainer; the first alone writes, and all end together
     std::function<void()> begins = {};  ///< called when nothing is left to refuse, before the first step
 };

@@ -2,11 +2,14 @@
 #include <faultline/gpt/run_record.hpp>
 
 #include <algorithm>
+#include <cmath>
+#include <map>
 #include <numeric>
 
 #include <fmt/format.h>
 
 #include <faultline/base/error.hpp>
+#include <faultline/record/record_reader.hpp>
 #include <faultline/tensor/text.hpp>
 
 namespace faultline::gpt {
@@ -92,12 +95,60 @@ void set_steps(std::string& config, std::int64_t steps) {
     config.replace(begin, end - begin, std::to_string(steps));
 }
 
+/// The lines "key = value" of a configuration.
+std::map<std::string, std::string> settings_in(const std::string& config) {
+    std::map<std::string, std::string> all;
+    for (std::size_t begin = 0; begin < config.size();) {
+        const std::size_t end = std::min(config.find('\n', begin), config.size()), equals = config.find(" = ", begin);
+        if (equals < end)
+            all.emplace(config.substr(begin, equals - begin), config.substr(equals + 3, end - equals - 3));
+        begin = end + 1;
+    }
+    return all;
+}
+
+[[noreturn]] void fail_without_step(const std::string& name, std::int64_t step) {
+    throw RequestError(fmt::format(
+        "{}: ends before step {} of its checkpoint: expected the file that was written with it", name, step));
+}
+
+void expect_same_settings(const std::string& name, const std::string& recorded, const std::string& asked,
+                          const std::set<std::string, std::less<>>& may_differ) {
+    if (recorded == asked) return;
+    const std::map<std::string, std::string> was = settings_in(recorded);
+    for (const auto& [key, value] : settings_in(asked)) {
+        const auto found = was.find(key);
+        if (found == was.end() || found->second == value || may_differ.contains(key)) continue;
+        throw RequestError(
+            fmt::format("{}: {}: is the record of a run with {}: expected {}, as its checkpoint has it and this "
+                        "command asks for",
+                        name, key, escaped(found->second), value));
+    }
+}
+
 }  // namespace
 
+void RunRecord::expect_record_of(const std::string& path, const StepReport& last, const Manifest& now,
+                                 const std::set<std::string, std::less<>>& may_differ) {
+    const RecordReader reader(path);
+    const Manifest manifest = reader.manifest();
+    if (manifest.kind != "run")
+        throw RequestError(fmt::format("{}: kind is {}: expected \"run\"", reader.name(), in_quotes(manifest.kind)));
+    expect_same_settings(reader.name(), manifest.config_toml, now.config_toml, may_differ);
+    if (last.step < 0) return;  // of a checkpoint from before the first step
+    const std::vector<double> steps = reader.read("steps/step").to_double(),
+                              losses = reader.read("steps/loss").to_double();
+    const auto at = static_cast<std::size_t>(std::ranges::find(steps, static_cast<double>(last.step)) - steps.begin());
+    if (at >= std::min(steps.size(), losses.size())) fail_without_step(reader.name(), last.step);
+    // Two runs that differ in anything at all have not the same loss to the last bit.
+    if (losses[at] == last.loss || (std::isnan(losses[at]) && std::isnan(last.loss))) return;
+    throw RequestError(
+        fmt::format("{}: step {}: has the loss {}, and its checkpoint {}: expected the file that was written with it",
+                    reader.name(), last.step, losses[at], last.loss));
+}
+
 RunRecord RunRecord::create(const std::string& path, const Manifest& manifest) {
-    RunRecord record(RunFile::create(path, manifest));
-    record.path_ = path;
-    return record;
+    return RunRecord(RunFile::create(path, manifest));
 }
 
 RunRecord RunRecord::resume(const std::string& path, std::int64_t last_step, std::optional<std::int64_t> steps,
@@ -111,8 +162,7 @@ RunRecord RunRecord::resume(const std::string& path, std::int64_t last_step, std
         else if (!manifest.reductions.ends_with(now->reductions))
             manifest.reductions += fmt::format("; from step {} on: {}", last_step + 1, now->reductions);
     }));
-    record.path_ = path;
-    record.expected_last_ = last_step;
+    if (record.file_.last_step().value_or(-1) != last_step) fail_without_step(escaped(path, path.size()), last_step);
     return record;
 }
 
@@ -133,10 +183,6 @@ void RunRecord::declare(const StepReport& report) {
         series_.push_back(file_.series(extra.name, Dtype::f64, axes(shape_of(extra, report), report),
                                        {extra.about.empty() ? extra.name : extra.about, extra.unit}));
     file_.start();
-    if (expected_last_ && file_.last_step().value_or(-1) != *expected_last_)
-        throw RequestError(
-            fmt::format("{}: ends before step {} of its checkpoint: expected the file that was written with it",
-                        escaped(path_, path_.size()), *expected_last_));
     declared_ = true;
 }
 

@@ -2,7 +2,9 @@
 // A run as HDF5, step by step: docs/training.md has the layout.
 #pragma once
 
+#include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -15,7 +17,12 @@ class RunRecord {
   public:
     /// A new file; it appears under its name with the first step. RequestError or WorkError of RunFile::create.
     static RunRecord create(const std::string& path, const Manifest& manifest);
-    /// Goes on behind step `last_step`. RequestError where the file has no such step.
+    /// RequestError where the file is not the record that was written with a checkpoint: no run, without the checkpoint's last
+    /// step or with another loss there than `last` (after a restore), or with another value of a setting that both it and `now`
+    /// name in their configuration and that is not one of those that `may_differ`. The file is only read.
+    static void expect_record_of(const std::string& path, const StepReport& last, const Manifest& now,
+                                 const std::set<std::string, std::less<>>& may_differ);
+    /// Goes on behind step `last_step`. RequestError where the file has no such step; it is then as it was.
     /// `steps`: of the run, where it may be another than when it began; it is written into the configuration that the file has.
     /// `now`: who goes on with it: the file's `ranks` become its own, and its `reductions`, where they are others, stand behind
     /// those of before with the step from which they hold.
@@ -33,8 +40,6 @@ class RunRecord {
     explicit RunRecord(RunFile file) : file_(std::move(file)) {}
     void declare(const StepReport& report);
     RunFile file_;
-    std::string path_;
-    std::optional<std::int64_t> expected_last_;
     std::vector<RunFile::Series> series_;
     bool declared_ = false;
 };

@@ -28,10 +28,14 @@ std::vector<double> flat(const BatchStatistics& s) {
 
 void expect_work_for(int size, const TrainConfig& config, int groups) {
     if (config.accumulate % size == 0 || size <= groups) return;
-    throw RequestError(
-        fmt::format("ranks: {}: a batch of {} is cut into {} group{}: expected at most so many, or a divisor of "
-                    "accumulate, {}",
-                    size, config.batch, groups, groups == 1 ? "" : "s", config.accumulate));
+    const int per_chunk = std::max(1, chunk_tokens / config.model.context);
+    const bool few_tokens = (config.batch + per_chunk - 1) / per_chunk <= groups;  // each chunk is a group
+    throw RequestError(fmt::format(
+        "ranks: {}: a batch of {} is cut into {} group{}: expected at most so many, or accumulate (now {}) a multiple of the "
+        "ranks, as --accumulate {}{}",
+        size, config.batch, groups, groups == 1 ? "" : "s", config.accumulate, size,
+        few_tokens ? fmt::format(", or a larger batch: a group has some {} tokens, whole sequences", chunk_tokens)
+                   : ""));
 }
 
 Share share_of(Ranks* ranks, const TrainConfig& config, int groups) {

@@ -3,14 +3,14 @@
 
 #include <charconv>
 #include <cstring>
+#include <utility>
 
 #include <fmt/format.h>
 
 #include <faultline/base/error.hpp>
 #include <faultline/format/format.hpp>
-#include <faultline/gpt/fingerprint.hpp>
+#include <faultline/gpt/checkpoint_file.hpp>
 #include <faultline/gpt/report_vectors.hpp>
-#include <faultline/tensor/safetensors.hpp>
 #include <faultline/tensor/text.hpp>
 
 namespace faultline::gpt {
@@ -72,23 +72,18 @@ void save_device_checkpoint(const std::string& path, const TrainConfig& config, 
     set.metadata["optimizer_steps"] = std::to_string(switches.optimizer_steps);
     set.metadata["schema"] = schema;
     set.metadata["next_step"] = std::to_string(next_step);
-    for (const auto& [key, value] : fingerprint(config)) set.metadata["config." + key] = value;
-    write_safetensors(path, set);
+    add_settings(set, config);
+    write_checkpoint(path, std::move(set));
 }
 
 DeviceCheckpoint load_device_checkpoint(const std::string& path, const TrainConfig& config, std::size_t count,
                                         std::size_t seconds) {
-    const TensorSet set = read_safetensors(path);
+    const TensorSet set = read_checkpoint(path);
     if (const std::string was = metadata(set, "schema"); was != schema)
         throw RequestError(
             fmt::format("{}: metadata \"schema\": {}: expected {}, of a run that began with --device cuda", set.source,
                         in_quotes(was), schema));
-    for (const auto& [key, value] : fingerprint(config))
-        if (const std::string was = metadata(set, "config." + key); was != value)
-            throw RequestError(
-                fmt::format("{}: {}: the checkpoint is of a run with {}: expected {}, as this command "
-                            "asks for; a run goes on with the options that it began with",
-                            set.source, key, in_quotes(was), in_quotes(value)));
+    expect_settings(set, config);
     DeviceCheckpoint out;
     out.next_step = number(set, "next_step");
     out.arrays = {get<float>(set, "weights", count), get<float>(set, "optimizer.first", count),

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include <faultline/base/error.hpp>
+#include <faultline/gpt/checkpoint_file.hpp>
 #include <faultline/gpt/parameters.hpp>
 #include <faultline/probes/leading.hpp>
 #include <faultline/probes/spectra.hpp>
@@ -76,6 +77,7 @@ struct Weights {
         update;  ///< the last one of a matrix over its rate, with its weight decay; empty where it is not known
 
     static gpt::ModelConfig model_of(const TensorSet& set) {
+        gpt::expect_checksum(set);
         if (metadata(set, "schema") != schema)
             throw RequestError(fmt::format("{}: metadata \"schema\": {}: expected {}", set.source,
                                            in_quotes(metadata(set, "schema")), schema));

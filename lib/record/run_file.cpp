@@ -111,6 +111,8 @@ RunFile RunFile::resume(const std::string& path, std::int64_t last_step, const s
     Manifest manifest = past.manifest();
     if (change) change(manifest);
     auto state = State::make(path, manifest);
+    state->steps = past.steps();
+    state->last_step = past.last_step();
     state->past = std::move(past);
     return RunFile(std::move(state));
 }
@@ -179,8 +181,6 @@ void RunFile::start() {
         for (const Column& column : state_->columns) state_->past->copy_to(state_->out, column);
         state_->past->copy_to(state_->out, *state_->step);
         state_->past->expect_all_declared();
-        state_->steps = state_->past->steps();
-        state_->last_step = state_->past->last_step();
         state_->past.reset();
     }
     if (H5Fflush(state_->out.file, H5F_SCOPE_GLOBAL) < 0) h5::fail_write(state_->out.name, what);

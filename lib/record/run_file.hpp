@@ -70,7 +70,7 @@ class RunFile {
     /// Appends the step to every series and flushes; the step number goes last, so a step that has one is complete.
     /// WorkError when the disk refuses; the file then stays as it is, as after a kill, and takes no further step.
     void end_step(std::int64_t step);
-    /// Steps completed, those of before resume() included (from start() on).
+    /// Steps completed, those of before resume() included.
     [[nodiscard]] std::int64_t steps() const;
     /// The number of the last of them; nothing when there is none.
     [[nodiscard]] std::optional<std::int64_t> last_step() const;

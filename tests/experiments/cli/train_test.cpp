@@ -7,6 +7,8 @@
 #include <chrono>
 #include <csignal>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <optional>
 #include <thread>
 
@@ -28,6 +30,11 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
+
+std::string file_bytes(const std::string& path) {
+    std::ifstream in(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+}
 
 class Train : public testing::Test {
   protected:
@@ -341,6 +348,101 @@ TEST_F(Train, AResumedRunHasItsOwnFaultsAndData) {
     EXPECT_THAT(other.err,
                 AllOf(HasSubstr("inject: the checkpoint is of a run with"), HasSubstr("0.3"), HasSubstr("0.5")));
     EXPECT_EQ(train("8", {"--inject", "delta:multiplicative:0.3", "--resume", run}).status, 0);
+}
+
+TEST_F(Train, ARecordGoesOnBesideItsOwnCheckpointAlone) {
+    const std::string mixed = folder / "mixed.h5";
+    const auto beside = [&](const std::vector<std::string>& of_record, const std::string& steps) {
+        std::vector<std::string> more = of_record;
+        more.insert(more.end(), {"-o", mixed, "--force"});
+        ASSERT_EQ(train(steps, more).status, 0);
+        std::filesystem::copy_file(folder / "run.checkpoint.safetensors", folder / "mixed.checkpoint.safetensors",
+                                   std::filesystem::copy_options::overwrite_existing);
+    };
+    // Refused whether or not there is something left to do, and nothing is touched.
+    const auto refused = [&](const std::string& part) {
+        const std::string before = file_bytes(mixed), checkpoint = file_bytes(folder / "mixed.checkpoint.safetensors");
+        for (const char* steps : {"12", "8"}) {
+            const Outcome outcome = train(steps, {"--resume", mixed});
+            EXPECT_EQ(outcome.status, 2) << outcome.out;
+            EXPECT_THAT(outcome.err, HasSubstr(part));
+            EXPECT_EQ(lines(outcome.err).size(), 1U) << outcome.err;
+        }
+        EXPECT_TRUE(file_bytes(mixed) == before);
+        EXPECT_TRUE(file_bytes(folder / "mixed.checkpoint.safetensors") == checkpoint);
+        EXPECT_THAT(folder.files(), Not(testing::Contains("mixed.h5.partial")));
+    };
+    ASSERT_EQ(train("8", {"-o", folder / "run.h5"}).status, 0);
+    beside({"--seed", "7"}, "8");
+    refused("mixed.h5: seed: is the record of a run with 7: expected 0, as its checkpoint has it");
+    beside({"--lr", "0.001"}, "8");
+    refused("mixed.h5: lr: is the record of a run with 0.001: expected 0.003");
+    beside({"--inject", "delta:multiplicative:0.3"}, "8");
+    refused("mixed.h5: step 7: has the loss ");
+    beside({}, "4");
+    refused("mixed.h5: ends before step 7 of its checkpoint: expected the file that was written with it");
+    folder.write("mixed.h5", "");
+    refused("mixed.h5");
+    folder.write("mixed.h5", std::string(5000, 'x'));
+    refused("mixed.h5");
+    std::filesystem::remove(mixed);
+    EXPECT_EQ(train("8", {"--resume", mixed}).status, 2);
+    EXPECT_FALSE(std::filesystem::exists(mixed));
+    beside({}, "8");
+    EXPECT_EQ(train("12", {"--resume", mixed}).status, 0);
+}
+
+TEST_F(Train, AResumedRunHasNoCaptureOfTheStepsBefore) {
+    const std::string run = folder / "run.h5";
+    ASSERT_EQ(train("8", {"--capture", "3", "-o", run}).status, 0);
+    const Outcome missed = train("12", {"--capture", "2,10", "--resume", run});
+    EXPECT_EQ(missed.status, 2);
+    EXPECT_THAT(missed.err, AllOf(HasSubstr("capture: step 2: was done before, and "),
+                                  HasSubstr("run.step000002.safetensors is not there: expected steps from 8 on")));
+    EXPECT_EQ(train("12", {"--capture", "3,10", "--resume", run}).status, 0);  // the command that it began with
+    EXPECT_TRUE(std::filesystem::exists(folder / "run.step000010.safetensors"));
+}
+
+TEST_F(Train, ADamagedCheckpointIsRefused) {
+    const std::string run = folder / "run.h5", checkpoint = folder / "run.checkpoint.safetensors";
+    ASSERT_EQ(train("8", {"-o", run}).status, 0);
+    const std::string whole = file_bytes(checkpoint);
+    for (const std::size_t at : {whole.find("checksum"), whole.size() / 2, whole.size() - 5}) {
+        std::string bytes = whole;
+        bytes[at] = static_cast<char>(bytes[at] ^ 1);
+        folder.write("run.checkpoint.safetensors", bytes);
+        const Outcome damaged = train("12", {"--resume", run});
+        EXPECT_EQ(damaged.status, 2) << at;
+        EXPECT_THAT(damaged.err, HasSubstr("run.checkpoint.safetensors: checksum: is not that of what the file holds"));
+    }
+    EXPECT_EQ(run_program({"probe", checkpoint, "--probe", "spectra"}).status, 2);
+    folder.write("run.checkpoint.safetensors", whole);
+    EXPECT_EQ(train("12", {"--resume", run}).status, 0);
+}
+
+TEST_F(Train, ARefusedResumeSpeaksOfSettingsAsTheCommandHasThem) {
+    const auto refused = [&](const std::string& run, const std::vector<std::string>& other, const std::string& part) {
+        std::vector<std::string> more = other;
+        more.insert(more.end(), {"--resume", folder / run});
+        const Outcome outcome = train("4", more);
+        EXPECT_EQ(outcome.status, 2) << part;
+        EXPECT_THAT(outcome.err, HasSubstr(part));
+    };
+    ASSERT_EQ(train("2", {"-o", folder / "fast.h5"}).status, 0);
+    ASSERT_EQ(train("2", {"--attention", "fa2", "--norm-statistics", "bf16", "-o", folder / "fa2.h5"}).status, 0);
+    refused("fast.h5", {"--optimizer", "muon"},
+            "optimizer: the checkpoint is of a run with adamw: expected muon, as this command asks for");
+    refused("fast.h5", {"--precision", "fp32"}, "precision: the checkpoint is of a run with bf16: expected fp32");
+    refused("fast.h5", {"--qk-norm", "learned"}, "qk-norm: the checkpoint is of a run with none: expected learned");
+    refused("fast.h5", {"--schedule", "cosine"}, "schedule: the checkpoint is of a run with constant: expected cosine");
+    refused("fast.h5", {"--attention", "fa2"},
+            "attention: the checkpoint is of a run with fast in every layer: expected fa2 in every layer");
+    refused("fast.h5", {"--layer-attention", "0/1=fa2"}, "expected fa2 in heads [1] of layer 0");
+    refused("fast.h5", {"--inject", "delta:multiplicative:0.3"}, "inject: the checkpoint is of a run with no fault");
+    // What the run began with and the command has not is missed too.
+    refused("fa2.h5", {"--norm-statistics", "bf16"},
+            "attention: the checkpoint is of a run with fa2 in every layer: expected fast in every layer");
+    refused("fa2.h5", {"--attention", "fa2"}, "norm-statistics: the checkpoint is of a run with bf16: expected fp32");
 }
 
 TEST_F(Train, RunsThePlanOfTheTensorCoresKernelOnTheCpu) {

@@ -14,6 +14,7 @@
 #include <faultline/base/error.hpp>
 #include <faultline/plan/presets.hpp>
 #include <faultline/probes/spectra.hpp>
+#include <faultline/tensor/safetensors.hpp>
 
 #include "../../lib/tensor/support.hpp"
 #include "texts.hpp"
@@ -369,6 +370,31 @@ TEST(Trainer, RefusesWhatMakesNoModel) {
     EXPECT_THAT(refusal([](TrainConfig& c) { c.clip = -1; }), HasSubstr("clip: -1: expected 0 or more"));
     EXPECT_THAT(refusal([](TrainConfig& c) { c.schedule.final_rate = -1; }), HasSubstr("final-lr"));
     EXPECT_THAT(refusal([](TrainConfig& c) { c.model.attention = {{7, {}, nullptr}}; }), HasSubstr("layer 7"));
+}
+
+/// What a checkpoint would hold, as one text.
+std::string bytes_of(const TensorSet& state) {
+    std::string all;
+    for (const auto& [key, value] : state.metadata) all += key + "=" + value + ";";
+    for (const auto& [name, tensor] : state.tensors)
+        all.append(name).append(reinterpret_cast<const char*>(tensor.bytes.data()), tensor.bytes.size());
+    return all;
+}
+
+TEST(Trainer, ACheckpointOfBeforeThereWasAChecksumIsRead) {
+    const test::Folder folder;
+    const TrainConfig c = quick();
+    const WindowOrder order(c.seed);
+    Trainer trainer(c, text(), order);
+    trainer.step();
+    const std::string path = folder / "x.safetensors";
+    trainer.save(path);
+    TensorSet set = read_safetensors(path);
+    ASSERT_EQ(set.metadata.erase("checksum"), 1U);
+    write_safetensors(path, set);
+    Trainer again(c, text(), order);
+    again.restore(path);
+    EXPECT_TRUE(bytes_of(again.state()) == bytes_of(trainer.state()));
 }
 
 TEST(Trainer, RefusesACheckpointOfTheDevice) {
