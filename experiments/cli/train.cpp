@@ -328,6 +328,7 @@ Status run(const TrainCommand& own, const Invocation& call) {
     files.ranks = ranks;
     std::unique_ptr<gpt::Training> training;
     std::vector<std::string> about;  // what is said of the run before its first step
+    if (!data.tokens.remark.empty()) about.push_back("faultline train: " + data.tokens.remark);
     files.begins = [&] {
         if (!call.talks()) return;
         for (const std::string& line : about) remark(line);
@@ -346,7 +347,6 @@ Status run(const TrainCommand& own, const Invocation& call) {
     files.manifest.ranks = ranks == nullptr ? 1 : ranks->size();
     files.manifest.reductions = trainer.reductions();
     call.group.ready();
-    if (call.talks() && !data.tokens.remark.empty()) remark("faultline train: " + data.tokens.remark);
 
     Progress line(call.talks());
     const gpt::RunOutcome outcome = whole_or_at_once(call.group, trainer, line, [&] {

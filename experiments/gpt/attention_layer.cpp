@@ -70,7 +70,7 @@ class HeadPass {
           at_(at),
           head_(head),
           where_{.layer = at.layer, .head = head},
-          options_{.scale = scale, .softcap = config.softcap, .bf16 = config.bf16},
+          options_{.scale = scale, .softcap = config.softcap, .bf16 = config.bf16, .cancelled = context.cancelled},
           emulated_(watched_beyond_fast || config.plan(at.layer, head) != nullptr) {
         if (context.attention != nullptr)
             instrument_ = context.attention->instrument(
@@ -130,6 +130,7 @@ void attention_layer_forward(const ModelConfig& config, const StepContext& conte
             const HeadPass<T> pass(config, context, at, b, h, scale[static_cast<std::size_t>(h)], false, beyond);
             const auto head = [&](auto x) { return head_of(x, at, b, h, config.head_dim()); };
             HeadStatistics& statistics = state.heads[slot];
+            expect_not(context.cancelled);
             if (!pass.emulated()) {
                 fast_forward(head(q), head(k), head(v), pass.options(), head(o),
                              std::span(state.lse).subspan(slot * length, length), statistics, scratch,
@@ -157,6 +158,7 @@ void attention_layer_backward(const ModelConfig& config, const StepContext& cont
             const HeadPass<T> pass(config, context, at, b, h, scale[static_cast<std::size_t>(h)], true, beyond);
             const auto head = [&](auto x) { return head_of(x, at, b, h, config.head_dim()); };
             HeadStatistics& statistics = state.heads[slot];
+            expect_not(context.cancelled);
             if (!pass.emulated()) {
                 fast_backward(head(q), head(k), head(v), head(o),
                               std::span<const T>(state.lse).subspan(slot * length, length), head(dout), pass.options(),

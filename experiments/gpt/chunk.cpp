@@ -190,6 +190,7 @@ void Chunk<T>::feed_forward(int l, const Weights<T>& weights) {
 
 template <class T>
 void Chunk<T>::layer_forward(int l, const Weights<T>& weights) {
+    expect_not(context_->cancelled);
     Layer& layer = layers_[at(l)];
     const std::ptrdiff_t width = config_.width, tokens = x_.rows;
     const LayerOffsets& offsets = layout_.layer(l);

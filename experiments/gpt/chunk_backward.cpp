@@ -99,6 +99,7 @@ void Chunk<T>::attend_backward(int l, const Weights<T>& weights, std::span<T> gr
 
 template <class T>
 void Chunk<T>::layer_backward(int l, const Weights<T>& weights, std::span<T> gradient) {
+    expect_not(context_->cancelled);
     Layer& layer = layers_[at(l)];
     const std::ptrdiff_t width = config_.width, tokens = x_.rows;
     const LayerOffsets& offsets = layout_.layer(l);

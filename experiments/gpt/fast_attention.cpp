@@ -139,6 +139,7 @@ void fast_forward(MatrixView<const T> q, MatrixView<const T> k, MatrixView<const
     const MatrixView<T> rows = shaped(scratch.rows, 2, fast_block);
     T *maximum = rows.row(0), *sum = rows.row(1);
     for (std::ptrdiff_t first = 0; first < n; first += fast_block) {
+        expect_not(options.cancelled);
         const std::ptrdiff_t count = std::min(fast_block, n - first), keys = first + count;
         const MatrixView<T> s = shaped(scratch.s, count, keys);
         gemm(Transpose::no, q.middle_rows(first, count), Transpose::yes, k.middle_rows(0, keys), s);
@@ -183,6 +184,7 @@ void fast_backward(MatrixView<const T> q, MatrixView<const T> k, MatrixView<cons
     std::fill_n(sum_dv.data, n * d, T(0));
     std::vector<T> capped;  // scores, kept where the cap's slope needs them
     for (std::ptrdiff_t first = 0; first < n; first += fast_block) {
+        expect_not(options.cancelled);
         const std::ptrdiff_t count = std::min(fast_block, n - first), keys = first + count;
         const MatrixView<const T> q_rows = q.middle_rows(first, count), dout_rows = dout.middle_rows(first, count);
         const MatrixView<T> p = shaped(scratch.s, count, keys), dp = shaped(scratch.dp, count, keys);

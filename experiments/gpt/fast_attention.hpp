@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <faultline/cpu/instrument.hpp>
+#include <faultline/gpt/cancelled.hpp>
 #include <faultline/plan/plan.hpp>
 #include <faultline/tensor/matrix_view.hpp>
 
@@ -21,9 +22,10 @@ namespace faultline::gpt {
 inline constexpr std::ptrdiff_t fast_block = 64;
 
 struct FastOptions {
-    double scale = 1;    ///< of q k^T
-    double softcap = 0;  ///< s <- c tanh(s/c) where c > 0 (arXiv 2408.00118)
-    bool bf16 = false;   ///< casts of p, o, ds, dq, dk, dv; inputs are taken as they are
+    double scale = 1;                      ///< of q k^T
+    double softcap = 0;                    ///< s <- c tanh(s/c) where c > 0 (arXiv 2408.00118)
+    bool bf16 = false;                     ///< casts of p, o, ds, dq, dk, dv; inputs are taken as they are
+    const Cancelled* cancelled = nullptr;  ///< asked before each query block: PassCancelled
 };
 
 /// The kernel as a plan (no softcap): for bf16, or with fp32 everywhere.

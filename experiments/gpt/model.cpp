@@ -225,6 +225,7 @@ double Gpt<T>::loss(const Batch& batch, int threads, const StepContext& switches
     StepContext context{};  // without hooks
     context.fp32_ffn = switches.fp32_ffn;
     context.qk_switch = switches.qk_switch;
+    context.cancelled = switches.cancelled;
     parallel_for(losses.size(), threads, [&](std::size_t c) {
         const int first = static_cast<int>(c) * how.sequences_per_chunk;
         const int sequences = std::min(how.sequences_per_chunk, batch.sequences - first);

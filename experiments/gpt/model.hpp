@@ -79,7 +79,8 @@ class Gpt {
     /// losses in nats; `statistics` gets what the layers saw, added to what it has. Token ids must be in the vocabulary.
     /// Where context.share divides the groups, all ranks call it with the same batch; where it divides micro-batches, each with
     /// its own: gradient and statistics are added over all ranks' either way, the loss that is returned over a micro-batch.
-    /// With find_non_finite this rank's part is gone through alone, and nothing is added.
+    /// With find_non_finite this rank's part is gone through alone, and nothing is added. PassCancelled where context.cancelled
+    /// says so; gradient and statistics are of no use then.
     double accumulate(const StepContext& context, const Batch& batch, BatchStatistics& statistics);
     void clear_gradient();
     /// After the last accumulate of a step: the gradient of the parameters themselves, through the reparametrisation.
@@ -87,7 +88,7 @@ class Gpt {
     [[nodiscard]] std::span<T> gradient() { return gradient_; }
 
     /// Sum of the losses over the batch, no hooks. Of `switches` those count that are of the model: QK norm that was turned
-    /// on, the feed-forward in fp32.
+    /// on, the feed-forward in fp32; and what may cancel it.
     [[nodiscard]] double loss(const Batch& batch, int threads, const StepContext& switches = {});
 
     /// What the last accumulate with find_non_finite came upon first; found_at < 0: nothing.

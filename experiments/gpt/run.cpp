@@ -158,8 +158,13 @@ RunOutcome run(Training& trainer, const RunFiles& files, const std::function<voi
         writer->drain();
         trainer.save(checkpoint_path(files.output));
     };
+    if (cancelled) trainer.cancel_when(cancelled, record.has_value());
     while (!trainer.finished()) {
         const StepReport& report = trainer.step();
+        if (trainer.abandoned()) {
+            outcome.end = RunEnd::interrupted;
+            break;
+        }
         if (trainer.failure()) {
             outcome.end = RunEnd::not_finite;
             break;

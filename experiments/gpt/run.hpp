@@ -43,7 +43,7 @@ struct RunOutcome {
 };
 
 /// Runs the trainer from where it stands (or from the checkpoint) to its end. `progress(report)` after each step;
-/// `cancelled()` is asked after each. What a resumed run leaves in the file is what one that was never stopped leaves.
+/// `cancelled()` is asked after each and during it (Training::cancel_when), from several threads. What a resumed run leaves in the file is what one that was never stopped leaves.
 /// RequestError before the first step, WorkError when the disk refuses. With ranks, a SharedFailure of both kinds on all of
 /// them; an interruption of any is one of all.
 RunOutcome run(Training& trainer, const RunFiles& files, const std::function<void(const StepReport&)>& progress,

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include <faultline/gpt/cancelled.hpp>
 #include <faultline/gpt/hooks.hpp>
 
 namespace faultline {
@@ -40,6 +41,7 @@ struct StepContext {
     const std::vector<QkSwitch>* qk_switch = nullptr;  ///< per layer; may be null
     int threads = 1;
     Share share;
+    const Cancelled* cancelled = nullptr;  ///< not with several ranks, which would wait for one that left
 };
 
 /// Sums over what a layer's heads saw in a batch: [layer, head] row-major.

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include <faultline/gpt/share.hpp>
+#include <faultline/ranks/sums.hpp>
 
 namespace faultline::gpt {
 namespace {
@@ -33,7 +34,10 @@ class Trainer::Control final : public StepControl {
     [[nodiscard]] bool qk_norm_enabled(int layer) const override {
         return t_.config_.model.qk_norm != QkNorm::none || t_.qk_switch_.at(static_cast<std::size_t>(layer)).on;
     }
-    void reset_optimizer() override { t_.optimizer_.reset(); }
+    void reset_optimizer() override {
+        if (t_.keeps_state_) t_.before_.optimizer = t_.optimizer_.state();
+        t_.optimizer_.reset();
+    }
     void set_learning_rate_factor(double factor) override { t_.rate_factor_ = factor; }
     void set_clip_factor(double factor) override { t_.clip_factor_ = factor; }
     void set_fp32_ffn(bool on) override { t_.fp32_ffn_ = on; }
@@ -81,6 +85,7 @@ StepContext Trainer::context(int micro_step) const {
     c.qk_switch = &qk_switch_;
     c.threads = config_.threads;
     c.share = share_;
+    if (cancelled_ && share_.ranks == nullptr) c.cancelled = &cancelled_;
     return c;
 }
 
@@ -95,6 +100,7 @@ double Trainer::accumulate(BatchStatistics& statistics) {
     model_.clear_gradient();
     double loss = 0;
     for (int round = 0; round < rounds(share_, config_.accumulate); ++round) {
+        if (round > 0) expect_not_cancelled();
         const int m = micro_batch_of(share_, round);
         Windows windows;
         const Batch batch = micro_batch(m, windows);
@@ -182,7 +188,44 @@ void Trainer::qk_clip() {
     }
 }
 
+void Trainer::cancel_when(std::function<bool()> cancelled, bool to_save) {
+    cancelled_ = std::move(cancelled);
+    keeps_state_ = to_save && cancelled_;
+}
+
+/// Ranks leave a step together.
+void Trainer::expect_not_cancelled() const {
+    if (cancelled_ && any_together(share_.ranks, cancelled_)) throw PassCancelled{};
+}
+
+void Trainer::remember() {
+    before_ = {qk_switch_, rate_factor_, clip_factor_, qk_clip_, fp32_ffn_, {}, report_, {}};
+    if (hooks_.step != nullptr) before_.hook = hooks_.step->save();
+}
+
+void Trainer::put_back() {
+    qk_switch_ = std::move(before_.qk_switch);
+    rate_factor_ = before_.rate_factor;
+    clip_factor_ = before_.clip_factor;
+    qk_clip_ = before_.qk_clip;
+    fp32_ffn_ = before_.fp32_ffn;
+    report_ = std::move(before_.report);
+    if (before_.optimizer) optimizer_.restore(std::move(*before_.optimizer));
+    if (hooks_.step != nullptr) hooks_.step->load(before_.hook);
+}
+
 const StepReport& Trainer::step() {
+    if (keeps_state_) remember();
+    try {
+        return whole_step();
+    } catch (const PassCancelled&) {
+        abandoned_ = true;
+        if (keeps_state_) put_back();
+    }
+    return report_;
+}
+
+const StepReport& Trainer::whole_step() {
     if (hooks_.step != nullptr) {
         Control control(*this);
         hooks_.step->before_step(next_, next_ == 0 ? nullptr : &report_, control);
@@ -208,14 +251,28 @@ const StepReport& Trainer::step() {
         }
         return report_;
     }
+    const bool last = next_ + 1 == config_.steps;
+    const bool validate = config_.validate_every > 0 && ((next_ + 1) % config_.validate_every == 0 || last);
+    const std::vector<float> vectors(model_.reparametrisation().state().begin(),
+                                     model_.reparametrisation().state().end());
+    std::vector<float> weights;  // a validation may be given up, with the step that it is of
+    if (validate && keeps_state_) weights.assign(model_.weights().begin(), model_.weights().end());
     apply();
     fill_report(statistics, loss, norm, rate);
     qk_clip();
     model_.prepare();
-    const bool last = next_ + 1 == config_.steps;
     report_spectra(config_.model, model_.layout(), model_.weights(), last || due(config_.monitor_every), report_);
-    const bool validate = config_.validate_every > 0 && ((next_ + 1) % config_.validate_every == 0 || last);
-    report_.validation_loss = validate ? validation_loss() : nan_value;
+    try {
+        report_.validation_loss = validate ? validation_loss() : nan_value;
+    } catch (const PassCancelled&) {
+        if (keeps_state_) {
+            optimizer_.restore(before);
+            std::ranges::copy(weights, model_.weights().begin());
+            model_.reparametrisation().restore(vectors);
+            model_.prepare();
+        }
+        throw;
+    }
     share_hooks_parts();
     if (hooks_.step != nullptr) hooks_.step->after_step(report_);
     ++next_;
@@ -226,7 +283,10 @@ double Trainer::validation_loss() {
     // Rank r of R has batches r, r + R, …; adding to zeros changes no bit of them.
     const int ranks = share_.ranks == nullptr ? 1 : share_.ranks->size();
     std::vector<double> own(static_cast<std::size_t>(config_.validation_batches), 0.0), losses = own;
-    for (int b = share_.ranks == nullptr ? 0 : share_.ranks->rank(); b < config_.validation_batches; b += ranks) {
+    for (int first = 0; first < config_.validation_batches; first += ranks) {
+        if (first > 0) expect_not_cancelled();
+        const int b = first + (share_.ranks == nullptr ? 0 : share_.ranks->rank());
+        if (b >= config_.validation_batches) continue;  // in the last round
         const Windows windows = validation_windows(config_, data_, b);
         own[static_cast<std::size_t>(b)] = model_.loss(
             {windows.tokens, windows.targets, config_.batch, config_.model.context}, config_.threads, context(0));

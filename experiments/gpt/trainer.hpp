@@ -3,6 +3,8 @@
 // data and hooks, whatever the number of threads, and can be saved and taken up again bit for bit.
 #pragma once
 
+#include <faultline/gpt/cancelled.hpp>
+#include <faultline/gpt/step_context.hpp>
 #include <faultline/gpt/training.hpp>
 #include <faultline/tensor/tensor.hpp>
 
@@ -24,6 +26,8 @@ class Trainer final : public Training {
     const StepReport& step() override;
     [[nodiscard]] const std::optional<NonFinite>& failure() const override { return failure_; }
     [[nodiscard]] const StepReport& report() const override { return report_; }
+    void cancel_when(std::function<bool()> cancelled, bool to_save) override;
+    [[nodiscard]] bool abandoned() const override { return abandoned_; }
     [[nodiscard]] double validation_loss();
 
     [[nodiscard]] const Gpt<float>& model() const { return model_; }
@@ -42,6 +46,19 @@ class Trainer final : public Training {
 
   private:
     class Control;
+    /// What a step changes before its update, as it was.
+    struct Before {
+        std::vector<QkSwitch> qk_switch;
+        double rate_factor = 1, clip_factor = 1, qk_clip = 0;
+        bool fp32_ffn = false;
+        std::optional<Optimizer::State> optimizer;  ///< where a hook has reset it
+        StepReport report;
+        std::string hook;
+    };
+    const StepReport& whole_step();
+    void remember();
+    void put_back();
+    void expect_not_cancelled() const;
     Batch micro_batch(int micro_step, Windows& windows) const;
     StepContext context(int micro_step) const;
     double accumulate(BatchStatistics& statistics);
@@ -72,6 +89,9 @@ class Trainer final : public Training {
     std::int64_t next_ = 0;
     StepReport report_;
     std::optional<NonFinite> failure_;
+    Cancelled cancelled_;
+    bool keeps_state_ = false, abandoned_ = false;
+    Before before_;  // of the step that is under way, where it may be given up
     std::function<bool(std::int64_t)> capture_wanted_;
     std::function<void(std::int64_t, int, const Captured&)> capture_take_;
 };

@@ -104,6 +104,12 @@ class Training {
     /// nothing of the kind, or its device is at work on it. Nothing may be called afterwards.
     virtual bool let_go() noexcept { return false; }
 
+    /// `cancelled` is asked during a step too, from several threads, so that a long one need not be waited for: where it is true the
+    /// step may be given up, and abandoned() says that it was. The state is that of before the step then, with `to_save`; else it
+    /// is of no more use. The default asks nobody and gives nothing up. With ranks all of them do it alike.
+    virtual void cancel_when(std::function<bool()> cancelled, bool to_save) { (void)cancelled, (void)to_save; }
+    [[nodiscard]] virtual bool abandoned() const { return false; }
+
     /// Operands of attention of the steps for which `wanted` is true are given to `take` after the step; of several ranks'
     /// trainers the first one's `take` gets those of all.
     using Captured = std::vector<Gpt<float>::Operands>;

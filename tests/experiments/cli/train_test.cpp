@@ -445,6 +445,28 @@ TEST_F(Train, ARefusedResumeSpeaksOfSettingsAsTheCommandHasThem) {
     refused("fa2.h5", {"--attention", "fa2"}, "norm-statistics: the checkpoint is of a run with bf16: expected fp32");
 }
 
+// A step of hours, or a validation, is not waited for; the run goes on from before it.
+TEST_F(Train, OneSignalEndsALongStep) {
+    const auto ends = [&](const std::vector<std::string>& more, const std::string& wait_for) {
+        Child child(arguments("100", more), folder / "err");
+        for (int i = 0; i < 4000 && !std::filesystem::exists(wait_for); ++i)
+            std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        child.signal(SIGTERM);
+        EXPECT_EQ(child.wait(), 1);
+        return child.error();
+    };
+    const std::string run = folder / "run.h5", partial = folder / "run.h5.partial";
+    const std::vector<std::string> micro_batches{"--accumulate", "1048576", "-o", run};
+    EXPECT_THAT(ends(micro_batches, partial), HasSubstr("interrupted in the first step; to go on: "));
+    EXPECT_FALSE(std::filesystem::exists(run));
+    EXPECT_THAT(ends({"--accumulate", "1048576", "--resume", run}, partial),
+                HasSubstr("interrupted in the first step"));
+    // The tenth step has the first validation.
+    EXPECT_THAT(ends({"--validation-batches", "1048576", "-o", run}, run), HasSubstr("interrupted after step 8; "));
+    EXPECT_EQ(RecordReader(run).read("steps/loss").size(), 9);
+}
+
 TEST_F(Train, RunsThePlanOfTheTensorCoresKernelOnTheCpu) {
     const Outcome refused = run_program(arguments("1", {"--attention", "tensor"}));
     EXPECT_EQ(refused.status, 2);

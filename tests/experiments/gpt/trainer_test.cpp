@@ -381,6 +381,43 @@ std::string bytes_of(const TensorSet& state) {
     return all;
 }
 
+// Given up anywhere, in the passes or in the validation after the update, a step has changed nothing.
+TEST(Trainer, AStepThatIsGivenUpIsTheStateBeforeIt) {
+    TrainConfig c = quick();
+    c.steps = 4;
+    c.validate_every = 2;
+    c.validation_batches = 3;
+    c.model.sigma_reparam = true;
+    const WindowOrder order(c.seed);
+    const auto at_the_end = [](Trainer& trainer) {
+        while (!trainer.finished()) trainer.step();
+        return bytes_of(trainer.state());
+    };
+    Trainer straight(c, text(), order);
+    std::atomic<int> asked{0};
+    straight.cancel_when([&] { return ++asked < 0; }, true);  // only counts
+    const std::string whole = at_the_end(straight);
+    const int all = asked;
+    ASSERT_GT(all, 100);
+    std::vector<int> places{all};  // the last validation's
+    for (int when = 1; when < all; when += all / 11) places.push_back(when);
+    for (const int when : places) {
+        Trainer first(c, text(), order);
+        int left = when;
+        std::string before;
+        first.cancel_when([&] { return --left <= 0; }, true);
+        while (!first.finished() && !first.abandoned()) {
+            before = bytes_of(first.state());
+            first.step();
+        }
+        ASSERT_TRUE(first.abandoned()) << when;
+        EXPECT_TRUE(bytes_of(first.state()) == before) << when;
+        Trainer second(c, text(), order);
+        second.restore(first.state());
+        EXPECT_TRUE(at_the_end(second) == whole) << when;
+    }
+}
+
 TEST(Trainer, ACheckpointOfBeforeThereWasAChecksumIsRead) {
     const test::Folder folder;
     const TrainConfig c = quick();
