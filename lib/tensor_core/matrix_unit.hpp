@@ -38,9 +38,9 @@ FAULTLINE_HD constexpr int zero_operand_exponent(ZeroOperand zero, int min_expon
     return zero == ZeroOperand::at_fp32_minimum ? -126 : min_exponent;
 }
 
-/// A zero accumulator stands at this exponent, so the largest exponent of a fused add is never below it, whatever the
-/// products. Measured on an NVIDIA H200 for bf16 and tf32 (docs/results/tensor-core-rule.md); products of fp16 and fp8
-/// never come so low. Other generations were not measured and take the same; MMA-Sim puts them, untested, at -126.
+/// A zero fp32 accumulator stands at this exponent, so the largest exponent of a fused add is never below it, whatever the
+/// products; one of fp16 at -21 (fused::zero_exponent). Measured on an NVIDIA H200 (docs/results/tensor-core-rule.md).
+/// Other generations were not measured and take the same; MMA-Sim puts them, untested, at -126.
 constexpr int zero_accumulator_exponent = -133;
 
 }  // namespace faultline
