@@ -116,14 +116,18 @@ int main(int count, char** words) try {
     const auto wide = static_cast<std::size_t>(3 * C);
     const AttentionOnDevice::Inputs qkv{bf(x), bf(x) + C, bf(x) + 2 * C, wide, wide};
     const HeadParts nothing, watched{fl(g), nullptr, reinterpret_cast<double*>(g.data() + (1 << 22)), nullptr};
-    HeadParts rows = watched;
-    rows.rows = reinterpret_cast<double*>(g.data() + (1 << 24));
-    for (const auto& [name, times, seen] : {std::tuple{"attention", 12, &nothing},
-                                            {"with its largest scores", 0, &watched},
-                                            {"with entropies, too", 0, &rows}})
-        line(name, times,
-             milliseconds(stream, [&] { attention.forward(qkv, {}, bf(y), fl(lse), *seen, nullptr, stream); }), flops,
-             "TFLOP/s");
+    for (const auto& [name, times, seen] :
+         {std::tuple{"attention", 12, &nothing}, {"with its largest scores", 0, &watched}})
+        line(
+            name, times,
+            milliseconds(stream, [&] { attention.forward(0, qkv, {}, bf(y), fl(lse), *seen, nullptr, false, stream); }),
+            flops, "TFLOP/s");
+    line(
+        "entropies and saturation", 0,
+        milliseconds(
+            stream,
+            [&] { attention.look_at_rows(qkv, {}, fl(lse), reinterpret_cast<double*>(g.data() + (1 << 24)), stream); }),
+        flops / 2, "TFLOP/s");
     line("rms of q and k", 0,
          milliseconds(stream,
                       [&] {
@@ -135,15 +139,15 @@ int main(int count, char** words) try {
         line(deterministic ? "attention backward, in order" : "attention backward", deterministic ? 0 : 12,
              milliseconds(stream,
                           [&] {
-                              attention.backward(qkv, {}, bf(y), fl(lse), bf(w), bf(z), scratch.data(), deterministic,
-                                                 nothing, nullptr, stream);
+                              attention.backward(0, qkv, {}, bf(y), fl(lse), bf(w), bf(z), scratch.data(),
+                                                 deterministic, nothing, nullptr, false, stream);
                           }),
              2.5 * flops, "TFLOP/s");
     line("with its zero sums", 0,
          milliseconds(stream,
                       [&] {
-                          attention.backward(qkv, {}, bf(y), fl(lse), bf(w), bf(z), scratch.data(), false, watched,
-                                             nullptr, stream);
+                          attention.backward(0, qkv, {}, bf(y), fl(lse), bf(w), bf(z), scratch.data(), false, watched,
+                                             nullptr, false, stream);
                       }),
          2.5 * flops, "TFLOP/s");
     const double mb = static_cast<double>(T) * C * 1e-6;
