@@ -19,13 +19,13 @@ namespace card {
 inline constexpr int terms = 16;  ///< of one instruction
 inline constexpr int chunk = 64;  ///< terms that stand in shared memory at once
 
-/// Hopper's unit for bf16, or its rule for eight products: zeros take no part, so eight of the sixteen may be zeros.
+/// Hopper's unit for bf16.
 __device__ __forceinline__ bool is_unit(const Accumulation& order) {
     constexpr int min_exponent = -126;
     const MatrixUnit& u = order.unit;
-    return order.kind == Accumulation::Kind::fused && (u.terms == terms || u.terms == terms / 2) &&
-           u.fraction_bits == 25 && u.output == OutputFormat::f32_rz && u.a_min_exponent == min_exponent &&
-           u.b_min_exponent == min_exponent && u.input_fraction_bits == 0 && u.zero == ZeroOperand::ignored;
+    return order.kind == Accumulation::Kind::fused && u.terms == terms && u.fraction_bits == 25 &&
+           u.output == OutputFormat::f32_rz && u.a_min_exponent == min_exponent && u.b_min_exponent == min_exponent &&
+           u.input_fraction_bits == 0 && u.zero == ZeroOperand::ignored;
 }
 
 /// Two numbers as bf16 in one register, the first in the lower half; `fits` where both are numbers of it.
@@ -170,13 +170,8 @@ __device__ __forceinline__ void block(const Team& team, const MatrixUnit& unit, 
                 std::uint32_t a[4], b[4];
                 load_matrices(a, at_x + t * (x.by_rows ? 1 : 2 * LinesX::term_pitch) / 2, !x.by_rows);
                 load_matrices(b, at_y + t * (y.by_rows ? 1 : 2 * LinesY::term_pitch) / 2, !y.by_rows);
-                if (unit.terms == terms) {
-                    mma_bf16(sum[0], a, b[0], b[1]);
-                    mma_bf16(sum[1], a, b[2], b[3]);
-                } else {
-                    mma_bf16_by_eight(sum[0], a, b[0], b[1]);
-                    mma_bf16_by_eight(sum[1], a, b[2], b[3]);
-                }
+                mma_bf16(sum[0], a, b[0], b[1]);
+                mma_bf16(sum[1], a, b[2], b[3]);
             }
         }
         team.sync();

@@ -15,10 +15,7 @@ namespace faultline::device::gradients {
 template <class T>
 using View = emulated::View<T>;
 
-inline constexpr int side = 64;  ///< rows and keys of a tile of scores
-/// Of a block. Threads that make products themselves wait for them: there are twice as many.
-template <Products products>
-inline constexpr int threads = products == Products::groups ? 512 : 256;
+inline constexpr int threads = 256, side = 64;  ///< of a block; rows and keys of a tile of scores
 
 /// What a tile's rows have beside their operands, in shared memory.
 struct RowValues {
@@ -50,8 +47,8 @@ template <Products products, int d>
 __device__ __forceinline__ void load(const View<const double>& from, int first, int rows, std::uint32_t* to,
                                      bool& usual) {
 #pragma unroll 8
-    for (int i = 0; i < side * d / 2 / threads<products>; ++i) {
-        const int e = i * threads<products> + static_cast<int>(threadIdx.x), row = e / (d / 2), at = e % (d / 2);
+    for (int i = 0; i < side * d / 2 / threads; ++i) {
+        const int e = i * threads + static_cast<int>(threadIdx.x), row = e / (d / 2), at = e % (d / 2);
         double2 x{0, 0};
         if (row < rows) x = *reinterpret_cast<const double2*>(from.row(first + row) + 2 * at);
         to[row * Shared<d>::pitch + at] = pair<products>(x, usual);
@@ -63,24 +60,21 @@ __device__ __forceinline__ void load(const View<const double>& from, int first, 
 template <Products products>
 struct Layout {
     static constexpr bool by_unit = products != Products::groups;
-    static constexpr int score_columns = by_unit ? 4 : 2;  ///< so many n
-    template <int d>
-    static constexpr int gradient_columns = by_unit ? d / 16 : d / 32;
     __device__ static int lane() { return static_cast<int>(threadIdx.x % 32); }
     __device__ static int warp() { return static_cast<int>(threadIdx.x / 32); }
     __device__ static int warp_row() { return warp() % 4 * 16; }
     /// Of a block of `columns`, a half of which is a warp's.
     __device__ static int warp_column(int columns) { return warp() / 4 * (columns / 2); }
-    __device__ static int across() { return static_cast<int>(threadIdx.x % 32); }
-    __device__ static int down() { return static_cast<int>(threadIdx.x / 32); }
+    __device__ static int across() { return static_cast<int>(threadIdx.x % 16); }
+    __device__ static int down() { return static_cast<int>(threadIdx.x / 16); }
 
     __device__ static int row(int e) { return by_unit ? warp_row() + lane() / 4 + 8 * (e / 2) : 4 * down() + e; }
     __device__ static int score_column(int n, int e) {
-        return by_unit ? warp_column(side) + lane() % 4 * 2 + 8 * n + e % 2 : across() + 32 * n;
+        return by_unit ? warp_column(side) + lane() % 4 * 2 + 8 * n + e % 2 : across() + 16 * n;
     }
     template <int d>
     __device__ static int gradient_column(int n, int e) {
-        return by_unit ? warp_column(d) + lane() % 4 * 2 + 8 * n + e % 2 : 2 * (across() + 32 * (n / 2)) + n % 2;
+        return by_unit ? warp_column(d) + lane() % 4 * 2 + 8 * n + e % 2 : 2 * (across() + 16 * (n / 2)) + n % 2;
     }
 };
 
@@ -159,7 +153,7 @@ __device__ __forceinline__ void add_in_groups(float (&c)[columns][4], const std:
         }
         const auto of_y = [&](int t, int m) {
             if constexpr (by_terms)
-                return y[(first + t) * pitch + At::across() + 32 * m];
+                return y[(first + t) * pitch + At::across() + 16 * m];
             else
                 return __byte_perm(ys[2 * m][t / 2], ys[2 * m + 1][t / 2], t % 2 == 0 ? 0x5410 : 0x7632);
         };

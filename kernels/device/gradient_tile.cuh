@@ -71,10 +71,9 @@ template <Products products, int d, bool transposed>
 __device__ __forceinline__ void score_tile(const GradientPlan& g, Shared<d>& m, int row0, int rows, int key0, int keys,
                                            bool& usual) {
     using At = Layout<products>;
-    constexpr int columns = At::score_columns;
-    float s[columns][4], dp[columns][4];
+    float s[4][4], dp[4][4];
 #pragma unroll
-    for (int n = 0; n < columns; ++n) {
+    for (int n = 0; n < 4; ++n) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             s[n][e] = g.reference_in_sum ? -static_cast<float>(m.rows.reference[At::row(e)]) : 0.0f;
@@ -85,11 +84,11 @@ __device__ __forceinline__ void score_tile(const GradientPlan& g, Shared<d>& m, 
         add_scores<products, d>(s, m.q, m.k);
         add_scores<products, d>(dp, m.dout, m.v);
     } else {
-        add_in_groups<d, columns, d, false>(s, m.q, Shared<d>::pitch, m.k, usual);
-        add_in_groups<d, columns, d, false>(dp, m.dout, Shared<d>::pitch, m.v, usual);
+        add_in_groups<d, 4, d, false>(s, m.q, Shared<d>::pitch, m.k, usual);
+        add_in_groups<d, 4, d, false>(dp, m.dout, Shared<d>::pitch, m.v, usual);
     }
 #pragma unroll
-    for (int n = 0; n < columns; ++n) {
+    for (int n = 0; n < 4; ++n) {
 #pragma unroll
         for (int half = 0; half < 4; half += 2) {
 #pragma unroll 1
@@ -123,7 +122,7 @@ __device__ __forceinline__ void score_tile(const GradientPlan& g, Shared<d>& m, 
     };
     constexpr int pitch = Shared<d>::score_pitch;
 #pragma unroll
-    for (int n = 0; n < columns; ++n) {
+    for (int n = 0; n < 4; ++n) {
 #pragma unroll
         for (int half = 0; half < 4; half += 2) {
             const std::uint32_t of_p = both(s[n][half], s[n][half + 1]), of_ds = both(dp[n][half], dp[n][half + 1]);
@@ -161,12 +160,11 @@ __device__ __forceinline__ void load_rows(const GradientPlan& g, const emulated:
 
 /// What a plan's tile leaves in c, from row0 on: added to what stands there, or put there.
 template <Products products, int d>
-__device__ __forceinline__ void store(float (&c)[Layout<products>::template gradient_columns<d>][4],
-                                      const View<double>& to, int row0, const Cut& site, bool added, bool first,
-                                      bool& usual) {
+__device__ __forceinline__ void store(float (&c)[d / 16][4], const View<double>& to, int row0, const Cut& site,
+                                      bool added, bool first, bool& usual) {
     using At = Layout<products>;
 #pragma unroll
-    for (int n = 0; n < At::template gradient_columns<d>; ++n) {
+    for (int n = 0; n < d / 16; ++n) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             const int row = row0 + At::row(e);

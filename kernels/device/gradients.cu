@@ -16,7 +16,7 @@ using emulated::BackwardPart;
 using emulated::BackwardRows;
 using emulated::HeadProblem;
 
-/// On a multiprocessor: 128 registers a thread in any case.
+/// On a multiprocessor; a thread that makes products itself has all the registers that it can have.
 template <Products products>
 inline constexpr int blocks_at_once = products == Products::groups ? 1 : 2;
 
@@ -24,7 +24,7 @@ inline constexpr int blocks_at_once = products == Products::groups ? 1 : 2;
 
 /// dk and dv of 64 keys of a head.
 template <Products products, int d>
-__global__ void __launch_bounds__(threads<products>, blocks_at_once<products>)
+__global__ void __launch_bounds__(threads, blocks_at_once<products>)
     key_gradients(GradientPlan g, const HeadProblem* problems, const BackwardRows* all_rows, int* open) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ == 900
     extern __shared__ double2 memory[];
@@ -35,8 +35,7 @@ __global__ void __launch_bounds__(threads<products>, blocks_at_once<products>)
     bool usual = true;
     load<products, d>(x.k, key0, keys, m.k, usual);
     load<products, d>(x.v, key0, keys, m.v, usual);
-    constexpr int columns = Layout<products>::template gradient_columns<d>;
-    float dk[columns][4] = {}, dv[columns][4] = {};
+    float dk[d / 16][4] = {}, dv[d / 16][4] = {};
     const TileAxis axis(g.n_q, g.block_q);
     bool first = true;
     for (int b = 0; b < axis.count(); ++b) {
@@ -57,8 +56,8 @@ __global__ void __launch_bounds__(threads<products>, blocks_at_once<products>)
                 add_gradients<products, d, true>(dv, m.p, m.dout);
                 add_gradients<products, d, true>(dk, m.ds, m.q);
             } else {
-                add_in_groups<d, columns, side, true>(dv, m.p, Shared<d>::score_pitch, m.dout, usual);
-                add_in_groups<d, columns, side, true>(dk, m.ds, Shared<d>::score_pitch, m.q, usual);
+                add_in_groups<d, d / 16, side, true>(dv, m.p, Shared<d>::score_pitch, m.dout, usual);
+                add_in_groups<d, d / 16, side, true>(dk, m.ds, Shared<d>::score_pitch, m.q, usual);
             }
         }
         if (!g.dkv_added) continue;
@@ -76,7 +75,7 @@ __global__ void __launch_bounds__(threads<products>, blocks_at_once<products>)
 
 /// dq of 64 rows of a head.
 template <Products products, int d>
-__global__ void __launch_bounds__(threads<products>, blocks_at_once<products>)
+__global__ void __launch_bounds__(threads, blocks_at_once<products>)
     query_gradients(GradientPlan g, const HeadProblem* problems, const BackwardRows* all_rows, const int* keys_open,
                     int* open) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ == 900
@@ -89,8 +88,7 @@ __global__ void __launch_bounds__(threads<products>, blocks_at_once<products>)
     load<products, d>(x.q, row0, rows, m.q, usual);
     load<products, d>(x.dout, row0, rows, m.dout, usual);
     load_rows<d>(g, r, row0, rows, m, usual);
-    constexpr int columns = Layout<products>::template gradient_columns<d>;
-    float dq[columns][4] = {};
+    float dq[d / 16][4] = {};
     const int last = static_cast<int>(visible_keys(row0 + rows - 1, g.n_q, g.n_k, g.causal));
     const TileAxis axis(g.n_k, g.block_k);
     bool first = true;
@@ -109,7 +107,7 @@ __global__ void __launch_bounds__(threads<products>, blocks_at_once<products>)
             if constexpr (Layout<products>::by_unit)
                 add_gradients<products, d, false>(dq, m.ds, m.k);
             else
-                add_in_groups<d, columns, side, true>(dq, m.ds, Shared<d>::score_pitch, m.k, usual);
+                add_in_groups<d, d / 16, side, true>(dq, m.ds, Shared<d>::score_pitch, m.k, usual);
         }
         if (!g.dq_added) continue;
         store<products, d>(dq, r.dq, row0, g.dq, true, first, usual);
@@ -119,12 +117,12 @@ __global__ void __launch_bounds__(threads<products>, blocks_at_once<products>)
     if (!usual) open[blockIdx.y] = 1;
 #endif
 }
-template <Products products, class Kernel, class... Arguments>
+template <class Kernel, class... Arguments>
 void start(Kernel kernel, std::size_t shared, int blocks, std::size_t heads, cudaStream_t stream,
            const Arguments&... arguments) {
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
                "setting the kernel up");
-    kernel<<<dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(heads)), threads<products>, shared, stream>>>(
+    kernel<<<dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(heads)), threads, shared, stream>>>(
         arguments...);
     check_cuda(cudaGetLastError(), "starting the kernel");
 }
@@ -134,12 +132,12 @@ const int* start_part(const GradientPlan& g, const emulated::BackwardJob& job, s
                       cudaStream_t stream) {
     int* const of_queries = open + heads;
     if (job.part == BackwardPart::key) {
-        start<products>(key_gradients<products, d>, sizeof(Shared<d>), (g.n_k + side - 1) / side, heads, stream, g,
-                        job.problems, job.rows, open);
+        start(key_gradients<products, d>, sizeof(Shared<d>), (g.n_k + side - 1) / side, heads, stream, g, job.problems,
+              job.rows, open);
         return open;
     }
-    start<products>(query_gradients<products, d>, sizeof(Shared<d>), (g.n_q + side - 1) / side, heads, stream, g,
-                    job.problems, job.rows, open, of_queries);
+    start(query_gradients<products, d>, sizeof(Shared<d>), (g.n_q + side - 1) / side, heads, stream, g, job.problems,
+          job.rows, open, of_queries);
     return of_queries;
 }
 template <Products products>

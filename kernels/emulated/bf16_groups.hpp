@@ -15,9 +15,6 @@ inline constexpr int terms = 8, fraction_bits = 24, rows = 4;
 /// whose products with such operands lie below 2^-105 and vanish.
 inline constexpr int largest_operand = 20, least_exponent = -80, largest_exponent = 100;
 
-inline constexpr int bias = 127,
-                     anchor_bias = 1023 + 52 - fraction_bits - bias;  ///< anchor: 2^(u+52), of a biased exponent
-
 /// Whether a pair of numbers of bf16 are below 2^(largest_operand + 1).
 FAULTLINE_HD inline bool are_operands(std::uint32_t pair) {
     constexpr std::uint32_t beyond = static_cast<std::uint32_t>(largest_operand + 1 + 127) << 7;
@@ -30,23 +27,9 @@ FAULTLINE_HD inline std::uint32_t low_magnitude(std::uint32_t pair) {
 FAULTLINE_HD inline std::uint32_t high_magnitude(std::uint32_t pair) {
     return ((pair & 0x7FFF0000u) >> 3) + (std::uint32_t{1023 - 127} << 20);
 }
-/// 1 or -1.
-FAULTLINE_HD inline std::int32_t low_sign(std::uint32_t pair) {
-#if defined(__CUDA_ARCH__)
-    return static_cast<std::int32_t>(__byte_perm(pair, 0, 0x9999)) | 1;  // its sign in every byte
-#else
-    return (static_cast<std::int32_t>(pair << 16) >> 31) | 1;
-#endif
-}
-FAULTLINE_HD inline std::int32_t high_sign(std::uint32_t pair) { return (static_cast<std::int32_t>(pair) >> 31) | 1; }
-/// x >> shift, 0 from 32 on.
-FAULTLINE_HD inline std::uint32_t shifted(std::uint32_t x, int shift) {
-#if defined(__CUDA_ARCH__)
-    return __funnelshift_rc(x, 0, static_cast<unsigned>(shift));
-#else
-    return shift < 32 ? x >> shift : 0;
-#endif
-}
+/// 0 or -1.
+FAULTLINE_HD inline std::int32_t low_sign(std::uint32_t pair) { return static_cast<std::int32_t>(pair << 16) >> 31; }
+FAULTLINE_HD inline std::int32_t high_sign(std::uint32_t pair) { return static_cast<std::int32_t>(pair) >> 31; }
 
 /// |x y| / 2^u cut, `anchor` the upper half of 2^(u+52).
 FAULTLINE_HD inline std::int32_t cut_product(std::uint32_t x, std::uint32_t y, std::uint32_t anchor) {
@@ -87,16 +70,14 @@ FAULTLINE_HD inline std::uint32_t add(float (&c)[columns][rows], const X& x, con
         FAULTLINE_HD_UNROLL
         for (int e = 0; e < rows; ++e) {
             const std::uint32_t bits = bits_of(c[n][e]);
-            const auto of_c = static_cast<int>(bits >> 23 & 0xFF);  // biased, as the largest is
-            const int of_products = static_cast<int>(largest[n / 2][e] >> 16 * (n % 2) & 0xFFFFu) - bias;
+            const int of_c = static_cast<int>(bits >> 23 & 0xFF) - 127;
+            const int of_products = static_cast<int>(largest[n / 2][e] >> 16 * (n % 2) & 0xFFFFu) - 254;
             const int exponent = of_products > of_c ? of_products : of_c;
-            constexpr int first = least_exponent + bias + 1, last = largest_exponent + bias;
-            if (static_cast<unsigned>(exponent - first) > static_cast<unsigned>(last - first))
-                undecided |= 1u << (rows * n + e);
-            anchor[n][e] = static_cast<std::uint32_t>(exponent + anchor_bias) << 20;
-            const std::uint32_t magnitude = shifted((bits << 1 & 0xFFFFFFu) | 0x1000000u, exponent - of_c);
-            const std::int32_t sign = static_cast<std::int32_t>(bits) >> 31;
-            sum[n][e] = (static_cast<std::int32_t>(magnitude) ^ sign) - sign;
+            if (exponent <= least_exponent || exponent > largest_exponent) undecided |= 1u << (rows * n + e);
+            anchor[n][e] = static_cast<std::uint32_t>(exponent - fraction_bits + 52 + 1023) << 20;
+            const int shift = exponent - of_c < 31 ? exponent - of_c : 31;
+            const auto magnitude = static_cast<std::int32_t>((((bits & 0x7FFFFFu) | 0x800000u) << 1) >> shift);
+            sum[n][e] = static_cast<std::int32_t>(bits) < 0 ? -magnitude : magnitude;
         }
     }
     FAULTLINE_HD_UNROLL
@@ -115,19 +96,18 @@ FAULTLINE_HD inline std::uint32_t add(float (&c)[columns][rows], const X& x, con
             const std::uint32_t ym = n % 2 == 0 ? low_magnitude(pair) : high_magnitude(pair);
             const std::int32_t ys = n % 2 == 0 ? low_sign(pair) : high_sign(pair);
             FAULTLINE_HD_UNROLL
-            for (int e = 0; e < rows; ++e) sum[n][e] += cut_product(xm[e], ym, anchor[n][e]) * ys * xs[e];
+            for (int e = 0; e < rows; ++e) sum[n][e] += cut_product(xm[e], ym, anchor[n][e]) * ((xs[e] ^ ys) | 1);
         }
     }
-    const auto result = [&](int n, int e) {
-        const std::uint32_t unit =
-            (anchor[n][e] << 3) + (static_cast<std::uint32_t>(-fraction_bits - anchor_bias) << 23);
-        return float_toward_zero(sum[n][e]) * faultline::detail::bits_as<float>(unit);
-    };
     FAULTLINE_HD_UNROLL
     for (int n = 0; n < columns; ++n) {
         FAULTLINE_HD_UNROLL
-        for (int e = 0; e < rows; ++e)
-            if (undecided == 0 || (undecided >> (rows * n + e) & 1) == 0) c[n][e] = result(n, e);
+        for (int e = 0; e < rows; ++e) {
+            if ((undecided >> (rows * n + e) & 1) != 0) continue;
+            // The exponent of the sum's unit, as a float: that of the anchor less 52.
+            const std::uint32_t unit = ((anchor[n][e] >> 20) - (1023 + 52) + 127) << 23;
+            c[n][e] = float_toward_zero(sum[n][e]) * faultline::detail::bits_as<float>(unit);
+        }
     }
     return undecided;
 }

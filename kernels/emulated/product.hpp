@@ -142,9 +142,8 @@ FAULTLINE_HD inline void block(const Team& team, const Step& step, const Operand
     }
 }
 
-/// A function of its own: the registers of one way of summation are not those of all.
 template <class S, class Team, class Step>
-FAULTLINE_HD_CALLED void blocks(const Team& team, const Step& step, const Operands& in, const View<double>& c,
+FAULTLINE_HD inline void blocks(const Team& team, const Step& step, const Operands& in, const View<double>& c,
                                 const Begin& begin) {
     for (std::ptrdiff_t i = 0; i < c.rows; i += S::rows)
         for (std::ptrdiff_t j = 0; j < c.cols; j += S::columns) block<S>(team, step, in, c, begin, i, j);

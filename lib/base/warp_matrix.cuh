@@ -15,7 +15,8 @@ __device__ __forceinline__ void mma_bf16(float* c, const std::uint32_t (&a)[4], 
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-/// The same as two sums of eight products, one after the other: the other eight are zeros.
+/// The same of finite operands as two sums of eight products, one after the other: the other eight are zeros, and infinity
+/// times one of them would be NaN.
 __device__ __forceinline__ void mma_bf16_by_eight(float* c, const std::uint32_t (&a)[4], std::uint32_t b0,
                                                   std::uint32_t b1) {
     mma_bf16(c, {a[0], a[1], 0, 0}, b0, b1);
