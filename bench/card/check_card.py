@@ -22,6 +22,9 @@ from pathlib import Path
 
 BENCH = Path(__file__).resolve().parent.parent
 TREE = BENCH.parent
+BELOW = ("fa1", "repo-2510.04212")
+PRESETS = ("fa2", "fa2-unfused", "fa2-unfused-splitkv", "fa3", "fa4", "cudnn-like", "cutlass", "thunderkittens", "fa3-fp8", "efficient",
+           *BELOW, "math", "standard-bf16", "llmc", "exact")
 
 
 class Step:
@@ -76,10 +79,11 @@ def steps(build, torch, sanitizer):
              {"FAULTLINE_DEVICE_MIB": "16"}),
         Step("attribute", "5", [program, "attribute", head, "--device", "cuda", "--sites", "o_cast,p_cast"], 60,
              "the table of the processor", r"(dq: \S+ is)"),
-        Step("families", "table: emulated kernel", [speed, "--plan", "fa2,fa2-unfused,fa2-unfused-splitkv,fa3,fa4,cudnn-like,cutlass,thunderkittens,fa3-fp8,math",
-                                                    "--n", "2048", "--heads", "16", "--d", "128", "--repeat", "5", "--cpu-threads", "2"], 150,
-             "each 100 times two threads or more, 0 differ", r"s, ([\d.]+) times as long; (\d+) of",
-             lambda times, differ: times >= 100 and differ == 0),
+        Step("families", "table: emulated kernel", [speed, "--plan", ",".join(PRESETS), "--n", "2048", "--heads", "16", "--d", "128",
+                                                    "--repeat", "5", "--cpu-threads", "2"], 240,
+             f"each preset 100 times two threads or more, 0 differ; {' and '.join(BELOW)} are shown, and are below that on some hosts "
+             "(docs/results/emulated-device.md)", r"plan (\S+),(?:.|\n)*?s, ([\d.]+) times as long; (\d+) of",
+             lambda plan, times, differ: differ == 0 and (times >= 100 or plan in BELOW)),
         Step("forward", "table: forward", [f"{build}/bench/tensor_kernel/tensor_attention_bench"], 60,
              "TFLOP/s at the two shapes", r"bf16  fused +[\d.]+ ms +([\d.]+) TFLOP/s"),
         Step("forward-torch", "table: forward beside PyTorch", [torch, f"{BENCH}/tensor_kernel/torch_attention.py"], 60,
