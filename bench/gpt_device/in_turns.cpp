@@ -21,6 +21,7 @@
 #include <vector>
 
 #include <faultline/dissociation/fault_hooks.hpp>
+#include <faultline/dissociation/fault_report.hpp>
 #include <faultline/gpt/fast_attention.hpp>
 #include <faultline/gpt_device/device_trainer.hpp>
 #include <faultline/random/random_stream.hpp>
@@ -68,22 +69,6 @@ gpt::TokenData tokens(int vocabulary) {
             .push_back(std::min(vocabulary - 1, static_cast<int>(std::exp(stream.uniform(i) * logarithm)) - 1));
     return data;
 }
-
-/// What a run with faults reports, as faultline train has it.
-class FaultReport final : public gpt::StepHook {
-  public:
-    explicit FaultReport(FaultHooks& faults) : faults_(faults) {}
-    [[nodiscard]] gpt::StepHookUse uses() const override { return {false, false, false}; }
-    void before_step(std::int64_t, const gpt::StepReport*, gpt::StepControl&) override {}
-    void after_step(gpt::StepReport& report) override { faults_.report(report); }
-    [[nodiscard]] std::string part() const override { return faults_.part(); }
-    void join(std::span<const std::string> parts) override { faults_.join(parts); }
-    [[nodiscard]] std::string save() const override { return faults_.save(); }
-    void load(std::string_view state) override { faults_.load(state); }
-
-  private:
-    FaultHooks& faults_;
-};
 
 struct Variant {
     std::string name;

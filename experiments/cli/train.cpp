@@ -17,6 +17,7 @@
 #include <faultline/cli/terminal.hpp>
 #include <faultline/cli/train_settings.hpp>
 #include <faultline/dissociation/fault_hooks.hpp>
+#include <faultline/dissociation/fault_report.hpp>
 #include <faultline/dissociation/passed_faults.hpp>
 #include <faultline/dissociation/run_memory.hpp>
 #include <faultline/gpt/fast_attention.hpp>
@@ -41,22 +42,6 @@ struct TrainCommand {
     std::int64_t checkpoint_every = 250, capture_sequences = 4, ranks = 1;
     std::optional<bool> deterministic, overlap, monitors;
     std::string reduce = "auto";
-};
-
-/// What the faults did, into the report and the checkpoint.
-class FaultReport final : public gpt::StepHook {
-  public:
-    explicit FaultReport(FaultHooks& faults) : faults_(faults) {}
-    [[nodiscard]] gpt::StepHookUse uses() const override { return {false, false, false}; }
-    void before_step(std::int64_t, const gpt::StepReport*, gpt::StepControl&) override {}
-    void after_step(gpt::StepReport& report) override { faults_.report(report); }
-    [[nodiscard]] std::string part() const override { return faults_.part(); }
-    void join(std::span<const std::string> parts) override { faults_.join(parts); }
-    [[nodiscard]] std::string save() const override { return faults_.save(); }
-    void load(std::string_view state) override { faults_.load(state); }
-
-  private:
-    FaultHooks& faults_;
 };
 
 /// `expect`: throws RequestError of a fault.

@@ -9,6 +9,7 @@
 
 #include <faultline/base/error.hpp>
 #include <faultline/dissociation/fault_hooks.hpp>
+#include <faultline/dissociation/fault_report.hpp>
 #include <faultline/gpt/fast_attention.hpp>
 #include <faultline/gpt/trainer.hpp>
 
@@ -43,19 +44,6 @@ TrainConfig quick(int accumulate) {
     return c;
 }
 
-/// The faults' numbers go into the report, as `faultline train` has them.
-class Reporter final : public StepHook {
-  public:
-    explicit Reporter(FaultHooks& faults) : faults_(faults) {}
-    void before_step(std::int64_t, const StepReport*, StepControl&) override {}
-    void after_step(StepReport& report) override { faults_.report(report); }
-    [[nodiscard]] std::string part() const override { return faults_.part(); }
-    void join(std::span<const std::string> parts) override { faults_.join(parts); }
-
-  private:
-    FaultHooks& faults_;
-};
-
 /// What a rank is left with.
 struct Left {
     std::vector<float> weights;
@@ -70,7 +58,7 @@ Left left_by(const TrainConfig& c, const std::vector<std::string>& injected, Ran
     for (const std::string& word : injected) faults.push_back(parse_fault(word));
     const RoundingPlan plan = fast_plan(true);
     FaultHooks hooks(faults, c.model.layers, c.model.heads, [&](int, int) { return &plan; });
-    Reporter reporter(hooks);
+    FaultReport reporter(hooks);
     Hooks all;
     if (!faults.empty()) all = {&hooks, &hooks, nullptr, &reporter};
     const WindowOrder order(c.seed);
