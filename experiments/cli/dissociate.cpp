@@ -60,7 +60,8 @@ MatrixConfig matrix_config(const DissociateSettings& own, const Settings& settin
     check_words(settings.where("intervention"), [&] { expect_different_interventions(own.interventions); });
     check_words(settings.where("control"), [&] { expect_different_interventions(own.controls); });
     if (own.controls.empty()) config.controls = default_controls(own.interventions);
-    if (settings.given("intervention"))  // those of a file, or the default's, are for other sources too
+    // A file's, or the default's, beside sources from elsewhere are for other sources too.
+    if (settings.given("intervention") || (settings.in_file("intervention") && settings.in_file("source")))
         check_words(settings.where("intervention"),
                     [&] { expect_interventions_met(own.sources, own.interventions, config.controls, head_dim); });
     if (!own.train.replay.empty())

@@ -387,6 +387,12 @@ bool Settings::given(std::string_view key) const {
     return false;
 }
 
+bool Settings::in_file(std::string_view key) const {
+    return !given(key) && std::any_of(settings_.begin(), settings_.end(), [&](const auto& setting) {
+        return setting->key == key && !setting->origin.empty();
+    });
+}
+
 bool Settings::has_value(std::string_view key) const {
     return std::any_of(settings_.begin(), settings_.end(),
                        [&](const auto& setting) { return setting->key == key && setting->to_toml().has_value(); });

@@ -92,6 +92,8 @@ class Settings {
     [[nodiscard]] bool has(std::string_view key) const;
     /// Whether the command line (as an option or by its place) or --set gave the key. What a file gives may be meant for another use of the command.
     [[nodiscard]] bool given(std::string_view key) const;
+    /// Whether a file gave the key, and neither the command line nor --set.
+    [[nodiscard]] bool in_file(std::string_view key) const;
     /// Whether the key has a value that is printed: given anywhere, or a default that is not empty.
     [[nodiscard]] bool has_value(std::string_view key) const;
     /// RequestError where one of these keys was given so, though `without` ("without --maximize", "with --list") says that

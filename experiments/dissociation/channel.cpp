@@ -218,7 +218,10 @@ void Channel::load(std::string_view state) {
     for (LeadingDirections& directions : followed_) {
         const auto rows = bytes.get<std::int64_t>();
         const std::vector<double> values = bytes.values();
-        if (rows <= 0) continue;
+        if (rows <= 0) {  // as before the first update: a step that was given up may have begun it
+            directions.set_block({});
+            continue;
+        }
         Eigen::MatrixXd block(rows, static_cast<Eigen::Index>(values.size()) / rows);
         std::copy(values.begin(), values.begin() + block.size(), block.data());
         directions.set_block(std::move(block));

@@ -187,10 +187,15 @@ void train(MatrixRun& run, const Making& how, RunResult& result, std::vector<Ste
         save();
     }
     how.skipped(trainer.next_step());
+    trainer.cancel_when(how.cancelled, record.has_value());
     const bool from_the_start = trainer.next_step() == 0;
     bool stopped = false;
     while (!trainer.finished() && !stopped) {
         (void)trainer.step();
+        if (trainer.abandoned()) {
+            stopped = true;
+            break;
+        }
         if (trainer.failure()) break;
         const gpt::StepReport& report =
             trainer.report();  // whole: a device leaves the spectra to be finished, which are judged

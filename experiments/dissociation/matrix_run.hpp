@@ -84,9 +84,9 @@ struct Making {
     Found found = Found::nothing;  ///< there
     std::string command_line;
     std::int64_t checkpoint_every = 100;
-    Dormant* taken_over = nullptr;  ///< steps that need not be made; used up. May be null
-    std::vector<Dormant*> guards;   ///< for which this run, without intervention, leaves what they have in common
-    std::function<bool()> cancelled;
+    Dormant* taken_over = nullptr;    ///< steps that need not be made; used up. May be null
+    std::vector<Dormant*> guards;     ///< for which this run, without intervention, leaves what they have in common
+    std::function<bool()> cancelled;  ///< asked between steps and during one, which is given up then
     std::function<void(std::int64_t)> skipped;  ///< told once how many steps need not be made
     std::function<void()> stepped;              ///< told of every step made
 };

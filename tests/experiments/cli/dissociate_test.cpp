@@ -241,17 +241,23 @@ TEST(Dissociate, AnInterventionMeetsASource) {
     folder.write("text", text_of_letters());
     const auto run = [&](const std::vector<std::string>& more) {
         std::vector<std::string> words{
-            "dissociate", "--data", folder / "text", "--layers", "1",       "--width", "16",      "--heads",  "1",
-            "--context",  "16",     "--batch",       "2",        "--steps", "2",       "--quiet", "--source", "none"};
+            "dissociate", "--data", folder / "text", "--layers", "1",       "--width", "16",     "--heads", "1",
+            "--context",  "16",     "--batch",       "2",        "--steps", "2",       "--quiet"};
         words.insert(words.end(), more.begin(), more.end());
         return run_program(words);
     };
-    const Outcome guard = run({"--intervention", "guard:threshold=0.01"});
+    folder.write("both.toml", "[dissociate]\nsource = [\"none\"]\nintervention = [\"guard:threshold=0.01\"]\n");
+    const Outcome both = run({"--config", folder / "both.toml"});
+    EXPECT_EQ(both.status, 2);
+    EXPECT_THAT(both.err,
+                HasSubstr("both.toml: dissociate.intervention: \"guard:threshold=0.01\": meets no source but none"));
+    EXPECT_EQ(run({"--config", folder / "both.toml", "--source", "none"}).status, 0);  // the file's may be for others
+    const Outcome guard = run({"--source", "none", "--intervention", "guard:threshold=0.01"});
     EXPECT_EQ(guard.status, 2);
     EXPECT_THAT(guard.err, HasSubstr("--intervention: \"guard:threshold=0.01\": meets no source but none"));
-    EXPECT_EQ(run({"--intervention", "guard", "--control", "guard:threshold=100"}).status, 0);
-    EXPECT_EQ(run({"--intervention", "project"}).status, 0);  // a control by default
-    EXPECT_EQ(run({}).status, 0);                             // the quick matrix's interventions, asked for by nobody
+    EXPECT_EQ(run({"--source", "none", "--intervention", "guard", "--control", "guard:threshold=100"}).status, 0);
+    EXPECT_EQ(run({"--source", "none", "--intervention", "project"}).status, 0);  // a control by default
+    EXPECT_EQ(run({"--source", "none"}).status, 0);  // the quick matrix's interventions, asked for by nobody
 }
 
 TEST(Dissociate, ItsConfigurationsAreRead) {

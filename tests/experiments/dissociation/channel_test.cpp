@@ -169,6 +169,17 @@ TEST(Channel, ProjectsQueriesAndKeysAndNothingElse) {
     EXPECT_EQ(extra(next, "removed_energy")[1], 0.0);
 }
 
+// A step that is given up may have begun to follow directions: the state of before is one without any.
+TEST(Channel, TakesBackTheFirstStepsDirections) {
+    Channel channel(parse_intervention("project"), layers, heads, 7, nullptr);
+    const std::string before = channel.save();
+    Weights w(1);
+    channel.before_apply(0, w.updates(0));
+    EXPECT_NE(channel.save(), before);
+    channel.load(before);
+    EXPECT_EQ(channel.save(), before);
+}
+
 TEST(Channel, ResumesBitForBit) {
     for (const char* word : {"project", "project:removal=elsewhere"}) {
         Channel a(parse_intervention(word), layers, heads, 7, nullptr),

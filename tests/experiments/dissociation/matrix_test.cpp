@@ -204,6 +204,38 @@ void expect_same_record(const std::string& a, const std::string& b) {
     for (const std::string& name : one.datasets()) EXPECT_TRUE(one.read(name).bytes == two.read(name).bytes) << name;
 }
 
+// An interrupt during a step, in its passes or in its validation, gives the step up: what is resumed has the bits of what was not
+// stopped, the directions that a projection follows and the faults' own numbers too.
+TEST(Matrix, GivesUpAStepThatIsInterrupted) {
+    const Folder folder;
+    MatrixConfig config = small();
+    config.train.steps = 3;
+    config.train.validate_every = 1;
+    config.train.validation_batches = 2;
+    config.sources = {"delta:multiplicative:0.5"};
+    config.seeds = {0};
+    std::int64_t asked = 0;
+    const RunMatrix whole =
+        run_matrix(config, text(), {.folder = folder / "whole", .replace = false, .command_line = "test"}, 1, {},
+                   [&] { return ++asked < 0; });
+    const auto made = static_cast<std::int64_t>(whole.runs.size()) * config.train.steps;
+    EXPECT_GT(asked, 4 * made) << "nobody asks during a step";
+    RunMatrix matrix;
+    std::int64_t most = 0;  // asked so often, and then there is an interrupt: at each of a step's places in some run
+    int rounds = 0;
+    do {
+        asked = 0;
+        matrix = run_matrix(config, text(), {.folder = folder / "parts", .replace = false, .command_line = "test"}, 1,
+                            {}, [&] { return ++asked > most; });
+        most = most % 97 + 29;
+        ASSERT_LT(++rounds, 60);
+    } while (!matrix.complete());
+    EXPECT_GT(rounds, 4);
+    expect_same(whole, matrix);
+    for (const RunResult& run : whole.runs)
+        expect_same_record(folder / ("whole/" + run.file), folder / ("parts/" + run.file));
+}
+
 // Until its trigger, a guard's run is the run without intervention, and takes its steps over: triggered in the first steps,
 // in the middle, in the last step, never.
 TEST(Matrix, AGuardThatWaitsIsTheRunWithoutIntervention) {
