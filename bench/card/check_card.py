@@ -22,9 +22,8 @@ from pathlib import Path
 
 BENCH = Path(__file__).resolve().parent.parent
 TREE = BENCH.parent
-BELOW = ("fa1", "repo-2510.04212")
 PRESETS = ("fa2", "fa2-unfused", "fa2-unfused-splitkv", "fa3", "fa4", "cudnn-like", "cutlass", "thunderkittens", "fa3-fp8", "efficient",
-           *BELOW, "math", "standard-bf16", "llmc", "exact")
+           "fa1", "repo-2510.04212", "math", "standard-bf16", "llmc", "exact")
 
 
 class Step:
@@ -81,9 +80,8 @@ def steps(build, torch, sanitizer):
              "the table of the processor", r"(dq: \S+ is)"),
         Step("families", "table: emulated kernel", [speed, "--plan", ",".join(PRESETS), "--n", "2048", "--heads", "16", "--d", "128",
                                                     "--repeat", "5", "--cpu-threads", "2"], 240,
-             f"each preset 100 times two threads or more, 0 differ; {' and '.join(BELOW)} are shown, and are below that on some hosts "
-             "(docs/results/emulated-device.md)", r"plan (\S+),(?:.|\n)*?s, ([\d.]+) times as long; (\d+) of",
-             lambda plan, times, differ: differ == 0 and (times >= 100 or plan in BELOW)),
+             "each preset 100 times two threads or more, 0 differ", r"plan (\S+),(?:.|\n)*?s, ([\d.]+) times as long; (\d+) of",
+             lambda plan, times, differ: differ == 0 and times >= 100),
         Step("forward", "table: forward", [f"{build}/bench/tensor_kernel/tensor_attention_bench"], 60,
              "TFLOP/s at the two shapes", r"bf16  fused +[\d.]+ ms +([\d.]+) TFLOP/s"),
         Step("forward-torch", "table: forward beside PyTorch", [torch, f"{BENCH}/tensor_kernel/torch_attention.py"], 60,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A product of matrices by the card's own matrix unit, where its rule is the plan's: on Hopper mma.m16n8k16 of bf16 is,
-// for every input of 92 million that were tried, the fused add of 16 products of lib/tensor_core
+// A product of matrices by the card's own matrix unit, where the plan's rule is its or can be had of it: on Hopper mma.m16n8k16
+// of bf16 is, for every input of 92 million that were tried, the fused add of 16 products of lib/tensor_core
 // (docs/results/tensor-core-rule.md). An operand that is no number of the unit's format, or a sum that is no float, takes the
 // arithmetic of kernels/emulated, block by block. Other cards take it throughout: their units have other rules, and none of
 // them was measured.
@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include <faultline/base/warp_matrix.cuh>
+#include <faultline/device/card_groups.cuh>
 #include <faultline/device/cuda_backend.cuh>
 #include <faultline/emulated/product.hpp>
 
@@ -16,30 +17,42 @@ namespace faultline::device {
 
 namespace card {
 
-inline constexpr int terms = 16;  ///< of one instruction
 inline constexpr int chunk = 64;  ///< terms that stand in shared memory at once
 
-/// Hopper's unit for bf16.
-__device__ __forceinline__ bool is_unit(const Accumulation& order) {
-    constexpr int min_exponent = -126;
+/// What the unit makes.
+enum class Way : unsigned char {
+    none,
+    sixteen,  ///< its own rule: fused adds of 16 products
+    eight,    ///< the same of 8, the others zeros
+    groups,   ///< Ampere's (bf16_groups.hpp)
+};
+/// Whether it has anchors (group_fragments.cuh): operands and beginnings are bounded, and X lies in rows.
+template <Way way>
+inline constexpr bool is_anchored = way == Way::groups;
+__device__ __forceinline__ Way way_of(const Accumulation& order) {
+    constexpr int of_bf16 = -126;
     const MatrixUnit& u = order.unit;
-    return order.kind == Accumulation::Kind::fused && u.terms == terms && u.fraction_bits == 25 &&
-           u.output == OutputFormat::f32_rz && u.a_min_exponent == min_exponent && u.b_min_exponent == min_exponent &&
-           u.input_fraction_bits == 0 && u.zero == ZeroOperand::ignored;
+    if (order.kind != Accumulation::Kind::fused || u.a_min_exponent != u.b_min_exponent || u.input_fraction_bits != 0 ||
+        u.zero != ZeroOperand::ignored)
+        return Way::none;
+    if (u.output != OutputFormat::f32_rz || u.a_min_exponent != of_bf16) return Way::none;
+    if (u.fraction_bits == 25) return u.terms == terms ? Way::sixteen : u.terms == terms / 2 ? Way::eight : Way::none;
+    return u.terms == emulated::groups::terms && u.fraction_bits == emulated::groups::fraction_bits ? Way::groups
+                                                                                                    : Way::none;
 }
 
-/// Two numbers as bf16 in one register, the first in the lower half; `fits` where both are numbers of it.
+/// Two numbers as bf16 in one register, the first in the lower half; `fits` where both are numbers of it, and of those that
+/// the way takes: infinity times the zeros that fill an instruction up would be NaN.
+template <Way way>
 __device__ __forceinline__ std::uint32_t pair(double2 x, bool& fits) {
     const auto low = static_cast<float>(x.x), high = static_cast<float>(x.y);
     std::uint32_t bits;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
     const float2 back = {__uint_as_float(bits << 16), __uint_as_float(bits & 0xFFFF0000u)};
     fits = fits && static_cast<double>(back.x) == x.x && static_cast<double>(back.y) == x.y;  // not for NaN
+    if constexpr (way == Way::eight) fits = fits && isfinite(back.x) && isfinite(back.y);
+    if constexpr (is_anchored<way>) fits = fits && emulated::groups::are_operands(bits);
     return bits;
-}
-
-__device__ __forceinline__ void load_matrices(std::uint32_t (&x)[4], const std::uint32_t* row, bool transposed) {
-    transposed ? faultline::load_matrices<true>(x, row) : faultline::load_matrices<false>(x, row);
 }
 
 /// `rows` rows (or columns of the product) of an operand on their way into shared memory, in lines as they lie in memory: a
@@ -90,13 +103,13 @@ struct Lines {
             }
         }
     }
-    template <int count>
+    template <Way way, int count>
     __device__ __forceinline__ void put(const double2 (&x)[count], int begin, std::uint32_t* to, bool& fits) const {
 #pragma unroll
         for (int i = 0; i < count; ++i) {
             const int e = 2 * ((begin + i) * threads_per_team + static_cast<int>(threadIdx.x));
             to[by_rows ? e / chunk * row_pitch + e % chunk / 2 : e / rows * term_pitch + e % rows / 2] =
-                pair(x[i], fits);
+                pair<way>(x[i], fits);
         }
     }
     /// Where the 16 rows from `row` on and the 16 terms from `term` on stand, for load_matrices: `inner` is 1 where matrices
@@ -110,16 +123,20 @@ struct Lines {
     }
 };
 
+/// So many blocks that the unit had begun, and that are none for it; of this process (Parts::blocks_left).
+static __device__ unsigned long long blocks_left = 0;
+
 /// By kernels/emulated: what the card cannot do.
 template <class S, class Team>
 __device__ __noinline__ void block_by_rule(const Team& team, const MatrixUnit& unit, const emulated::Operands& in,
                                            const emulated::View<double>& c, const emulated::Begin& begin,
                                            std::ptrdiff_t row0, std::ptrdiff_t column0) {
+    if (threadIdx.x == 0) atomicAdd(&blocks_left, 1ULL);
     emulated::product::block<S>(team, emulated::product::ByUnit(unit), in, c, begin, row0, column0);
 }
 
 /// The block of C at (row0, column0), of S::rows by S::columns: 16 by 16 of it a warp's.
-template <class S, class Team>
+template <Way way, class S, class Team>
 __device__ __forceinline__ void block(const Team& team, const MatrixUnit& unit, const emulated::Operands& in,
                                       const emulated::View<double>& c, const emulated::Begin& begin,
                                       std::ptrdiff_t row0, std::ptrdiff_t column0) {
@@ -142,6 +159,7 @@ __device__ __forceinline__ void block(const Team& team, const MatrixUnit& unit, 
         const double start = begin.at == emulated::Begin::At::c && i < c.rows && j < c.cols ? c(i, j) : 0.0;
         sum[e / 4][e % 4] = static_cast<float>(start);
         fits = fits && static_cast<double>(sum[e / 4][e % 4]) == start;
+        if constexpr (is_anchored<way>) fits = fits && emulated::groups::can_begin(sum[e / 4][e % 4]);
     }
     const LinesX x(in.x + row0 * in.x_row, in.x_row, in.x_step, c.rows - row0);
     const LinesY y(in.y + column0 * in.y_col, in.y_col, in.y_step, c.cols - column0);
@@ -151,12 +169,12 @@ __device__ __forceinline__ void block(const Team& team, const MatrixUnit& unit, 
         double2 of_x[LinesX::pairs], of_y[y_part];
         x.fetch(of_x, 0, first, n);
         y.fetch(of_y, 0, first, n);
-        x.put(of_x, 0, staged_x, fits);
-        y.put(of_y, 0, staged_y, fits);
+        x.template put<way>(of_x, 0, staged_x, fits);
+        y.template put<way>(of_y, 0, staged_y, fits);
 #pragma unroll
         for (int part = y_part; part < LinesY::pairs; part += y_part) {
             y.fetch(of_y, part, first, n);
-            y.put(of_y, part, staged_y, fits);
+            y.template put<way>(of_y, part, staged_y, fits);
         }
         if (!__syncthreads_and(fits)) {
             block_by_rule<S>(team, unit, in, c, begin, row0, column0);
@@ -165,16 +183,36 @@ __device__ __forceinline__ void block(const Team& team, const MatrixUnit& unit, 
         if (works) {
             const std::uint32_t* const at_x = x.matrices(staged_x, row, 0, 0);
             const std::uint32_t* const at_y = y.matrices(staged_y, column, 0, 1);
+            if constexpr (is_anchored<way>) {
+                const std::uint32_t* const own_x = staged_x + (row + lane / 4) * LinesX::row_pitch;
+                const int own_column = column + lane % 4 * 2;
+                const std::uint32_t* const own_y =
+                    staged_y + (y.by_rows ? own_column * LinesY::row_pitch : own_column / 2);
+                const Groups<LinesX, LinesY> groups{at_x, at_y, own_x, own_y, y.by_rows};
+                fits = groups.add(sum, n) && fits;
+            } else {
 #pragma unroll
-            for (int t = 0; t < chunk; t += terms) {  // terms that are not there are zeros, which take no part
-                std::uint32_t a[4], b[4];
-                load_matrices(a, at_x + t * (x.by_rows ? 1 : 2 * LinesX::term_pitch) / 2, !x.by_rows);
-                load_matrices(b, at_y + t * (y.by_rows ? 1 : 2 * LinesY::term_pitch) / 2, !y.by_rows);
-                mma_bf16(sum[0], a, b[0], b[1]);
-                mma_bf16(sum[1], a, b[2], b[3]);
+                for (int t = 0; t < chunk; t += terms) {  // terms that are not there are zeros, which take no part
+                    std::uint32_t a[4], b[4];
+                    load_matrices(a, at_x + t * (x.by_rows ? 1 : 2 * LinesX::term_pitch) / 2, !x.by_rows);
+                    load_matrices(b, at_y + t * (y.by_rows ? 1 : 2 * LinesY::term_pitch) / 2, !y.by_rows);
+                    if constexpr (way == Way::sixteen) {
+                        mma_bf16(sum[0], a, b[0], b[1]);
+                        mma_bf16(sum[1], a, b[2], b[3]);
+                    } else {
+                        mma_bf16_by_eight(sum[0], a, b[0], b[1]);
+                        mma_bf16_by_eight(sum[1], a, b[2], b[3]);
+                    }
+                }
             }
         }
         team.sync();
+    }
+    if constexpr (way == Way::groups) {
+        if (!__syncthreads_and(fits)) {
+            block_by_rule<S>(team, unit, in, c, begin, row0, column0);
+            return;
+        }
     }
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
@@ -185,25 +223,25 @@ __device__ __forceinline__ void block(const Team& team, const MatrixUnit& unit, 
     }
 }
 
-template <class S, class Team>
+template <Way way, class S, class Team>
 __device__ __forceinline__ void blocks(const Team& team, const MatrixUnit& unit, const emulated::Operands& in,
                                        const emulated::View<double>& c, const emulated::Begin& begin) {
     for (std::ptrdiff_t i = 0; i < c.rows; i += S::rows)
-        for (std::ptrdiff_t j = 0; j < c.cols; j += S::columns) block<S>(team, unit, in, c, begin, i, j);
+        for (std::ptrdiff_t j = 0; j < c.cols; j += S::columns) block<way, S>(team, unit, in, c, begin, i, j);
     team.sync();
 }
 
 /// In blocks of the shape that leaves fewest warps idle.
-template <class Team>
+template <Way way, class Team>
 __device__ __noinline__ void by(const Team& team, const MatrixUnit& unit, const emulated::Operands& in,
                                 const emulated::View<double>& c, const emulated::Begin& begin) {
     using namespace emulated::product;
     if (c.rows <= Wide::rows && c.cols > Square::columns)
-        blocks<Wide>(team, unit, in, c, begin);
+        blocks<way, Wide>(team, unit, in, c, begin);
     else if (c.rows > Square::rows && c.cols <= Tall::columns)
-        blocks<Tall>(team, unit, in, c, begin);
+        blocks<way, Tall>(team, unit, in, c, begin);
     else
-        blocks<Square>(team, unit, in, c, begin);
+        blocks<way, Square>(team, unit, in, c, begin);
 }
 
 }  // namespace card
@@ -216,9 +254,16 @@ struct UnitTeam : BlockTeam {
                              [[maybe_unused]] const emulated::Begin& begin) const {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
         using Lines = card::Lines<32>;
-        if (in.k <= 0 || !card::is_unit(order) || !Lines::can(in.x_row, in.x_step) || !Lines::can(in.y_col, in.y_step))
+        if (in.k <= 0 || !Lines::can(in.x_row, in.x_step) || !Lines::can(in.y_col, in.y_step)) return false;
+        const card::Way way = card::way_of(order);
+        if (way == card::Way::sixteen)
+            card::by<card::Way::sixteen>(*this, order.unit, in, c, begin);
+        else if (way == card::Way::eight)
+            card::by<card::Way::eight>(*this, order.unit, in, c, begin);
+        else if (way == card::Way::groups && in.x_step == 1)
+            card::by<card::Way::groups>(*this, order.unit, in, c, begin);
+        else
             return false;
-        card::by(*this, order.unit, in, c, begin);
         return true;
 #endif
         return false;

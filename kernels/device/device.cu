@@ -72,6 +72,14 @@ class EmulatedBackend : public CudaBackend {
     const int* begin(const emulated::BackwardJob& job, const emulated::FlatPlan& plan,
                      const std::vector<emulated::HeadProblem>& problems) {
         if (!has_gradients(plan, problems.front(), job.part)) return nullptr;
+        const int* const open = start(job, plan, problems);
+        if (timed_parts != nullptr) timed_parts->heads_in_registers[name_of(job)] += done_heads(open, problems.size());
+        return open;
+    }
+
+  private:
+    const int* start(const emulated::BackwardJob& job, const emulated::FlatPlan& plan,
+                     const std::vector<emulated::HeadProblem>& problems) {
         const Timed timed(stream(), Timed::job(name_of(job)));
         if (open_ == nullptr) {
             const std::size_t bytes = 2 * problems.size() * sizeof(int);  // beside what needs.hpp counts
@@ -81,8 +89,14 @@ class EmulatedBackend : public CudaBackend {
         send();
         return start_gradients(job, plan, problems, open_, stream());
     }
+    std::size_t done_heads(const int* open, std::size_t heads) {
+        std::vector<int> left(heads);
+        check_cuda(cudaMemcpyAsync(left.data(), open, heads * sizeof(int), cudaMemcpyDeviceToHost, stream()),
+                   "fetching results");
+        check_cuda(cudaStreamSynchronize(stream()), "fetching results");
+        return static_cast<std::size_t>(std::ranges::count(left, 0));
+    }
 
-  private:
     emulated::Limits limits_;
     int* open_ = nullptr;  ///< [2, head]: heads whose dk and dv, and whose dq, are left to the job
 };
@@ -293,7 +307,16 @@ const Device& device() {
 
 bool is_built() { return true; }
 
-void time_parts(Parts* parts) { timed_parts = parts; }
+void time_parts(Parts* parts) {
+    unsigned long long blocks = 0;
+    if (timed_parts != nullptr) {
+        check_cuda(cudaMemcpyFromSymbol(&blocks, card::blocks_left, sizeof blocks), "fetching results");
+        timed_parts->blocks_left = blocks;
+    }
+    blocks = 0;
+    if (parts != nullptr) check_cuda(cudaMemcpyToSymbol(card::blocks_left, &blocks, sizeof blocks), "sending data");
+    timed_parts = parts;
+}
 
 Info info() {
     set_up_process();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The products of gradients.cu: tiles of 64 rows of bf16 in shared memory, sums in a thread's registers, by the card's matrix
-// unit or by the thread (bf16_groups.hpp).
+// unit.
 #pragma once
 
 #include <cfloat>
@@ -8,7 +8,7 @@
 
 #include <faultline/base/warp_matrix.cuh>
 #include <faultline/device/gradient_plan.hpp>
-#include <faultline/emulated/bf16_groups.hpp>
+#include <faultline/device/group_fragments.cuh>
 
 namespace faultline::device::gradients {
 
@@ -55,26 +55,22 @@ __device__ __forceinline__ void load(const View<const double>& from, int first, 
     }
 }
 
-/// Which elements of a tile of scores, c[n][e], and of 64 rows of gradients a thread has. By the card's unit those of its warp's
-/// fragments; otherwise four rows, and columns side by side among the threads.
-template <Products products>
+/// Which elements of a tile of scores, c[n][e], and of 64 rows of gradients a thread has: those of its warp's fragments.
 struct Layout {
-    static constexpr bool by_unit = products != Products::groups;
     __device__ static int lane() { return static_cast<int>(threadIdx.x % 32); }
     __device__ static int warp() { return static_cast<int>(threadIdx.x / 32); }
     __device__ static int warp_row() { return warp() % 4 * 16; }
     /// Of a block of `columns`, a half of which is a warp's.
     __device__ static int warp_column(int columns) { return warp() / 4 * (columns / 2); }
-    __device__ static int across() { return static_cast<int>(threadIdx.x % 16); }
-    __device__ static int down() { return static_cast<int>(threadIdx.x / 16); }
 
-    __device__ static int row(int e) { return by_unit ? warp_row() + lane() / 4 + 8 * (e / 2) : 4 * down() + e; }
-    __device__ static int score_column(int n, int e) {
-        return by_unit ? warp_column(side) + lane() % 4 * 2 + 8 * n + e % 2 : across() + 16 * n;
+    __device__ static int row(int e) { return warp_row() + lane() / 4 + 8 * (e / 2); }
+    __device__ static int column(int columns, int n, int e) {
+        return warp_column(columns) + lane() % 4 * 2 + 8 * n + e % 2;
     }
+    __device__ static int score_column(int n, int e) { return column(side, n, e); }
     template <int d>
     __device__ static int gradient_column(int n, int e) {
-        return by_unit ? warp_column(d) + lane() % 4 * 2 + 8 * n + e % 2 : 2 * (across() + 16 * (n / 2)) + n % 2;
+        return column(d, n, e);
     }
 };
 
@@ -91,7 +87,7 @@ __device__ __forceinline__ void multiply_fragments(float* c, const std::uint32_t
 template <Products products, int d>
 __device__ __forceinline__ void add_scores(float (&c)[4][4], const std::uint32_t* x, const std::uint32_t* y) {
     constexpr int pitch = Shared<d>::pitch;
-    using At = Layout<products>;
+    using At = Layout;
     const int lane = At::lane(), next = lane / 8 % 2 * 8, far = lane / 16 * 8;
     const std::uint32_t* const at_x = x + (At::warp_row() + next + lane % 8) * pitch + far / 2;
     const std::uint32_t* const at_y = y + (At::warp_column(side) + far + lane % 8) * pitch + next / 2;
@@ -111,7 +107,7 @@ __device__ __forceinline__ void add_scores(float (&c)[4][4], const std::uint32_t
 template <Products products, int d, bool transposed>
 __device__ __forceinline__ void add_gradients(float (&c)[d / 16][4], const std::uint32_t* x, const std::uint32_t* y) {
     constexpr int pitch = Shared<d>::pitch, score_pitch = Shared<d>::score_pitch;
-    using At = Layout<products>;
+    using At = Layout;
     const int lane = At::lane(), next = lane / 8 % 2 * 8, far = lane / 16 * 8, row = At::warp_row();
     const std::uint32_t* const at_x = transposed ? x + (far + lane % 8) * score_pitch + (row + next) / 2
                                                  : x + (row + next + lane % 8) * score_pitch + far / 2;
@@ -129,45 +125,73 @@ __device__ __forceinline__ void add_gradients(float (&c)[d / 16][4], const std::
     }
 }
 
-/// c += x y of so many terms in groups. x: rows of terms, `x_pitch` pairs from one to the next. y: rows of terms, of the columns
-/// score_column(), or (by_terms) terms of gradient_column().
-template <int d, int columns, int all_terms, bool by_terms>
-__device__ __forceinline__ void add_in_groups(float (&c)[columns][4], const std::uint32_t* x, int x_pitch,
-                                              const std::uint32_t* y, bool& usual) {
-    using At = Layout<Products::groups>;
-    constexpr int pitch = Shared<d>::pitch, terms = emulated::groups::terms;
+/// add_scores() in groups.
+template <int d>
+__device__ __forceinline__ void add_scores_in_groups(float (&c)[4][4], const std::uint32_t* x, const std::uint32_t* y,
+                                                     bool& usual) {
+    using At = Layout;
+    constexpr int pitch = Shared<d>::pitch;
+    const int lane = At::lane();
+    const std::uint32_t* const own_x = x + At::row(0) * pitch;
+    const std::uint32_t* const own_y = y + At::score_column(0, 0) * pitch;
+    const std::uint32_t* const at_y = y + (At::warp_column(side) + lane) * pitch;
+    group::Anchoring anchoring;
 #pragma unroll 1
-    for (int first = 0; first < all_terms; first += terms) {
-        std::uint32_t xs[4][4], ys[by_terms ? 1 : columns][4];
+    for (int t = 0; t < d; t += emulated::groups::terms) {
+        const group::Terms of_x[2] = {group::Terms(own_x + t / 2), group::Terms(own_x + 8 * pitch + t / 2)};
+        const std::uint32_t a[2] = {own_x[t / 2 + lane % 4], own_x[8 * pitch + t / 2 + lane % 4]};
+        std::uint32_t b[4];
+        load_matrices<false>(b, at_y + t / 2);
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            const uint4 v = *reinterpret_cast<const uint4*>(x + At::row(e) * x_pitch + first / 2);
-            xs[e][0] = v.x, xs[e][1] = v.y, xs[e][2] = v.z, xs[e][3] = v.w;
+        for (int n = 0; n < 4; ++n) {
+            const std::uint32_t* const columns = own_y + 8 * n * pitch + t / 2;
+            const group::Terms of_y[2] = {group::Terms(columns), group::Terms(columns + pitch)};
+            std::uint32_t sums[2] = {};
+            group::raise(sums, of_x, of_y);
+            group::add(anchoring, c[n], sums, a, b[n]);
         }
-        if constexpr (!by_terms) {
 #pragma unroll
-            for (int n = 0; n < columns; ++n) {
-                const uint4 v = *reinterpret_cast<const uint4*>(y + At::score_column(n, 0) * pitch + first / 2);
-                ys[n][0] = v.x, ys[n][1] = v.y, ys[n][2] = v.z, ys[n][3] = v.w;
-            }
+        for (int r = 0; r < 2; ++r)
+            if (anchoring.was_low(r) && !of_x[r].are_zeros())
+                usual = group::are_of_zeros(own_x + r * 8 * pitch + t / 2, own_y + t / 2, 1, 2 * pitch, 4) && usual;
+    }
+}
+/// add_gradients() in groups; x as it is.
+template <int d>
+__device__ __forceinline__ void add_gradients_in_groups(float (&c)[d / 16][4], const std::uint32_t* x,
+                                                        const std::uint32_t* y, bool& usual) {
+    using At = Layout;
+    constexpr int pitch = Shared<d>::pitch, score_pitch = Shared<d>::score_pitch;
+    const int lane = At::lane();
+    const std::uint32_t* const own_x = x + At::row(0) * score_pitch;
+    const std::uint32_t* const own_y = y + At::gradient_column<d>(0, 0) / 2;
+    const std::uint32_t* const at_y = y + lane % 8 * pitch + (At::warp_column(d) + lane / 8 * 8) / 2;
+    group::Anchoring anchoring;
+#pragma unroll 1
+    for (int t = 0; t < side; t += emulated::groups::terms) {
+        bool zeros[2];
+        std::uint32_t exponents[2][8], b[4];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const group::Terms of_x(own_x + r * 8 * score_pitch + t / 2);
+            zeros[r] = of_x.are_zeros();
+#pragma unroll
+            for (int k = 0; k < 8; ++k) exponents[r][k] = of_x.exponent(k);
         }
-        const auto of_y = [&](int t, int m) {
-            if constexpr (by_terms)
-                return y[(first + t) * pitch + At::across() + 16 * m];
-            else
-                return __byte_perm(ys[2 * m][t / 2], ys[2 * m + 1][t / 2], t % 2 == 0 ? 0x5410 : 0x7632);
-        };
-        std::uint32_t undecided = emulated::groups::add<columns>(
-            c, [&](int e, int i) { return xs[e][i]; }, of_y);
-        for (; undecided != 0; undecided &= undecided - 1) {
-            const int at = __ffs(static_cast<int>(undecided)) - 1, n = at / 4, e = at % 4;
-            const auto* const row = reinterpret_cast<const std::uint16_t*>(x + At::row(e) * x_pitch + first / 2);
-            const int column = by_terms ? At::template gradient_column<d>(n, e) : At::score_column(n, e);
-            const auto* const all_y = reinterpret_cast<const std::uint16_t*>(y);
-            const auto* const of_column =
-                by_terms ? all_y + first * 2 * pitch + column : all_y + column * 2 * pitch + first;
-            usual = emulated::groups::vanish(row, of_column, by_terms ? 2 * pitch : 1) && usual;
+        const std::uint32_t a[2] = {own_x[t / 2 + lane % 4], own_x[8 * score_pitch + t / 2 + lane % 4]};
+#pragma unroll
+        for (int n = 0; n < d / 16; ++n) {
+            if (n % 4 == 0) load_matrices<true>(b, at_y + t * pitch + n * 8 / 2);
+            std::uint32_t sums[2] = {};
+            group::raise(sums, exponents, own_y + t * pitch + n * 8 / 2, pitch);
+            group::add(anchoring, c[n], sums, a, b[n % 4]);
         }
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+            if (anchoring.was_low(r) && !zeros[r])
+                usual =
+                    group::are_of_zeros(own_x + r * 8 * score_pitch + t / 2, own_y + t * pitch, 2 * pitch, 1, d / 16) &&
+                    usual;
     }
 }
 }  // namespace faultline::device::gradients

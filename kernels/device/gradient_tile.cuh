@@ -70,7 +70,7 @@ __device__ __forceinline__ double score_gradient(const GradientPlan& g, double p
 template <Products products, int d, bool transposed>
 __device__ __forceinline__ void score_tile(const GradientPlan& g, Shared<d>& m, int row0, int rows, int key0, int keys,
                                            bool& usual) {
-    using At = Layout<products>;
+    using At = Layout;
     float s[4][4], dp[4][4];
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
@@ -80,12 +80,12 @@ __device__ __forceinline__ void score_tile(const GradientPlan& g, Shared<d>& m, 
             dp[n][e] = g.delta_in_sum ? -static_cast<float>(m.rows.delta[At::row(e)]) : 0.0f;
         }
     }
-    if constexpr (At::by_unit) {
+    if constexpr (products == Products::groups) {
+        add_scores_in_groups<d>(s, m.q, m.k, usual);
+        add_scores_in_groups<d>(dp, m.dout, m.v, usual);
+    } else {
         add_scores<products, d>(s, m.q, m.k);
         add_scores<products, d>(dp, m.dout, m.v);
-    } else {
-        add_in_groups<d, 4, d, false>(s, m.q, Shared<d>::pitch, m.k, usual);
-        add_in_groups<d, 4, d, false>(dp, m.dout, Shared<d>::pitch, m.v, usual);
     }
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
@@ -117,7 +117,7 @@ __device__ __forceinline__ void score_tile(const GradientPlan& g, Shared<d>& m, 
     }
     const auto both = [&](float low, float high) {
         const std::uint32_t pair = __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632);
-        if constexpr (!At::by_unit) usual = usual && emulated::groups::are_operands(pair);
+        if constexpr (products == Products::groups) usual = usual && emulated::groups::are_operands(pair);
         return pair;
     };
     constexpr int pitch = Shared<d>::score_pitch;
@@ -127,16 +127,16 @@ __device__ __forceinline__ void score_tile(const GradientPlan& g, Shared<d>& m, 
         for (int half = 0; half < 4; half += 2) {
             const std::uint32_t of_p = both(s[n][half], s[n][half + 1]), of_ds = both(dp[n][half], dp[n][half + 1]);
             const int i = At::row(half), j = At::score_column(n, half);
-            if constexpr (At::by_unit) {
+            if constexpr (transposed && products == Products::groups) {  // keys are rows
+                auto* const to_p = reinterpret_cast<std::uint16_t*>(m.p) + j * 2 * pitch + i;
+                auto* const to_ds = reinterpret_cast<std::uint16_t*>(m.ds) + j * 2 * pitch + i;
+                to_p[0] = static_cast<std::uint16_t>(of_p);
+                to_p[2 * pitch] = static_cast<std::uint16_t>(of_p >> 16);
+                to_ds[0] = static_cast<std::uint16_t>(of_ds);
+                to_ds[2 * pitch] = static_cast<std::uint16_t>(of_ds >> 16);
+            } else {
                 m.p[i * pitch + j / 2] = of_p;
                 m.ds[i * pitch + j / 2] = of_ds;
-            } else if constexpr (transposed) {
-                m.p[j * pitch + i / 2] = of_p;
-                m.ds[j * pitch + i / 2] = of_ds;
-            } else {  // two rows; p is not read
-                auto* const to = reinterpret_cast<std::uint16_t*>(m.ds) + i * 2 * pitch + j;
-                to[0] = static_cast<std::uint16_t>(of_ds);
-                to[2 * pitch] = static_cast<std::uint16_t>(of_ds >> 16);
             }
         }
     }
@@ -144,7 +144,7 @@ __device__ __forceinline__ void score_tile(const GradientPlan& g, Shared<d>& m, 
 
 __device__ __forceinline__ bool is_finite(double x) { return fabs(x) <= DBL_MAX; }
 
-template <int d>
+template <Products products, int d>
 __device__ __forceinline__ void load_rows(const GradientPlan& g, const emulated::BackwardRows& r, int row0, int rows,
                                           Shared<d>& m, bool& usual) {
     const int i = static_cast<int>(threadIdx.x);
@@ -154,15 +154,19 @@ __device__ __forceinline__ void load_rows(const GradientPlan& g, const emulated:
     m.rows.delta[i] = delta;
     m.rows.shift[i] = g.reference_is_scaled ? reference : cut(reference * g.c, g.argument);
     usual = usual && is_finite(reference) && is_finite(delta);
-    if (g.reference_in_sum) usual = usual && static_cast<double>(static_cast<float>(reference)) == reference;
-    if (g.delta_in_sum) usual = usual && static_cast<double>(static_cast<float>(delta)) == delta;
+    const auto can_begin = [](double x) {
+        const auto c = static_cast<float>(x);
+        return static_cast<double>(c) == x && (products != Products::groups || emulated::groups::can_begin(c));
+    };
+    if (g.reference_in_sum) usual = usual && can_begin(reference);
+    if (g.delta_in_sum) usual = usual && can_begin(delta);
 }
 
 /// What a plan's tile leaves in c, from row0 on: added to what stands there, or put there.
 template <Products products, int d>
 __device__ __forceinline__ void store(float (&c)[d / 16][4], const View<double>& to, int row0, const Cut& site,
                                       bool added, bool first, bool& usual) {
-    using At = Layout<products>;
+    using At = Layout;
 #pragma unroll
     for (int n = 0; n < d / 16; ++n) {
 #pragma unroll

@@ -16,15 +16,13 @@ using emulated::BackwardPart;
 using emulated::BackwardRows;
 using emulated::HeadProblem;
 
-/// On a multiprocessor; a thread that makes products itself has all the registers that it can have.
-template <Products products>
-inline constexpr int blocks_at_once = products == Products::groups ? 1 : 2;
+inline constexpr int blocks_at_once = 2;  ///< on a multiprocessor
 
 [[maybe_unused]] __device__ __forceinline__ int smaller(int a, int b) { return a < b ? a : b; }
 
 /// dk and dv of 64 keys of a head.
 template <Products products, int d>
-__global__ void __launch_bounds__(threads, blocks_at_once<products>)
+__global__ void __launch_bounds__(threads, blocks_at_once)
     key_gradients(GradientPlan g, const HeadProblem* problems, const BackwardRows* all_rows, int* open) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ == 900
     extern __shared__ double2 memory[];
@@ -48,16 +46,16 @@ __global__ void __launch_bounds__(threads, blocks_at_once<products>)
             __syncthreads();
             load<products, d>(x.q, row0, rows, m.q, usual);
             load<products, d>(x.dout, row0, rows, m.dout, usual);
-            load_rows<d>(g, r, row0, rows, m, usual);
+            load_rows<products, d>(g, r, row0, rows, m, usual);
             __syncthreads();
             score_tile<products, d, true>(g, m, row0, rows, key0, keys, usual);
             __syncthreads();
-            if constexpr (Layout<products>::by_unit) {
+            if constexpr (products == Products::groups) {
+                add_gradients_in_groups<d>(dv, m.p, m.dout, usual);
+                add_gradients_in_groups<d>(dk, m.ds, m.q, usual);
+            } else {
                 add_gradients<products, d, true>(dv, m.p, m.dout);
                 add_gradients<products, d, true>(dk, m.ds, m.q);
-            } else {
-                add_in_groups<d, d / 16, side, true>(dv, m.p, Shared<d>::score_pitch, m.dout, usual);
-                add_in_groups<d, d / 16, side, true>(dk, m.ds, Shared<d>::score_pitch, m.q, usual);
             }
         }
         if (!g.dkv_added) continue;
@@ -75,7 +73,7 @@ __global__ void __launch_bounds__(threads, blocks_at_once<products>)
 
 /// dq of 64 rows of a head.
 template <Products products, int d>
-__global__ void __launch_bounds__(threads, blocks_at_once<products>)
+__global__ void __launch_bounds__(threads, blocks_at_once)
     query_gradients(GradientPlan g, const HeadProblem* problems, const BackwardRows* all_rows, const int* keys_open,
                     int* open) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ == 900
@@ -87,7 +85,7 @@ __global__ void __launch_bounds__(threads, blocks_at_once<products>)
     bool usual = keys_open[blockIdx.y] == 0;
     load<products, d>(x.q, row0, rows, m.q, usual);
     load<products, d>(x.dout, row0, rows, m.dout, usual);
-    load_rows<d>(g, r, row0, rows, m, usual);
+    load_rows<products, d>(g, r, row0, rows, m, usual);
     float dq[d / 16][4] = {};
     const int last = static_cast<int>(visible_keys(row0 + rows - 1, g.n_q, g.n_k, g.causal));
     const TileAxis axis(g.n_k, g.block_k);
@@ -104,10 +102,10 @@ __global__ void __launch_bounds__(threads, blocks_at_once<products>)
             __syncthreads();
             score_tile<products, d, false>(g, m, row0, rows, key0, keys, usual);
             __syncthreads();
-            if constexpr (Layout<products>::by_unit)
-                add_gradients<products, d, false>(dq, m.ds, m.k);
+            if constexpr (products == Products::groups)
+                add_gradients_in_groups<d>(dq, m.ds, m.k, usual);
             else
-                add_in_groups<d, d / 16, side, true>(dq, m.ds, Shared<d>::score_pitch, m.k, usual);
+                add_gradients<products, d, false>(dq, m.ds, m.k);
         }
         if (!g.dq_added) continue;
         store<products, d>(dq, r.dq, row0, g.dq, true, first, usual);

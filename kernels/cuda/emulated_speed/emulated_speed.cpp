@@ -7,6 +7,7 @@
 // differ (0: not). --calls: --runs forwards and backwards of one head each, so many threads at once, as commands run
 // counterfactuals.
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -114,6 +115,10 @@ void print_parts(const std::vector<HeadGroup>& groups, const RoundingPlan& plan)
         rest -= seconds;
     }
     std::printf(", the host %.4f s\n", rest);
+    for (const auto& [job, heads] : parts.heads_in_registers)
+        std::printf("  %s in registers: %zu of %zu heads, the others by teams\n", job.c_str(), heads, groups.size());
+    std::printf("  blocks of products that the card's unit had begun and left to the threads: %zu\n",
+                parts.blocks_left);
 }
 
 void run(const Request& request, const std::vector<Head>& heads, const std::string& name) {
@@ -173,33 +178,44 @@ Request parse(int argc, char** argv) {
         if (i + 1 >= argc) throw RequestError(std::string(argv[i]) + ": expected a value");
         return std::string(argv[++i]);
     };
-    const auto number = [&](int& i) { return std::strtol(next(i).c_str(), nullptr, 10); };
+    // `least` to `most`, in digits.
+    const auto number = [&](int& i, std::ptrdiff_t least, std::ptrdiff_t most) {
+        const std::string option = argv[i], text = next(i);
+        std::ptrdiff_t value = 0;
+        const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+        if (error != std::errc{} || end != text.data() + text.size() || value < least || value > most)
+            throw RequestError(option + ": " + text + ": expected a whole number from " + std::to_string(least) +
+                               " to " + std::to_string(most));
+        return value;
+    };
+    constexpr std::ptrdiff_t longest = 1 << 24, most = 1 << 12;
     for (int i = 1; i < argc; ++i) {
         const std::string option = argv[i];
         if (option == "--plan")
             request.plans = names_of(next(i));
         else if (option == "--n")
-            request.n = number(i);
+            request.n = number(i, 1, longest);
         else if (option == "--d")
-            request.d = number(i);
+            request.d = number(i, 1, most);
         else if (option == "--heads")
-            request.heads = static_cast<std::size_t>(number(i));
+            request.heads = static_cast<std::size_t>(number(i, 1, most));
         else if (option == "--repeat")
-            request.repeat = static_cast<int>(number(i));
+            request.repeat = static_cast<int>(number(i, 1, most));
         else if (option == "--cpu-threads")
-            request.cpu_threads = static_cast<int>(number(i));
+            request.cpu_threads = static_cast<int>(number(i, 0, most));
         else if (option == "--calls")
-            request.calls = static_cast<int>(number(i));
+            request.calls = static_cast<int>(number(i, 0, most));
         else if (option == "--runs")
-            request.runs = static_cast<std::size_t>(number(i));
+            request.runs = static_cast<std::size_t>(number(i, 1, most));
         else if (option == "--non-causal")
             request.causal = false;
         else
             throw RequestError(option + ": no such option: see the head of emulated_speed.cpp");
     }
     if (request.plans.empty()) throw RequestError("--plan: expected the name of a preset, or several with commas");
-    if (request.n < 1 || request.d < 1 || request.heads < 1 || request.repeat < 1)
-        throw RequestError("--n, --d, --heads and --repeat: expected 1 or more");
+    constexpr double elements = 1 << 28;  // of an operand: 2 GiB, and there are some ten
+    if (static_cast<double>(request.heads) * static_cast<double>(request.n) * static_cast<double>(request.d) > elements)
+        throw RequestError("--heads, --n and --d: expected at most 268435456 as their product");
     return request;
 }
 

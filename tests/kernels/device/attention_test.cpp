@@ -10,6 +10,7 @@
 
 #include <faultline/base/error.hpp>
 #include <faultline/device/device.hpp>
+#include <faultline/device/parts.hpp>
 #include <faultline/format/format.hpp>
 #include <faultline/plan/presets.hpp>
 
@@ -129,6 +130,29 @@ TEST_F(DeviceAttention, GradientsOfUnusualHeads) {
     heads[6].k.values.back() = 0x1p100;
     for (const char* const name : {"fa2", "efficient", "fa1", "repo-2510.04212", "thunderkittens"})
         expect_bits_of_the_processor(heads, name);
+}
+
+/// Which of them are left to the other kernel is counted, and so are blocks of products that are no unit's.
+TEST_F(DeviceAttention, HeadsThatAreLeftAreCounted) {
+    const device::Info card = device::info();
+    if (card.major != 9 || card.minor != 0) GTEST_SKIP() << "the unit of this card has another rule";
+    for (const char* const name : {"fa2", "efficient", "fa1", "repo-2510.04212", "fa3-fp8"}) {
+        SCOPED_TRACE(name);
+        std::vector<Head> heads{Head(150, 130, 64, 70, 1, 2.0), Head(150, 130, 64, 71, 1, 2.0)};
+        const RoundingPlan plan = for_head_dim(faultline::plan(name), 64, true);
+        for (const bool usual : {true, false}) {
+            if (!usual) heads[1].q.front().values[70] = NAN;
+            std::vector<HeadGroup> groups{heads[0].group(), heads[1].group()};
+            groups[1].first_head = 1;
+            device::Parts parts;
+            device::time_parts(&parts);
+            (void)device::attention(groups, plan);
+            device::time_parts(nullptr);
+            EXPECT_EQ(parts.heads_in_registers["dq"], usual ? 2u : 1u);
+            EXPECT_EQ(parts.heads_in_registers["dk and dv"], usual ? 2u : 1u);
+            EXPECT_EQ(parts.blocks_left == 0, usual) << parts.blocks_left;
+        }
+    }
 }
 
 }  // namespace
