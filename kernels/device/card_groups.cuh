@@ -8,7 +8,8 @@
 
 namespace faultline::device::card {
 
-inline constexpr int terms = 16;  ///< of one instruction
+inline constexpr int terms = 16;         ///< of one instruction
+inline constexpr int narrow_terms = 32;  ///< of a fused add with 13 fraction bits
 
 __device__ __forceinline__ void load_matrices(std::uint32_t (&x)[4], const std::uint32_t* row, bool transposed) {
     transposed ? faultline::load_matrices<true>(x, row) : faultline::load_matrices<false>(x, row);
@@ -28,9 +29,10 @@ struct Groups {
         load_matrices(a, at_x + t / 2, false);
         load_matrices(b, at_y + of_y(t), !y_by_rows);
     }
-    /// Of eight terms from `first` on: raises sums[m] of eight columns each.
-    __device__ __forceinline__ void largest(std::uint32_t (&sums)[2][2], const group::Terms (&x)[2], int first) const {
-        const std::uint32_t* const y = own_y + of_y(first);
+    /// Of eight terms from `first` on: raises sums[m] of eight columns each; x and y `apart` words from the operands.
+    __device__ __forceinline__ void largest(std::uint32_t (&sums)[2][2], const group::Terms (&x)[2], int first,
+                                            int apart) const {
+        const std::uint32_t* const y = own_y + apart + of_y(first);
         if (y_by_rows) {
 #pragma unroll
             for (int m = 0; m < 2; ++m) {
@@ -45,8 +47,8 @@ struct Groups {
             for (int m = 0; m < 2; ++m) group::raise(sums[m], exponents, y + 4 * m, term_pitch);
         }
     }
-    __device__ __forceinline__ void rows(group::Terms (&x)[2], int first) const {
-        const std::uint32_t* const from = own_x + first / 2;
+    __device__ __forceinline__ void rows(group::Terms (&x)[2], int first, int apart) const {
+        const std::uint32_t* const from = own_x + apart + first / 2;
         x[0] = group::Terms(from);
         x[1] = group::Terms(from + 8 * pitch);
     }
@@ -63,21 +65,57 @@ struct Groups {
             for (int half = 0; half < 2; ++half) {
                 const int first = t + half * emulated::groups::terms;
                 group::Terms x[2];
-                rows(x, first);
+                rows(x, first, 0);
                 std::uint32_t sums[2][2] = {};
-                largest(sums, x, first);
+                largest(sums, x, first, 0);
 #pragma unroll
                 for (int m = 0; m < 2; ++m)
                     group::add(anchoring, sum[m], sums[m], {a[2 * half], a[2 * half + 1]}, b[2 * m + half]);
 #pragma unroll
                 for (int r = 0; r < 2; ++r)
                     if (anchoring.was_low(r) && !x[r].are_zeros())
-                        usual = group::are_of_zeros(own_x + r * 8 * pitch + first / 2, own_y + of_y(first),
-                                                    y_by_rows ? 1 : 2 * term_pitch, y_by_rows ? 2 * pitch : 1, 2) &&
+                        usual = group::are_decided(own_x + r * 8 * pitch + first / 2, own_y + of_y(first),
+                                                   y_by_rows ? 1 : 2 * term_pitch, y_by_rows ? 2 * pitch : 1, 2) &&
                                 usual;
             }
         }
         return usual;
+    }
+
+    /// n terms in fused adds of 32 with 13 fraction bits. The exponents stand `apart` words behind the operands. Products that are
+    /// not zero lie above 2^-13, so that what is cut from c, which is 0 or above 2^-100 (can_begin()), is as the rule has it.
+    __device__ __forceinline__ void add_narrow(float (&sum)[2][4], int n, int apart) const {
+        using namespace emulated::groups;
+        group::Anchoring anchoring;
+#pragma unroll 1
+        for (int t = 0; t < n; t += narrow_terms) {
+            std::uint32_t sums[2][2] = {};
+#pragma unroll
+            for (int first = 0; first < narrow_terms; first += emulated::groups::terms) {
+                group::Terms x[2];
+                rows(x, t + first, apart);
+                largest(sums, x, t + first, apart);
+            }
+            group::Anchored at[2] = {group::Anchored(anchoring, sum[0], sums[0], narrow_fraction_bits),
+                                     group::Anchored(anchoring, sum[1], sums[1], narrow_fraction_bits)};
+#pragma unroll
+            for (int first = 0; first < narrow_terms; first += terms) {
+                std::uint32_t a[4], b[4];
+                load(a, b, t + first);
+#pragma unroll
+                for (int half = 0; half < 2;
+                     ++half)  // what they leave is a multiple of the unit below 2^24 of it: exact
+#pragma unroll
+                    for (int m = 0; m < 2; ++m) at[m].add(anchoring, {a[2 * half], a[2 * half + 1]}, b[2 * m + half]);
+            }
+#pragma unroll
+            for (int m = 0; m < 2; ++m) {
+                at[m].store(anchoring, sum[m]);
+#pragma unroll
+                for (int e = 0; e < 4; ++e)
+                    sum[m][e] = __uint_as_float(__float_as_uint(sum[m][e]) & ~0u << (23 - narrow_fraction_bits));
+            }
+        }
     }
 };
 

@@ -25,16 +25,20 @@ enum class Way : unsigned char {
     sixteen,  ///< its own rule: fused adds of 16 products
     eight,    ///< the same of 8, the others zeros
     groups,   ///< Ampere's (bf16_groups.hpp)
+    narrow,   ///< that of Hopper's e4m3: fused adds of 32 products with 13 fraction bits, written with 13
 };
 /// Whether it has anchors (group_fragments.cuh): operands and beginnings are bounded, and X lies in rows.
 template <Way way>
-inline constexpr bool is_anchored = way == Way::groups;
+inline constexpr bool is_anchored = way == Way::groups || way == Way::narrow;
 __device__ __forceinline__ Way way_of(const Accumulation& order) {
     constexpr int of_bf16 = -126;
     const MatrixUnit& u = order.unit;
     if (order.kind != Accumulation::Kind::fused || u.a_min_exponent != u.b_min_exponent || u.input_fraction_bits != 0 ||
         u.zero != ZeroOperand::ignored)
         return Way::none;
+    if (u.output == OutputFormat::e8m13_rz && u.a_min_exponent == emulated::groups::narrow_min_exponent &&
+        u.terms == narrow_terms && u.fraction_bits == emulated::groups::narrow_fraction_bits)
+        return Way::narrow;
     if (u.output != OutputFormat::f32_rz || u.a_min_exponent != of_bf16) return Way::none;
     if (u.fraction_bits == 25) return u.terms == terms ? Way::sixteen : u.terms == terms / 2 ? Way::eight : Way::none;
     return u.terms == emulated::groups::terms && u.fraction_bits == emulated::groups::fraction_bits ? Way::groups
@@ -103,13 +107,17 @@ struct Lines {
             }
         }
     }
+    /// Into `to`; exponents, where the way has some of its own, `apart` words further on.
     template <Way way, int count>
-    __device__ __forceinline__ void put(const double2 (&x)[count], int begin, std::uint32_t* to, bool& fits) const {
+    __device__ __forceinline__ void put(const double2 (&x)[count], int begin, std::uint32_t* to,
+                                        [[maybe_unused]] int apart, bool& fits) const {
 #pragma unroll
         for (int i = 0; i < count; ++i) {
             const int e = 2 * ((begin + i) * threads_per_team + static_cast<int>(threadIdx.x));
-            to[by_rows ? e / chunk * row_pitch + e % chunk / 2 : e / rows * term_pitch + e % rows / 2] =
-                pair<way>(x[i], fits);
+            const std::uint32_t bits = pair<way>(x[i], fits);
+            const int at = by_rows ? e / chunk * row_pitch + e % chunk / 2 : e / rows * term_pitch + e % rows / 2;
+            to[at] = bits;
+            if constexpr (way == Way::narrow) to[apart + at] = emulated::groups::narrow_exponents(bits);
         }
     }
     /// Where the 16 rows from `row` on and the 16 terms from `term` on stand, for load_matrices: `inner` is 1 where matrices
@@ -144,7 +152,8 @@ __device__ __forceinline__ void block(const Team& team, const MatrixUnit& unit, 
     static_assert(S::rows * S::columns == 16 * 16 * threads_per_team / 32);
     using LinesX = Lines<S::rows>;
     using LinesY = Lines<S::columns>;
-    static_assert((LinesX::words + LinesY::words) * sizeof(std::uint32_t) <= emulated::product::staging_bytes);
+    constexpr int apart = LinesX::words + LinesY::words, staged = way == Way::narrow ? 2 * apart : apart;
+    static_assert(staged * sizeof(std::uint32_t) <= emulated::product::staging_bytes);
     auto* const staged_x = static_cast<std::uint32_t*>(team.shared());
     std::uint32_t* const staged_y = staged_x + LinesX::words;
     const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
@@ -169,12 +178,12 @@ __device__ __forceinline__ void block(const Team& team, const MatrixUnit& unit, 
         double2 of_x[LinesX::pairs], of_y[y_part];
         x.fetch(of_x, 0, first, n);
         y.fetch(of_y, 0, first, n);
-        x.template put<way>(of_x, 0, staged_x, fits);
-        y.template put<way>(of_y, 0, staged_y, fits);
+        x.template put<way>(of_x, 0, staged_x, apart, fits);
+        y.template put<way>(of_y, 0, staged_y, apart, fits);
 #pragma unroll
         for (int part = y_part; part < LinesY::pairs; part += y_part) {
             y.fetch(of_y, part, first, n);
-            y.template put<way>(of_y, part, staged_y, fits);
+            y.template put<way>(of_y, part, staged_y, apart, fits);
         }
         if (!__syncthreads_and(fits)) {
             block_by_rule<S>(team, unit, in, c, begin, row0, column0);
@@ -189,7 +198,10 @@ __device__ __forceinline__ void block(const Team& team, const MatrixUnit& unit, 
                 const std::uint32_t* const own_y =
                     staged_y + (y.by_rows ? own_column * LinesY::row_pitch : own_column / 2);
                 const Groups<LinesX, LinesY> groups{at_x, at_y, own_x, own_y, y.by_rows};
-                fits = groups.add(sum, n) && fits;
+                if constexpr (way == Way::groups)
+                    fits = groups.add(sum, n) && fits;
+                else
+                    groups.add_narrow(sum, n, apart);
             } else {
 #pragma unroll
                 for (int t = 0; t < chunk; t += terms) {  // terms that are not there are zeros, which take no part
@@ -236,7 +248,10 @@ template <Way way, class Team>
 __device__ __noinline__ void by(const Team& team, const MatrixUnit& unit, const emulated::Operands& in,
                                 const emulated::View<double>& c, const emulated::Begin& begin) {
     using namespace emulated::product;
-    if (c.rows <= Wide::rows && c.cols > Square::columns)
+    if constexpr (way == Way::narrow) {  // Wide with its exponents has no room
+        if (c.rows <= Square::rows || c.cols > Tall::columns) return blocks<way, Square>(team, unit, in, c, begin);
+        return blocks<way, Tall>(team, unit, in, c, begin);
+    } else if (c.rows <= Wide::rows && c.cols > Square::columns)
         blocks<way, Wide>(team, unit, in, c, begin);
     else if (c.rows > Square::rows && c.cols <= Tall::columns)
         blocks<way, Tall>(team, unit, in, c, begin);
@@ -262,6 +277,8 @@ struct UnitTeam : BlockTeam {
             card::by<card::Way::eight>(*this, order.unit, in, c, begin);
         else if (way == card::Way::groups && in.x_step == 1)
             card::by<card::Way::groups>(*this, order.unit, in, c, begin);
+        else if (way == card::Way::narrow && in.x_step == 1)
+            card::by<card::Way::narrow>(*this, order.unit, in, c, begin);
         else
             return false;
         return true;

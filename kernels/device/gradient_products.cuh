@@ -153,7 +153,7 @@ __device__ __forceinline__ void add_scores_in_groups(float (&c)[4][4], const std
 #pragma unroll
         for (int r = 0; r < 2; ++r)
             if (anchoring.was_low(r) && !of_x[r].are_zeros())
-                usual = group::are_of_zeros(own_x + r * 8 * pitch + t / 2, own_y + t / 2, 1, 2 * pitch, 4) && usual;
+                usual = group::are_decided(own_x + r * 8 * pitch + t / 2, own_y + t / 2, 1, 2 * pitch, 4) && usual;
     }
 }
 /// add_gradients() in groups; x as it is.
@@ -190,7 +190,7 @@ __device__ __forceinline__ void add_gradients_in_groups(float (&c)[d / 16][4], c
         for (int r = 0; r < 2; ++r)
             if (anchoring.was_low(r) && !zeros[r])
                 usual =
-                    group::are_of_zeros(own_x + r * 8 * score_pitch + t / 2, own_y + t * pitch, 2 * pitch, 1, d / 16) &&
+                    group::are_decided(own_x + r * 8 * score_pitch + t / 2, own_y + t * pitch, 2 * pitch, 1, d / 16) &&
                     usual;
     }
 }

@@ -119,14 +119,14 @@ __device__ __forceinline__ void add(Anchoring& at, float* c, const std::uint32_t
     anchored.store(at, c);
 }
 
-/// Whether sums of a thread's row whose anchors were low are of zeros. x: the row's terms, y: those of the thread's first column,
+/// Whether a thread's sums of a row, of which some anchor was low, are decided all the same. x: the row's terms, y: those of the thread's first column,
 /// y_step and 8 y_column numbers from a term, and from eight columns, to the next.
-__device__ __noinline__ inline bool are_of_zeros(const std::uint32_t* x, const std::uint32_t* y, int y_step,
-                                                 int y_column, int columns) {
+__device__ __noinline__ inline bool are_decided(const std::uint32_t* x, const std::uint32_t* y, int y_step,
+                                                int y_column, int columns) {
     bool all = true;
     for (int n = 0; n < columns; ++n)
         for (int side_by_side = 0; side_by_side < 2; ++side_by_side)
-            all = emulated::groups::vanish(
+            all = emulated::groups::are_decided(
                       reinterpret_cast<const std::uint16_t*>(x),
                       reinterpret_cast<const std::uint16_t*>(y) + (8 * n + side_by_side) * y_column, y_step) &&
                   all;

@@ -138,7 +138,7 @@ TEST_F(DeviceAttention, HeadsThatAreLeftAreCounted) {
     if (card.major != 9 || card.minor != 0) GTEST_SKIP() << "the unit of this card has another rule";
     for (const char* const name : {"fa2", "efficient", "fa1", "repo-2510.04212", "fa3-fp8"}) {
         SCOPED_TRACE(name);
-        std::vector<Head> heads{Head(150, 130, 64, 70, 1, 2.0), Head(150, 130, 64, 71, 1, 2.0)};
+        std::vector<Head> heads{Head(130, 150, 64, 70, 1, 2.0), Head(130, 150, 64, 71, 1, 2.0)};
         const RoundingPlan plan = for_head_dim(faultline::plan(name), 64, true);
         for (const bool usual : {true, false}) {
             if (!usual) heads[1].q.front().values[70] = NAN;

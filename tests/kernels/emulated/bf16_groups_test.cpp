@@ -70,7 +70,7 @@ float by_ampere(const Operands& x, const Operands& y, float c) {
         ampere, [&](int t) { return value_of(x[static_cast<std::size_t>(t)]); },
         [&](int t) { return value_of(y[static_cast<std::size_t>(t)]); }, terms, static_cast<double>(c)));
 }
-bool vanish(const Operands& x, const Operands& y) { return emulated::groups::vanish(x.data(), y.data(), 1); }
+bool are_decided(const Operands& x, const Operands& y) { return emulated::groups::are_decided(x.data(), y.data(), 1); }
 
 /// Biased exponents of operands and of c, from the first to the last.
 struct Range {
@@ -112,7 +112,7 @@ TEST_P(Bf16Groups, HaveTheRulesBits) {
         EXPECT_EQ(found, anchors_of(x, y, c, trial % 2 != 0));
         for (std::size_t n = 0; n < 2; ++n) {
             const auto anchor = static_cast<std::uint16_t>(found >> 16 * n);
-            if (emulated::groups::are_low(pair_of(anchor, anchor)) && !vanish(x, y[n])) {
+            if (emulated::groups::are_low(pair_of(anchor, anchor)) && !are_decided(x, y[n])) {
                 ++undecided;
                 continue;
             }
@@ -158,6 +158,54 @@ TEST(Bf16Groups, OfZerosKeepTheSum) {
         const auto anchor = static_cast<std::uint16_t>(anchors_of(zeros, {large, large}, {c, c}, true));
         EXPECT_EQ(bits_of(anchored(zeros, large, anchor, c)), bits_of(c)) << c;
     }
+}
+
+/// 32 products of e4m3, most subnormal in some trials, four times eight of them with one anchor.
+TEST(Bf16Groups, MakeTheFusedAddsOfE4m3) {
+    using namespace emulated::groups;
+    constexpr MatrixUnit narrow{
+        32, narrow_fraction_bits, OutputFormat::e8m13_rz, narrow_min_exponent, narrow_min_exponent,
+        0,  ZeroOperand::ignored};
+    std::mt19937_64 random(9);
+    int differ = 0, cut = 0;
+    for (int trial = 0; trial < 20000; ++trial) {
+        const unsigned exponents_of = 1 + trial % 18;  // from -9, the last subnormal number, up
+        const auto operand = [&] {
+            const auto sign = static_cast<std::uint32_t>(random() % 2) << 15;
+            const auto exponent = static_cast<std::uint32_t>(127 - 9 + random() % exponents_of);
+            const std::uint32_t fraction = exponent < 127 - 6 ? 0 : static_cast<std::uint32_t>(random() % 8) << 4;
+            return static_cast<std::uint16_t>(random() % 8 == 0 ? sign : sign | exponent << 7 | fraction);
+        };
+        std::array<Operands, 4> x, y;
+        for (auto* const all : {&x, &y})
+            for (Operands& part : *all)
+                for (std::uint16_t& v : part) v = operand();
+        const auto sign = static_cast<std::uint32_t>(random() % 2) << 31;
+        const float c = random() % 8 == 0 ? 0.0f
+                                          : float_of(sign | static_cast<std::uint32_t>(100 + random() % 50) << 23 |
+                                                     static_cast<std::uint32_t>(random() % (1 << 23)));
+        std::uint32_t products = 0;
+        for (std::size_t part = 0; part < 4; ++part)
+            for (std::size_t t = 0; t < terms; ++t)
+                products = larger_sums(narrow_exponents(x[part][t]), narrow_exponents(y[part][t]), products);
+        const auto anchor = static_cast<std::uint16_t>(anchors(products, bits_of(c) >> 16, narrow_fraction_bits));
+        float sum = c;
+        for (std::size_t part = 0; part < 4; ++part) sum = anchored(x[part], y[part], anchor, sum);
+        const std::uint32_t found = bits_of(sum) & ~0u << (23 - narrow_fraction_bits);
+        cut += found != bits_of(sum) ? 1 : 0;
+        const auto wanted = static_cast<float>(fused::add(
+            narrow,
+            [&](int t) {
+                return value_of(x[static_cast<std::size_t>(t) / terms][static_cast<std::size_t>(t) % terms]);
+            },
+            [&](int t) {
+                return value_of(y[static_cast<std::size_t>(t) / terms][static_cast<std::size_t>(t) % terms]);
+            },
+            narrow.terms, static_cast<double>(c)));
+        differ += found != bits_of(wanted) ? 1 : 0;
+    }
+    EXPECT_EQ(differ, 0);
+    EXPECT_GT(cut, 1000);
 }
 
 TEST(Bf16Groups, TakeOperandsBelowTheirLimit) {
