@@ -38,6 +38,11 @@ class FaultHooks::HeadInstrument final : public Instrument {
         for (std::size_t i = 0; i < sites_.size(); ++i)
             if (sites_[i] == site) injectors_[i].at_again(site, placed(where), value, exact);
     }
+    /// Of its one head, as it is named in the run.
+    void alterations(int, int, std::vector<Alteration>& to) const override {
+        const TileAt where = placed({});
+        for (const AttentionInjector& injector : injectors_) injector.alterations(where.layer, where.head, to);
+    }
 
   private:
     [[nodiscard]] TileAt placed(TileAt where) const {

@@ -45,6 +45,7 @@ class FaultHooks final : public gpt::AttentionHook, public ModelHook, public gpt
     // PlantedFaults
     [[nodiscard]] const std::vector<Fault>& faults() const override { return faults_; }
     [[nodiscard]] bool stopped() const override { return stopped_; }
+    [[nodiscard]] gpt::AttentionHook* in_emulated_attention() override { return any_attention_ ? this : nullptr; }
     void did(std::span<const Realised> by_head) override;
 
     /// What was done since the last call, [layer, head] row-major (model sites: the whole layer's, under its head 0; what

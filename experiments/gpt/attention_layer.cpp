@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include <faultline/cpu/backend.hpp>
 #include <faultline/cpu/row_sums.hpp>
 #include <faultline/random/random_stream.hpp>
 
@@ -49,6 +50,10 @@ class ZeroSumWatch final : public Instrument {
     HeadStatistics& statistics_;
     ScoreGradientSite gradient_;
 };
+
+const AttentionBackend& emulating(const StepContext& context) {
+    return context.emulating != nullptr ? *context.emulating : cpu_backend();
+}
 
 /// Whether the hook watches a site that the fast kernel does not show. Asked once a layer: there are many sites.
 bool watches_beyond_fast(const StepContext& context, int layer) {
@@ -138,7 +143,8 @@ void attention_layer_forward(const ModelConfig& config, const StepContext& conte
                 continue;
             }
             const Matrix dq = doubles(head(q)), dk = doubles(head(k)), dv = doubles(head(v));
-            state.emulated[slot] = attention_forward(pass.group(dq, dk, dv, b), pass.plan(), pass.instrument());
+            state.emulated[slot] =
+                emulating(context).forward(pass.group(dq, dk, dv, b), pass.plan(), pass.instrument());
             assign(state.emulated[slot].heads[0].o, head(o));
             head_statistics(head(q), head(k), pass.options(), statistics, scratch);
         }
@@ -174,7 +180,7 @@ void attention_layer_backward(const ModelConfig& config, const StepContext& cont
             if (pass.instrument() != nullptr) parts.push_back(pass.instrument());
             parts.push_back(&watch);
             Instruments instruments(parts);
-            const GroupBackward gradient = attention_backward(group, state.emulated[slot], plan, &instruments);
+            const GroupBackward gradient = emulating(context).backward(group, state.emulated[slot], plan, &instruments);
             assign(gradient.dq[0], head(dq));
             assign(gradient.dk, head(dk));
             assign(gradient.dv, head(dv));

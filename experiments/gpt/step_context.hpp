@@ -11,8 +11,9 @@
 #include <faultline/gpt/hooks.hpp>
 
 namespace faultline {
+class AttentionBackend;
 class Ranks;
-}
+}  // namespace faultline
 
 namespace faultline::gpt {
 
@@ -41,6 +42,8 @@ struct StepContext {
     const std::vector<QkSwitch>* qk_switch = nullptr;  ///< per layer; may be null
     int threads = 1;
     Share share;
+    const AttentionBackend* emulating =
+        nullptr;  ///< runs what is emulated; null: kernels/cpu. Instruments are then as it wants them
     const Cancelled* cancelled = nullptr;  ///< not with several ranks, which would wait for one that left
 };
 

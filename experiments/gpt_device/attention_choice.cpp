@@ -52,36 +52,38 @@ AttentionOnDevice::AttentionOnDevice(const TrainConfig& config, bool may_norm) {
         if (at == plans.end()) plans.push_back(plan);
     }
     rms_by_kernel_ = plans.empty() && !may_norm;
-    for (const RoundingPlan* plan : plans) kernels_.push_back(tensor_of(*plan, m));
+    for (const RoundingPlan* plan : plans) {
+        const std::string why = add_tensor(*plan, m);
+        if (why.empty()) continue;
+        for (const RoundingPlan* one : plans) plans_ += fmt::format("{}{}", plans_.empty() ? "" : ", ", one->name);
+        plans_ = fmt::format("plan {}, emulated ({})", plans_, why);
+        emulated_ = std::make_unique<EmulatedAttention>(config.model, config.batch);
+        kernels_.clear();
+        return;
+    }
     layers_.resize(plans.size());
     for (int l = 0; on_tensor_cores() && l < m.layers; ++l)
         layers_[of_layer_[static_cast<std::size_t>(l)]].push_back(l);
 }
 
-AttentionOnDevice::Tensor AttentionOnDevice::tensor_of(const RoundingPlan& plan, const ModelConfig& m) {
-    if (m.softcap != 0)
-        throw RequestError(fmt::format(
-            "device cuda: softcap: {}: the tensor cores' kernel has none: expected 0, or attention fast", m.softcap));
-    if (!m.bf16)
-        throw RequestError(
-            fmt::format("device cuda: attention: {}: the tensor cores' kernel has bf16 operands: expected precision "
-                        "bf16, or attention fast",
-                        plan.name));
+std::string AttentionOnDevice::add_tensor(const RoundingPlan& plan, const ModelConfig& m) {
+    if (m.softcap != 0) return "the tensor cores' kernel has no softcap";
+    if (!m.bf16) return "the tensor cores' kernel has bf16 operands";
     const tensor_kernel::ForwardSupport forward = tensor_kernel::supported(plan, m.head_dim(), true);
     const tensor_kernel::BackwardSupport backward = tensor_kernel::supported_backward(plan, m.head_dim(), true);
     for (const std::string& why : {forward.why, backward.why})
-        if (!why.empty())
-            throw RequestError(fmt::format("device cuda: attention: plan {}: {}; or attention fast", plan.name, why));
+        if (!why.empty()) return why;
     if (forward.kernel.element != tensor_kernel::Element::bf16)
-        throw RequestError(fmt::format("device cuda: attention: plan {}: casts q, k and v to {}: expected bf16",
-                                       plan.name,
-                                       forward.kernel.element == tensor_kernel::Element::e4m3 ? "e4m3" : "fp16"));
-    return {plan.name, forward.kernel, backward.kernel, plan.schedule};
+        return fmt::format("casts q, k and v to {}: expected bf16",
+                           forward.kernel.element == tensor_kernel::Element::e4m3 ? "e4m3" : "fp16");
+    kernels_.push_back({plan.name, forward.kernel, backward.kernel, plan.schedule});
+    return {};
 }
 
 AttentionOnDevice::~AttentionOnDevice() = default;
 
 std::string AttentionOnDevice::text() const {
+    if (emulated_) return plans_;
     if (!on_tensor_cores()) return "fast, on CUDA cores";
     std::string text;
     for (std::size_t i = 0; i < kernels_.size(); ++i) {
@@ -95,12 +97,20 @@ std::string AttentionOnDevice::text() const {
 
 on_device::PartCounts AttentionOnDevice::parts() const {
     on_device::PartCounts counts = on_device::fast_parts(shape_.length);
-    if (on_tensor_cores()) {
+    if (emulated_) {
+        counts.largest = counts.rows = counts.zero_sums = 1;
+    } else if (on_tensor_cores()) {
         counts.largest = counts.rows = tensor_kernel::row_groups(shape_.length);
         counts.zero_sums = tensor_kernel::zero_sum_parts(shape_.length);
     }
     if (!rms_by_kernel_) counts.rms = on_device::rms_parts(shape_.length);
     return counts;
+}
+
+std::vector<double> AttentionOnDevice::scales(const std::vector<double>& switched) const {
+    if (!switched.empty()) return switched;
+    return std::vector<double>(static_cast<std::size_t>(shape_.heads),
+                               1.0 / std::sqrt(static_cast<double>(shape_.head_dim)));
 }
 
 const AttentionOnDevice::Tensor& AttentionOnDevice::kernel_of(int layer) const {

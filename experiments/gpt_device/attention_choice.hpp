@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which attention kernel a run on the device has: the trainer's own on CUDA cores, or plans that the tensor cores' kernels run, of
-// each layer its own.
+// Which attention kernel a run on the device has: the trainer's own on CUDA cores; plans that the tensor cores' kernels run, of
+// each layer its own; or, where one of the plans is none of these, all of them emulated.
 #pragma once
 
 #include <cstddef>
@@ -10,22 +10,27 @@
 
 #include <faultline/gpt/trainer.hpp>
 #include <faultline/gpt_device/attention.hpp>
+#include <faultline/gpt_device/emulated_attention.hpp>
 #include <faultline/tensor_kernel/altering.hpp>
 
 namespace faultline::gpt {
 
 class AttentionOnDevice {
   public:
-    /// RequestError, one sentence, where the configuration asks for what neither kernel has. may_norm: QK norm is on, or may
+    /// RequestError, one sentence, where the configuration asks for what no kernel has. may_norm: QK norm is on, or may
     /// be switched on.
     AttentionOnDevice(const TrainConfig& config, bool may_norm);
     ~AttentionOnDevice();
     AttentionOnDevice(const AttentionOnDevice&) = delete;
     AttentionOnDevice& operator=(const AttentionOnDevice&) = delete;
 
-    /// "fast, on CUDA cores", "plan NAME, on tensor cores".
+    /// "fast, on CUDA cores", "plan NAME, on tensor cores", "plan NAME, emulated (why)".
     [[nodiscard]] std::string text() const;
     [[nodiscard]] bool on_tensor_cores() const { return !kernels_.empty(); }
+    /// Not null: attention is emulated, with operands and results on the host; such passes wait, and cannot be recorded.
+    [[nodiscard]] EmulatedAttention* emulated() const { return emulated_.get(); }
+    /// Of each head: those that QK norm was switched on with, or where there are none 1/sqrt(head_dim).
+    [[nodiscard]] std::vector<double> scales(const std::vector<double>& switched) const;
     /// Device memory that the backward needs.
     [[nodiscard]] std::size_t scratch_bytes() const;
 
@@ -56,12 +61,14 @@ class AttentionOnDevice {
 
   private:
     struct Tensor;
-    /// RequestError where the tensor cores do not run the plan.
-    static Tensor tensor_of(const RoundingPlan& plan, const ModelConfig& model);
+    /// Why the tensor cores do not run the plan in this model; empty: they do, and it is in kernels_.
+    std::string add_tensor(const RoundingPlan& plan, const ModelConfig& model);
     [[nodiscard]] const Tensor& kernel_of(int layer) const;
     on_device::AttentionShape shape_;
     bool rms_by_kernel_ = false;
-    std::vector<Tensor> kernels_;           ///< of the plans that are there
+    std::vector<Tensor> kernels_;  ///< of the plans that are there
+    std::unique_ptr<EmulatedAttention> emulated_;
+    std::string plans_;                     ///< of what is emulated: which, and why
     std::vector<std::vector<int>> layers_;  ///< of each, in ascending order
     std::vector<std::size_t> of_layer_;     ///< which of them
 };

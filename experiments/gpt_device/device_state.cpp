@@ -3,6 +3,9 @@
 #include <faultline/gpt_device/device_state.hpp>
 
 #include <algorithm>
+#include <variant>
+
+#include <fmt/format.h>
 
 #include <faultline/base/error.hpp>
 #include <faultline/base/parallel.hpp>
@@ -33,6 +36,17 @@ std::vector<std::uint8_t> kinds_of(const ParameterLayout& layout) {
     return kinds;
 }
 
+std::vector<Fault> on_the_card(const AttentionOnDevice& attention, std::vector<Fault> faults) {
+    if (attention.emulated() == nullptr) return faults;
+    for (const Fault& fault : faults)
+        if (std::holds_alternative<Site>(fault.site) && fault.sampled)
+            throw RequestError(fmt::format(
+                "device cuda: fault \"{}\": attention is emulated, which records all of it: expected no record=sample",
+                to_string(fault)));
+    std::erase_if(faults, [](const Fault& fault) { return std::holds_alternative<Site>(fault.site); });
+    return faults;
+}
+
 DeviceTrainer::State::State(const TrainConfig& wanted, const TokenData& tokens, const WindowOrder& order,
                             const DeviceOptions& options, const Hooks& hooked)
     : config(on_the_device(checked_for_device(wanted), options)),
@@ -44,7 +58,7 @@ DeviceTrainer::State::State(const TrainConfig& wanted, const TokenData& tokens, 
       may_norm(config.model.qk_norm != QkNorm::none || hook_uses.control),
       attention(config, may_norm),
       planted(options.faults),
-      faults(config, layout, planted != nullptr ? planted->faults() : std::vector<Fault>()),
+      faults(config, layout, on_the_card(attention, planted != nullptr ? planted->faults() : std::vector<Fault>())),
       projecting(options.projection),
       projected(memory_of_projection()),
       update_apart(hooked.update != nullptr || faults.alters_update() || projecting != nullptr),
@@ -66,6 +80,10 @@ DeviceTrainer::State::State(const TrainConfig& wanted, const TokenData& tokens, 
     if (config.model.output_gate && faults.any())
         throw RequestError(
             "device cuda: inject: a model with an output gate has no faults there: expected none, or no gate");
+    if (exchange.active() && attention.emulated() != nullptr)
+        throw RequestError(
+            "device cuda: attention: " + attention.text() +
+            ": several ranks have no emulated attention: expected one rank, attention fast, or a plan that the tensor cores run");
     if (exchange.active() && hooks.update != nullptr)
         throw RequestError("device cuda: hooks: several ranks have none of the update: expected none, or one rank");
     if (hooks.update != nullptr) {
@@ -127,8 +145,10 @@ void DeviceTrainer::State::record_graphs() {
         to.plain = graph(watched());
         if (most_watched() == Pass::Watch::rows) to.detailed = graph(Pass::Watch::rows);
     };
-    if (exchange.rounds() > 1) record(micro_batch, false);
-    record(last_micro_batch, true);
+    if (attention.emulated() == nullptr) {
+        if (exchange.rounds() > 1) record(micro_batch, false);
+        record(last_micro_batch, true);
+    }
     update = on_device::Graph(stream, [this] { run_update(); });
     if (hooks.update != nullptr) application = on_device::Graph(stream, [this] { finish_update(); });
 }

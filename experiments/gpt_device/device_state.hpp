@@ -28,6 +28,9 @@ namespace faultline::gpt {
 const TrainConfig& checked_for_device(const TrainConfig& config);
 /// Kind of each octet of the flat weights.
 [[nodiscard]] std::vector<std::uint8_t> kinds_of(const ParameterLayout& layout);
+/// Those of a run's faults that DeviceFaults plants: where attention is emulated, none at its sites. RequestError where it has not
+/// what one of them asks for.
+[[nodiscard]] std::vector<Fault> on_the_card(const AttentionOnDevice& attention, std::vector<Fault> faults);
 
 struct DeviceTrainer::State {
     TrainConfig config;
@@ -145,7 +148,11 @@ struct DeviceTrainer::State {
     const StepReport& step();
     const StepReport& run_step();
     void plant(int round) {
-        faults.prepare(next, exchange.micro_batch(round), planted != nullptr && planted->stopped());
+        const int micro_step = exchange.micro_batch(round);
+        faults.prepare(next, micro_step, planted != nullptr && planted->stopped());
+        if (attention.emulated() != nullptr)
+            attention.emulated()->begin(next, micro_step,
+                                        planted != nullptr ? planted->in_emulated_attention() : nullptr);
     }
     /// What the faults of the step did, of all ranks, to who planted them.
     void report_faults() const;

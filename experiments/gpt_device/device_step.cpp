@@ -63,9 +63,12 @@ const StepReport& DeviceTrainer::State::run_step() {
     for (int round = 0; round < exchange.rounds(); ++round) {
         copy_input(next, round);
         plant(round);
-        const Recorded& launches = round + 1 < exchange.rounds() ? micro_batch : last_micro_batch;
+        const bool last = round + 1 == exchange.rounds();
+        const Recorded& launches = last ? last_micro_batch : micro_batch;
         if (captured)
             capture(round);
+        else if (attention.emulated() != nullptr)
+            run_micro_batch(rows_are_due() ? Pass::Watch::rows : watched(), last);
         else
             (rows_are_due() ? launches.detailed : launches.plain).launch(stream);
     }

@@ -14,8 +14,8 @@ bool device_trainer_is_built() { return true; }
 bool device_projects(const Projection& wanted, int width) { return on_device::has_projection(wanted, width); }
 
 void check_for_device(const TrainConfig& config, const std::vector<Fault>& faults) {
-    (void)AttentionOnDevice(checked_for_device(config), true);
-    (void)DeviceFaults(config, ParameterLayout(config.model), faults);
+    const AttentionOnDevice attention(checked_for_device(config), true);
+    (void)DeviceFaults(config, ParameterLayout(config.model), on_the_card(attention, faults));
 }
 
 DeviceTrainer::DeviceTrainer(const TrainConfig& config, const TokenData& data, const WindowOrder& windows,

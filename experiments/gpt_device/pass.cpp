@@ -13,6 +13,7 @@
 #include <faultline/base/error.hpp>
 #include <faultline/gpt_device/cuda_resources.hpp>
 #include <faultline/gpt_device/gate.hpp>
+#include <faultline/gpt_device/host_rows.hpp>
 #include <faultline/gpt_device/qk_rows.hpp>
 
 namespace faultline::gpt {
@@ -30,6 +31,7 @@ class PassOf final : public Pass {
     void forward_backward(Watch watch) override {
         watch_ = watch;
         faulty_ = faults_.any();
+        hooked_ = true;
         if (faulty_) faults_.name_tiles();
         forward();
         head(true);
@@ -41,7 +43,7 @@ class PassOf final : public Pass {
 
     void loss() override {
         watch_ = Watch::nothing;
-        faulty_ = false;
+        faulty_ = hooked_ = false;
         forward();
         head(false);
         on_device::sum_losses(at<double>(memory_.losses), tokens(), nullptr, loss_sum(), stream_);
@@ -270,6 +272,7 @@ class PassOf final : public Pass {
                               parts_of(l).rows, stream);
     }
     void run_attention(int l, const on_device::AttentionInputs<E>& inputs, const on_device::HeadParts& seen) {
+        if (how_.emulated() != nullptr) return emulate(l, inputs, seen);
         const LayerRegions& layer = memory_.layers[static_cast<std::size_t>(l)];
         if constexpr (std::is_same_v<E, Bf16>)
             if (how_.on_tensor_cores())
@@ -294,31 +297,49 @@ class PassOf final : public Pass {
                                     of.q_gain < 0 ? nullptr : gradient(of.q_gain),
                                     room_for(std::size_t{512} * static_cast<std::size_t>(width())), stream_);
     }
-    /// [tokens, width] on the host from rows `stride` elements apart.
-    void fetch(const E* from, std::size_t stride, std::vector<float>& to) {
-        const auto rows = static_cast<std::size_t>(tokens()), columns = static_cast<std::size_t>(width());
-        std::vector<E> values(rows * columns);
-        if (cudaMemcpy2DAsync(values.data(), columns * sizeof(E), from, stride * sizeof(E), columns * sizeof(E), rows,
-                              cudaMemcpyDeviceToHost, stream_) != cudaSuccess)
-            throw WorkError("device cuda: copying a capture from the device failed");
-        on_device::wait(stream_);
-        to.resize(values.size());
-        std::ranges::transform(values, to.begin(), [](E x) {
-            if constexpr (std::is_same_v<E, Bf16>)
-                return std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16);
-            else
-                return x;
-        });
-    }
     void keep(const on_device::AttentionInputs<E>& inputs, const E* dout, const E* x, Operands& to) {
         const auto c = static_cast<std::size_t>(width());
-        fetch(inputs.q, inputs.qk_stride, to.q);
-        fetch(inputs.k, inputs.qk_stride, to.k);
-        fetch(inputs.v, inputs.v_stride, to.v);
-        fetch(dout, c, to.dout);
-        fetch(x, c, to.x);
+        to = {fetch(inputs.q, inputs.qk_stride), fetch(inputs.k, inputs.qk_stride), fetch(inputs.v, inputs.v_stride),
+              fetch(dout, c), fetch(x, c)};
+    }
+    /// [tokens, width] from rows `stride` elements apart. Waits.
+    [[nodiscard]] std::vector<float> fetch(const E* from, std::size_t stride) const {
+        return on_device::fetch_rows(from, static_cast<std::size_t>(tokens()), static_cast<std::size_t>(width()),
+                                     stride, stream_);
+    }
+    void store(const std::vector<float>& from, E* to, std::size_t stride) const {
+        on_device::store_rows(from, static_cast<std::size_t>(tokens()), static_cast<std::size_t>(width()), to, stride,
+                              stream_);
+    }
+    [[nodiscard]] EmulatedAttention::Operands operands_on_host(const on_device::AttentionInputs<E>& in) const {
+        return {fetch(in.q, in.qk_stride), fetch(in.k, in.qk_stride), fetch(in.v, in.v_stride)};
+    }
+    void emulate(int l, const on_device::AttentionInputs<E>& inputs, const on_device::HeadParts& seen) {
+        EmulatedAttention& by = *how_.emulated();
+        store(by.forward(l, operands_on_host(inputs), how_.scales(switched_scales(l)), hooked_, seen.rows != nullptr),
+              at<E>(memory_.layers[static_cast<std::size_t>(l)].o), static_cast<std::size_t>(width()));
+        const EmulatedAttention::Seen saw = by.seen(l);
+        if (seen.largest != nullptr)
+            on_device::upload(seen.largest, saw.largest.data(), saw.largest.size() * sizeof(float), stream_);
+        if (seen.rows != nullptr)
+            on_device::upload(seen.rows, saw.rows.data(), saw.rows.size() * sizeof(double), stream_);
+        on_device::wait(stream_);
+    }
+    void emulate_backward(int l, const on_device::AttentionInputs<E>& inputs, const E* dout, E* din) {
+        EmulatedAttention& by = *how_.emulated();
+        const auto c = static_cast<std::size_t>(width()), row = static_cast<std::size_t>(how_.shape().gradient_row());
+        const EmulatedAttention::Gradients gradients =
+            by.backward(l, operands_on_host(inputs), how_.scales(switched_scales(l)), fetch(dout, c), hooked_);
+        store(gradients.q, din, row);
+        store(gradients.k, din + c, row);
+        store(gradients.v, din + 2 * c, row);
+        const EmulatedAttention::Seen saw = by.seen(l);
+        if (const on_device::HeadParts seen = parts_of(l); seen.zero_sums != nullptr)
+            on_device::upload(seen.zero_sums, saw.zero_sums.data(), saw.zero_sums.size() * sizeof(double), stream_);
+        on_device::wait(stream_);
     }
     void run_attention_backward(int l, const on_device::AttentionInputs<E>& inputs, const E* dout, E* din) {
+        if (how_.emulated() != nullptr) return emulate_backward(l, inputs, dout, din);
         const LayerRegions& layer = memory_.layers[static_cast<std::size_t>(l)];
         if constexpr (std::is_same_v<E, Bf16>)
             if (how_.on_tensor_cores())

@@ -103,6 +103,7 @@ class Pass {
     const AttentionOnDevice& how_;
     const DeviceFaults& faults_;
     bool faulty_ = false;  ///< whether faults act in the launches that are made
+    bool hooked_ = false;  ///< and whether instruments do in attention that is emulated
     char* base_;
     on_device::Stream stream_;
     InputLayout input_;

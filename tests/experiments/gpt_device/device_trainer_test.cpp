@@ -35,6 +35,13 @@ TrainConfig with_streaming_state(TrainConfig c) {
     return c;
 }
 
+/// Of heads of 32 columns, or another plan than the tensor cores', emulated.
+TrainConfig with_plan(TrainConfig c, const char* name) {
+    c.model.bf16 = true;
+    c.model.attention = {{-1, {}, std::make_shared<RoundingPlan>(plan(name))}};
+    return c;
+}
+
 /// Both float models against the model in double. The device makes as many roundings of the same size as the CPU, in
 /// another order, so its error is that of another draw: at most 4 times the CPU's, or 4 units of fp32's rounding where the
 /// CPU's happens to be smaller than one.
@@ -77,6 +84,7 @@ TEST(DeviceTrainer, GradientsInBf16DifferFromTheCpusByLessThanBf16Costs) {
     all.back().config.model.attention.back().layer = 1;
     c.model.heads = 1;
     all.push_back({"tensor cores, heads of 128", with_tensor_kernel(c)});
+    all.push_back({"emulated, heads of 32", with_plan(small(), "fa2")});
     for (const Named& named : all) {
         SCOPED_TRACE(named);
         const TrainConfig& of = named.config;
@@ -169,7 +177,8 @@ std::vector<Named> runs() {
     return {{"fp32", twenty(small())},
             {"bf16, two micro-batches", twenty(bf16)},
             {"tensor cores", twenty(with_tensor_kernel(tensor))},
-            {"tensor cores, streaming state", twenty(with_streaming_state(tensor))}};
+            {"tensor cores, streaming state", twenty(with_streaming_state(tensor))},
+            {"emulated", twenty(with_plan(small(), "fa2"))}};
 }
 
 TEST(DeviceTrainer, TwoRunsHaveTheSameBits) {
@@ -252,6 +261,23 @@ TEST(DeviceTrainer, ValueThatIsNotFiniteStopsTheRunBeforeAnythingIsApplied) {
     EXPECT_EQ(device.weights(), weights);
 }
 
+/// What the tensor cores do not run is emulated: before there is a card, it is not refused.
+TEST(DeviceTrainer, TakesEveryPlanThatLayersHaveWhole) {
+    if (!device_trainer_is_built()) GTEST_SKIP() << "this build has no device";
+    TrainConfig c = with_tensor_kernel(small());  // heads of 32 columns
+    EXPECT_NO_THROW(check_for_device(c, {}));
+    c.model.heads = 1;
+    c.model.bf16 = false;
+    EXPECT_NO_THROW(check_for_device(c, {}));
+    EXPECT_NO_THROW(check_for_device(with_plan(small(), "fa2"), {parse_fault("exp:multiplicative:0.1")}));
+    try {
+        check_for_device(with_plan(small(), "fa2"), {parse_fault("o_cast:multiplicative:0.1:record=sample")});
+        FAIL();
+    } catch (const RequestError& e) {
+        EXPECT_THAT(e.what(), HasSubstr("attention is emulated, which records all of it: expected no record=sample"));
+    }
+}
+
 TEST(DeviceTrainer, RefusesPlansThatNoKernelHas) {
     if (!device_trainer_is_built()) GTEST_SKIP() << "this build has no device";
     const WindowOrder order(0);
@@ -264,11 +290,6 @@ TEST(DeviceTrainer, RefusesPlansThatNoKernelHas) {
         return "taken";
     };
     TrainConfig c = with_tensor_kernel(small());
-    EXPECT_THAT(why(c), HasSubstr("head_dim is 32: expected 64 or 128"));
-    c.model.heads = 1;
-    c.model.bf16 = false;
-    EXPECT_THAT(why(c), HasSubstr("expected precision bf16, or attention fast"));
-    c = with_tensor_kernel(small());
     c.model.attention[0].layer = 1;
     EXPECT_THAT(why(c), HasSubstr("fast in all layers or in none"));
     c.model.attention[0].layer = -1;
