@@ -178,9 +178,10 @@ void attention_layer_backward(const ModelConfig& config, const StepContext& cont
             ZeroSumWatch watch(statistics, group, plan);
             std::vector<Instrument*> parts;
             if (pass.instrument() != nullptr) parts.push_back(pass.instrument());
-            parts.push_back(&watch);
+            if (context.zero_sums) parts.push_back(&watch);
             Instruments instruments(parts);
-            const GroupBackward gradient = emulating(context).backward(group, state.emulated[slot], plan, &instruments);
+            const GroupBackward gradient =
+                emulating(context).backward(group, state.emulated[slot], plan, parts.empty() ? nullptr : &instruments);
             assign(gradient.dq[0], head(dq));
             assign(gradient.dk, head(dk));
             assign(gradient.dv, head(dv));

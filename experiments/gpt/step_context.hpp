@@ -37,6 +37,7 @@ struct StepContext {
     ModelHook* model = nullptr;
     double loss_weight = 1;  ///< 1 over the tokens of the step: the gradient is that of the mean loss
     bool detailed = false;   ///< entropy and saturation are wanted
+    bool zero_sums = true;   ///< and sums of the score gradient; emulated heads leave them out where they are not
     bool find_non_finite = false;
     bool fp32_ffn = false;
     const std::vector<QkSwitch>* qk_switch = nullptr;  ///< per layer; may be null

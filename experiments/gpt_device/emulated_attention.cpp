@@ -22,17 +22,16 @@ void EmulatedAttention::begin(std::int64_t step, int micro_step, AttentionHook* 
 }
 
 void EmulatedAttention::for_sequences(const std::function<void(std::size_t)>& work) {
-    if (backend_ == nullptr) backend_ = &device::backend();
     const int threads = std::min(backend_->calls_at_once(hardware_threads()), hardware_threads());
     crew_.run(batch_, threads, work);
 }
 
-StepContext EmulatedAttention::context(bool instrumented, bool rows) const {
+StepContext EmulatedAttention::context(bool instrumented) {
+    if (backend_ == nullptr) backend_ = &device::backend();
     StepContext c;
     c.step = step_;
     c.micro_step = micro_step_;
     c.attention = instrumented ? hook_ : nullptr;
-    c.detailed = rows;
     c.emulating = backend_;
     return c;
 }
@@ -50,8 +49,10 @@ MatrixView<T> EmulatedAttention::of_sequence(T* all, std::size_t sequence) const
 std::vector<float> EmulatedAttention::forward(int layer, const Operands& in, const std::vector<double>& scale,
                                               bool instrumented, bool rows) {
     std::vector<float> o(in.q.size());
+    StepContext how = context(instrumented);
+    how.detailed = rows;
     for_sequences([&](std::size_t b) {
-        attention_layer_forward<float>(model_, context(instrumented, rows), at(layer, b), of_sequence(in.q.data(), b),
+        attention_layer_forward<float>(model_, how, at(layer, b), of_sequence(in.q.data(), b),
                                        of_sequence(in.k.data(), b), of_sequence(in.v.data(), b), scale,
                                        of_sequence(o.data(), b), state(layer, b), scratch_[b]);
     });
@@ -60,15 +61,16 @@ std::vector<float> EmulatedAttention::forward(int layer, const Operands& in, con
 
 EmulatedAttention::Gradients EmulatedAttention::backward(int layer, const Operands& in,
                                                          const std::vector<double>& scale,
-                                                         const std::vector<float>& dout, bool instrumented) {
+                                                         const std::vector<float>& dout, bool instrumented, bool sums) {
     Gradients to{std::vector<float>(in.q.size()), std::vector<float>(in.q.size()), std::vector<float>(in.q.size())};
+    StepContext how = context(instrumented);
+    how.zero_sums = sums;
     for_sequences([&](std::size_t b) {
         // An emulated head's forward is in its state, o with it.
-        attention_layer_backward<float>(model_, context(instrumented, false), at(layer, b), of_sequence(in.q.data(), b),
-                                        of_sequence(in.k.data(), b), of_sequence(in.v.data(), b), {},
-                                        of_sequence(dout.data(), b), scale, of_sequence(to.q.data(), b),
-                                        of_sequence(to.k.data(), b), of_sequence(to.v.data(), b), state(layer, b),
-                                        scratch_[b]);
+        attention_layer_backward<float>(
+            model_, how, at(layer, b), of_sequence(in.q.data(), b), of_sequence(in.k.data(), b),
+            of_sequence(in.v.data(), b), {}, of_sequence(dout.data(), b), scale, of_sequence(to.q.data(), b),
+            of_sequence(to.k.data(), b), of_sequence(to.v.data(), b), state(layer, b), scratch_[b]);
     });
     return to;
 }

@@ -35,16 +35,16 @@ class EmulatedAttention {
     /// o [tokens, width]. scale: of each head. instrumented: by the hook. rows: entropies and saturated rows are wanted. WorkError.
     std::vector<float> forward(int layer, const Operands& in, const std::vector<double>& scale, bool instrumented,
                                bool rows);
-    /// Behind the layer's forward, of the same operands.
+    /// Behind the layer's forward, of the same operands. sums: those of the score gradient are wanted.
     Gradients backward(int layer, const Operands& in, const std::vector<double>& scale, const std::vector<float>& dout,
-                       bool instrumented);
+                       bool instrumented, bool sums);
     /// Of the layer's last forward, and of its backward the sums.
     [[nodiscard]] Seen seen(int layer) const;
 
   private:
     /// work(sequence), with several at a time.
     void for_sequences(const std::function<void(std::size_t)>& work);
-    [[nodiscard]] StepContext context(bool instrumented, bool rows) const;
+    [[nodiscard]] StepContext context(bool instrumented);
     [[nodiscard]] LayerAt at(int layer, std::size_t sequence) const;
     template <class T>
     [[nodiscard]] MatrixView<T> of_sequence(T* all, std::size_t sequence) const;

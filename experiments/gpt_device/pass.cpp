@@ -328,14 +328,15 @@ class PassOf final : public Pass {
     void emulate_backward(int l, const on_device::AttentionInputs<E>& inputs, const E* dout, E* din) {
         EmulatedAttention& by = *how_.emulated();
         const auto c = static_cast<std::size_t>(width()), row = static_cast<std::size_t>(how_.shape().gradient_row());
-        const EmulatedAttention::Gradients gradients =
-            by.backward(l, operands_on_host(inputs), how_.scales(switched_scales(l)), fetch(dout, c), hooked_);
+        double* const sums = parts_of(l).zero_sums;
+        const EmulatedAttention::Gradients gradients = by.backward(
+            l, operands_on_host(inputs), how_.scales(switched_scales(l)), fetch(dout, c), hooked_, sums != nullptr);
         store(gradients.q, din, row);
         store(gradients.k, din + c, row);
         store(gradients.v, din + 2 * c, row);
         const EmulatedAttention::Seen saw = by.seen(l);
-        if (const on_device::HeadParts seen = parts_of(l); seen.zero_sums != nullptr)
-            on_device::upload(seen.zero_sums, saw.zero_sums.data(), saw.zero_sums.size() * sizeof(double), stream_);
+        if (sums != nullptr)
+            on_device::upload(sums, saw.zero_sums.data(), saw.zero_sums.size() * sizeof(double), stream_);
         on_device::wait(stream_);
     }
     void run_attention_backward(int l, const on_device::AttentionInputs<E>& inputs, const E* dout, E* din) {

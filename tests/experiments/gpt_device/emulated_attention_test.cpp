@@ -50,7 +50,7 @@ TEST(EmulatedAttention, OfSequencesBesideEachOtherIsTheLayers) {
     EmulatedAttention by(m, sequences, &cpu_backend());
     by.begin(5, 1, one.hooks.in_emulated_attention());
     const std::vector<float> o = by.forward(layer, in, scale, true, true);
-    const EmulatedAttention::Gradients gradients = by.backward(layer, in, scale, dout, true);
+    const EmulatedAttention::Gradients gradients = by.backward(layer, in, scale, dout, true, true);
     const EmulatedAttention::Seen seen = by.seen(layer);
 
     StepContext context;
@@ -90,6 +90,8 @@ TEST(EmulatedAttention, OfSequencesBesideEachOtherIsTheLayers) {
     // Where no instrument is asked for none is there.
     EXPECT_NE(by.forward(layer, in, scale, false, false), o);
     EXPECT_TRUE(by.seen(layer).rows.empty());
+    (void)by.backward(layer, in, scale, dout, false, false);
+    EXPECT_EQ(by.seen(layer).zero_sums, std::vector<double>(2 * state.heads.size(), 0.0));
 }
 
 /// Losses, what monitors see, and what faults inside the kernel did, over 20 steps: as runs without (device_trainer_test.cpp,
