@@ -2,6 +2,7 @@
 // A sweep as local processes: from the file to the table; run again, killed, interrupted, with runs that fail, by two launchers
 // at once.
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -11,10 +12,14 @@
 #include <map>
 #include <thread>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <gmock/gmock.h>
 
 #include <faultline/base/error.hpp>
 #include <faultline/record/record_reader.hpp>
+#include <faultline/sweep/cell_state.hpp>
 #include <faultline/sweep/launch.hpp>
 
 #include "small_sweep.hpp"
@@ -356,6 +361,45 @@ TEST(Sweep, RunsOfACardHaveAServiceOfTheirOwnThatEndsWithThem) {
     } catch (const WorkError& error) {
         EXPECT_THAT(error.what(), HasSubstr("mps: nvidia-cuda-mps-control -d: status 4: no service today: expected"));
     }
+}
+
+/// A service whose launcher was killed outright is ended by the next one, and that of a launcher which lives is left alone.
+TEST(Sweep, AServiceThatAKilledLauncherLeftIsEndedByTheNextOne) {
+    const Folder folder;
+    fs::create_directories(folder / "s/runs");
+    for (const char* name : {"left", "alive"}) fs::create_directories(folder / "faultline-mps-" + name + "/0");
+    folder.write("faultline-mps-left/launcher.lock", "");
+    const std::string held = folder / "faultline-mps-alive/launcher.lock";
+    std::array<int, 2> taken{};
+    ASSERT_EQ(::pipe(taken.data()), 0);
+    const pid_t other = ::fork();
+    if (other == 0) {
+        const auto lock = sweep::FileLock::take(held);
+        (void)!::write(taken[1], "x", 1);
+        for (;;) ::pause();
+    }
+    char word = 0;
+    ASSERT_EQ(::read(taken[0], &word, 1), 1);
+    const char* before = std::getenv("TMPDIR");
+    const std::string was = before == nullptr ? "" : before;
+    ::setenv("TMPDIR", (folder / "").c_str(), 1);
+    std::vector<sweep::Cell> cells{{"", "none", "none", 0, 1, "0", ""}};
+    cells.back().name = sweep::name_of(cells.back());
+    sweep::Local local;
+    local.program = {"sh", "-c", "true"};
+    local.devices = {"3"};
+    local.mps = true;
+    {
+        const StandInService service(folder, "0");
+        (void)sweep::launch(folder / "s", cells, local, {}, {});
+    }
+    before == nullptr ? ::unsetenv("TMPDIR") : ::setenv("TMPDIR", was.c_str(), 1);
+    ::kill(other, SIGKILL);
+    ::waitpid(other, nullptr, 0);
+    for (const int end : taken) ::close(end);
+    EXPECT_EQ(slurp(folder / "asked"), "quit 0\n-d 3\nquit 0\n");
+    EXPECT_FALSE(fs::exists(folder / "faultline-mps-left"));
+    EXPECT_TRUE(fs::exists(folder / "faultline-mps-alive/0"));
 }
 
 }  // namespace
