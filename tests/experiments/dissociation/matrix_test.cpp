@@ -1,93 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-// The matrix on a model of a few thousand parameters: threads, interruption, resumption, what is refused, what is written.
+// The matrix on a model of a few thousand parameters: threads, interruption, resumption, records of others.
 #include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <set>
 
-#include <unistd.h>
-
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include <faultline/base/error.hpp>
-#include <faultline/dissociation/report.hpp>
-#include <faultline/dissociation/source.hpp>
 #include <faultline/gpt/run.hpp>
 #include <faultline/record/record_reader.hpp>
+
+#include "matrix_support.hpp"
 
 namespace faultline {
 namespace {
 
 namespace fs = std::filesystem;
+using test::expect_same;
+using test::Folder;
+using test::run;
+using test::small;
+using test::text;
 using ::testing::HasSubstr;
-
-class Folder {
-  public:
-    Folder() : path_(fs::temp_directory_path() / ("matrix" + std::to_string(::getpid()) + std::to_string(counter_++))) {
-        fs::create_directories(path_);
-    }
-    ~Folder() { fs::remove_all(path_); }
-    std::string operator/(const std::string& name) const { return (path_ / name).string(); }
-
-  private:
-    static inline int counter_ = 0;
-    fs::path path_;
-};
-
-const gpt::TokenData& text() {
-    static const gpt::TokenData data = [] {
-        std::string words;
-        for (int i = 0; i < 30000; ++i) words += "the quick brown fox jumps over the lazy dog "[(i * i + i / 7) % 44];
-        return gpt::tokens_of_text(words);
-    }();
-    return data;
-}
-
-MatrixConfig small() {
-    MatrixConfig config;
-    config.train.model = {.layers = 2, .width = 16, .heads = 2, .context = 16, .attention = {}};
-    config.train.steps = 25;
-    config.train.batch = 2;
-    config.train.schedule.warmup = 2;
-    config.train.monitor_every = 5;
-    config.train.validate_every = 0;
-    config.train.validation_batches = 1;
-    config.sources = {"delta:multiplicative:0.5", "ffn_output:per_column:0.1"};
-    config.interventions = {"none", "project", "guard:threshold=0.01"};
-    config.controls = {"project"};
-    config.seeds = {0, 1};
-    return config;
-}
-
-RunMatrix run(const MatrixConfig& config, const std::string& folder = "", int threads = 2) {
-    return run_matrix(config, text(), {.folder = folder, .replace = false, .command_line = "test"}, threads, {}, {});
-}
-
-/// What is said of a matrix that cannot be; "" where it was made.
-std::string refusal(const MatrixConfig& config) {
-    try {
-        (void)run(config);
-    } catch (const RequestError& error) {
-        return error.what();
-    }
-    return "";
-}
-
-void expect_same(const RunMatrix& a, const RunMatrix& b) {
-    ASSERT_EQ(a.runs.size(), b.runs.size());
-    for (std::size_t i = 0; i < a.runs.size(); ++i) {
-        EXPECT_EQ(a.runs[i].sigma_q, b.runs[i].sigma_q) << i;
-        EXPECT_EQ(a.runs[i].max_logit, b.runs[i].max_logit) << i;
-        EXPECT_EQ(a.runs[i].loss, b.runs[i].loss) << i;
-        EXPECT_EQ(a.runs[i].validation_loss, b.runs[i].validation_loss) << i;
-        EXPECT_EQ(a.runs[i].injected_rms, b.runs[i].injected_rms) << i;
-        EXPECT_EQ(a.runs[i].removed_fraction, b.runs[i].removed_fraction) << i;
-        EXPECT_EQ(a.runs[i].triggered_at, b.runs[i].triggered_at) << i;
-    }
-}
 
 TEST(Matrix, ListsControlsFirst) {
     const std::vector<RunPlan> runs = runs_of(small());
@@ -310,148 +247,6 @@ TEST(Matrix, AnUnwritableFolderIsSaid) {
     const Folder folder;
     std::ofstream(folder / "file") << "not a folder";
     EXPECT_THROW((void)run(small(), folder / "file/m.runs"), WorkError);
-}
-
-TEST(Report, SaysTheSameThreeTimes) {
-    const Folder folder;
-    const RunMatrix matrix = run(small(), folder / "m.runs");
-    const nlohmann::json json = nlohmann::json::parse(to_json(matrix));
-    EXPECT_EQ(json["schema"], "faultline.dissociation/1");
-    EXPECT_EQ(json["runs"].size(), matrix.runs.size());
-    EXPECT_EQ(json["table"].size(), 8U);
-    EXPECT_EQ(json["runs"][2]["verdict"]["sigma_ratio"].get<double>(),
-              matrix.runs[2].last_sigma_q() / matrix.runs[0].last_sigma_q());
-    const std::string shown = table(matrix);
-    for (const char* wanted :
-         {"no fault", "delta:multiplicative:0.5   (50% of the rms, 50% asked", "project", "% of energy"})
-        EXPECT_THAT(shown, HasSubstr(wanted));
-
-    RecordFile file = RecordFile::create(folder / "m.h5", make_manifest("dissociation", "", "", 0));
-    write(matrix, file, "m.runs");
-    file.commit();
-    const RecordReader reader(folder / "m.h5");
-    const Tensor sigma = reader.read("outcome/sigma_q");
-    EXPECT_EQ(sigma.shape, (std::vector<std::int64_t>{3, 3, 2}));
-    EXPECT_EQ(sigma.to_double()[0], matrix.runs[0].last_sigma_q());  // none, none, seed 0
-    EXPECT_EQ(sigma.to_double()[1], matrix.runs[8].last_sigma_q());  // none, none, seed 1
-    EXPECT_TRUE(std::isnan(sigma.to_double()[4]));                   // no guard without a fault
-    EXPECT_EQ(reader.read_strings("outcome/source")[1], "delta:multiplicative:0.5");
-    EXPECT_EQ(reader.read("series/loss").shape, (std::vector<std::int64_t>{16, 6}));
-    EXPECT_EQ(RecordReader(folder / ("m.runs/" + matrix.runs[3].file)).manifest().kind, "run");
-}
-
-// At every site of the trainer's kernel and of the model: where a fault may stand it does something, and elsewhere it is
-// refused before the first run. Layer 2 of two is the place of the final norm and the logits.
-TEST(Matrix, FaultsStandInLayersAndHeadsOfTheModel) {
-    MatrixConfig config = small();
-    config.train.steps = 1;
-    config.interventions = {"none"};
-    config.controls = {};
-    config.seeds = {0};
-    std::vector<std::string> sites{"delta", "row_max"};
-    for (const ModelSiteInfo& site : model_sites()) sites.emplace_back(site.name);
-    for (const std::string& site : sites)
-        for (int layer = 0; layer <= 3; ++layer) {
-            const std::string source = fmt::format("{}:multiplicative:0.1:layers={}", site, layer);
-            config.sources = {source};
-            const bool stands = site == "logits"                  ? layer == 2
-                                : site == "layer_norm_statistics" ? layer <= 2
-                                                                  : layer <= 1;
-            if (stands) {
-                const RunMatrix matrix = run(config);
-                ASSERT_EQ(matrix.runs.size(), 2U) << source;
-                EXPECT_GT(matrix.runs[1].injected_rms, 0) << source;
-                continue;
-            }
-            const std::string expected = site == "logits"                  ? "expected layer 2 at logits"
-                                         : site == "layer_norm_statistics" ? "expected a layer from 0 to 2 at"
-                                                                           : "expected a layer from 0 to 1 at";
-            EXPECT_THAT(refusal(config),
-                        HasSubstr(fmt::format("source \"{0}\", intervention \"none\": fault \"{0}\": layer {1}: {2}",
-                                              source, layer, expected)));
-        }
-    for (const std::string& site : sites) {
-        if (site == "layer_norm_statistics") continue;  // has no heads
-        config.sources = {site + ":multiplicative:0.1:heads=0,2"};
-        EXPECT_THAT(refusal(config), HasSubstr("head 2: expected a head from 0 to 1 at " + site));
-    }
-    // One of several, and the later fault of a source.
-    config.sources = {"delta:multiplicative:0.1+ds:fixed:0.1:layers=1,2"};
-    EXPECT_THAT(refusal(config), HasSubstr("fault \"ds:fixed:0.1:layers=1,2\": layer 2: expected"));
-}
-
-// A column is one of the model's at the site, and a step one of the run's; what is asked for beyond is refused before the first.
-TEST(Matrix, FaultsStandInColumnsOfTheModelAndStepsOfTheRun) {
-    MatrixConfig config = small();
-    config.interventions = {"none"};
-    config.controls = {};
-    config.seeds = {0};
-    config.train.steps = 2;
-    const auto said = [&](const std::string& fault) {
-        config.sources = {fault};
-        return refusal(config);
-    };
-    for (const ModelSiteInfo& info : model_sites()) {
-        const std::string site(info.name);
-        const int columns = site == "logits"                    ? config.train.model.vocabulary
-                            : site == "layer_norm_statistics"   ? 2
-                            : site == "ffn_activation_gradient" ? 64
-                                                                : 16;
-        config.sources = {fmt::format("{}:fixed:0.1:column={}", site, columns - 1)};
-        const RunMatrix matrix = run(config);
-        ASSERT_EQ(matrix.runs.size(), 2U) << site;
-        EXPECT_GT(matrix.runs[1].injected_rms, 0) << site;
-        EXPECT_THAT(said(fmt::format("{}:fixed:0.1:column={}", site, columns)),
-                    HasSubstr(fmt::format("column {0}: expected less than the {0} columns of {1}", columns,
-                                          site == "optimizer_update" ? "wte" : site)));
-    }
-    // A learned gain of QK normalisation has head_dim columns, 8, and stands in a layer.
-    config.train.model.qk_norm = gpt::QkNorm::learned;
-    EXPECT_THAT(said("optimizer_update:fixed:0.1:column=8:layers=1"), HasSubstr("the 8 columns of layer1."));
-    config.train.model.qk_norm = gpt::QkNorm::none;
-    config.train.model.vocabulary = 257;
-    EXPECT_THAT(said("logits:fixed:0.1:heads=1"), HasSubstr("the 257 columns of logits are no 2 equal blocks"));
-    EXPECT_THAT(said("delta:fixed:0.1:from=2"),
-                HasSubstr("delta:fixed:0.1:from=2\": from: 2: expected a step of the run, 0 to 1"));
-}
-
-// A matrix of width 16 has 16 directions; along all of them lies the whole update.
-TEST(Matrix, AProjectionHasNoMoreDirectionsThanTheWidth) {
-    MatrixConfig config = small();
-    config.train.steps = 2;
-    config.sources = {"delta:multiplicative:0.1"};
-    config.controls = {};
-    config.seeds = {0};
-    config.interventions = {"project:k=16"};
-    const RunMatrix matrix = run(config);
-    ASSERT_EQ(matrix.runs.size(), 2U);
-    constexpr double of_doubles = 1e-9;  // bases of 16 columns in doubles
-    EXPECT_NEAR(matrix.runs[1].removed_fraction, 1, of_doubles);
-    config.interventions = {"project:k=17"};
-    const std::string expected =
-        "intervention \"project:k=17\": k: 17: expected directions that W_Q and W_K have, 1 to 16";
-    EXPECT_EQ(refusal(config), expected);
-    config.interventions = {"none"};
-    config.controls = {"project:removal=shrink:k=17"};
-    EXPECT_THAT(refusal(config), HasSubstr("k: 17: expected directions"));
-}
-
-TEST(Source, IsFaultsAndPlans) {
-    const Source s = parse_source("plan:exact+plan:repo-2510.04212:layers=1:heads=0:untiled+delta:fixed:0.1", 32);
-    ASSERT_EQ(s.attention.size(), 2U);
-    EXPECT_EQ(s.attention[0].layer, -1);
-    EXPECT_EQ(s.attention[1].layer, 1);
-    EXPECT_EQ(s.attention[1].heads, std::vector<int>{0});
-    EXPECT_EQ(s.attention[1].plan->schedule.block_k, 0);
-    EXPECT_EQ(s.faults.size(), 1U);
-    EXPECT_TRUE(parse_source("none", 32).is_none());
-    EXPECT_EQ(parse_source("plan:fa2:correction=delta_p_dp", 32).attention[0].plan->schedule.delta_from,
-              DeltaFrom::p_dp);
-    EXPECT_TRUE((*parse_source("plan:fa2:exact=o_cast,lse", 32).attention[0].plan)[Site::o_cast].is_exact());
-    for (const char* word :
-         {"plan", "plan:nokernel", "plan:fa2:layers=0:layers=1", "plan:fa2:untiled:untiled", "plan:fa2:exact=ocast",
-          "plan:fa2:layer=1", "plan:fa2:layers=x", "plan:fa2:correction=qk_norm", ""})
-        EXPECT_THROW((void)parse_source(word, 32), RequestError) << word;
 }
 
 }  // namespace
