@@ -77,6 +77,8 @@ void check_options(const TrainCommand& own, const Invocation& call) {
     if (!reduce_of(own.reduce))
         throw RequestError(fmt::format("{}: {}: expected auto, gather, fp32 or bf16", settings.where("reduce"),
                                        in_quotes(own.reduce)));
+    if (call.common.output.empty() && own.resume.empty())
+        settings.refuse_unread({"checkpoint-every"}, "without --output or --resume");
     if (own.capture.empty()) settings.refuse_unread({"capture-sequences"}, "without --capture");
     if (call.common.share_card && (own.reduce == "fp32" || own.reduce == "bf16"))
         throw RequestError(fmt::format("{}: {}: NCCL takes no two ranks on one card: expected auto or gather with {}",

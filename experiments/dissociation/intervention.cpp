@@ -73,9 +73,12 @@ class Parser {
         throw RequestError(fmt::format("intervention {}: {}", in_quotes(text_), what));
     }
 
-    /// Options of a guard that its action does not read.
+    /// Options of a guard that its action does not read, and a threshold that its monitor never passes.
     void expect_read() const {
         if (out_.kind != Kind::guard) return;
+        if (out_.monitor == Monitor::saturated && out_.threshold >= 1)
+            fail(fmt::format("threshold: {}: saturated is a fraction of the rows: expected below 1, as threshold=0.5",
+                             out_.threshold));
         const GuardAction action = out_.action;
         const bool has_factor = action == GuardAction::lower_rate || action == GuardAction::tighter_clip;
         const std::array<std::tuple<std::string_view, bool, std::string_view>, 3> of{

@@ -29,6 +29,13 @@ std::string made_of(const Source& source) {
 /// The word of an intervention that is the same for all that are one.
 std::string plain(const std::string& intervention) { return to_string(parse_intervention(intervention)); }
 
+/// Whether it ends the faults of the source.
+bool repairs(const Intervention& intervention) {
+    using Kind = Intervention::Kind;
+    return intervention.kind == Kind::repair ||
+           (intervention.kind == Kind::guard && intervention.action == GuardAction::repair);
+}
+
 void expect_different(const std::vector<std::string>& words, const char* each,
                       const std::function<std::string(const std::string&)>& meaning) {
     std::map<std::string, std::string> seen;
@@ -54,8 +61,18 @@ void expect_different_interventions(const std::vector<std::string>& intervention
 
 void expect_interventions_met(const std::vector<std::string>& sources, const std::vector<std::string>& interventions,
                               const std::vector<std::string>& controls, int head_dim, const std::string& folder) {
-    const auto is_none = [&](const std::string& word) { return parse_source(word, head_dim, folder).is_none(); };
-    if (!std::ranges::all_of(sources, is_none)) return;
+    bool any_source = false, any_fault = false;
+    for (const std::string& word : sources) {
+        const Source source = parse_source(word, head_dim, folder);
+        any_source = any_source || !source.is_none();
+        any_fault = any_fault || !source.faults.empty();
+    }
+    for (const std::string& word : interventions)
+        if (any_source && !any_fault && repairs(parse_intervention(word)))
+            throw RequestError(fmt::format(
+                "{}: meets no source with a fault, which it would end (a plan is none): expected one, or it not",
+                in_quotes(word)));
+    if (any_source) return;
     for (const std::string& word : interventions)
         if (plain(word) != "none" && std::ranges::find(controls, plain(word), plain) == controls.end())
             throw RequestError(fmt::format(

@@ -16,7 +16,7 @@ void expect_different_sources(const std::vector<std::string>& sources, int head_
 void expect_different_interventions(const std::vector<std::string>& interventions);
 
 /// RequestError where there is no source but "none" and an intervention is not among the controls, the runs without a fault: it
-/// would be in no run.
+/// would be in no run; and where an intervention ends faults and no source has one.
 void expect_interventions_met(const std::vector<std::string>& sources, const std::vector<std::string>& interventions,
                               const std::vector<std::string>& controls, int head_dim, const std::string& folder = "");
 

@@ -257,6 +257,13 @@ TEST(Dissociate, AnInterventionMeetsASource) {
     EXPECT_THAT(guard.err, HasSubstr("--intervention: \"guard:threshold=0.01\": meets no source but none"));
     EXPECT_EQ(run({"--source", "none", "--intervention", "guard", "--control", "guard:threshold=100"}).status, 0);
     EXPECT_EQ(run({"--source", "none", "--intervention", "project"}).status, 0);  // a control by default
+    // A repair ends faults; one beside a plan is enough.
+    for (const char* repair : {"repair:from=1", "guard:action=repair"}) {
+        const Outcome plan = run({"--source", "plan:fa2", "--intervention", repair});
+        EXPECT_EQ(plan.status, 2);
+        EXPECT_THAT(plan.err, HasSubstr(": meets no source with a fault, which it would end (a plan is none)"));
+    }
+    EXPECT_EQ(run({"--source", "plan:fa2+delta:fixed:0.1", "--intervention", "repair:from=1"}).status, 0);
     EXPECT_EQ(run({"--source", "none"}).status, 0);  // the quick matrix's interventions, asked for by nobody
 }
 

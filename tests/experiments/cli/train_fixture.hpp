@@ -2,6 +2,7 @@
 // faultline train on a text of squares with a model of one layer, which makes a step in some milliseconds.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <string>
@@ -38,14 +39,14 @@ class Train : public testing::Test {
                                      "5",
                                      "--threads",
                                      "1",
-                                     "--checkpoint-every",
-                                     "7",
                                      "--monitor-every",
                                      "3",
                                      "--validate-every",
                                      "10",
                                      "--validation-batches",
                                      "1"};
+        const auto given = [&](const char* option) { return std::ranges::find(more, option) != more.end(); };
+        if (given("-o") || given("--resume")) all.insert(all.end(), {"--checkpoint-every", "7"});
         all.insert(all.end(), more.begin(), more.end());
         return all;
     }

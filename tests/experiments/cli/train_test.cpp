@@ -115,6 +115,7 @@ TEST_F(Train, RequestsThatAreWrongAreOneSentenceAndStatus2) {
     refused({"--replay", folder / "text"}, "line 1");
     refused({"--heads", "3"}, "divisor of the width");
     refused({"--beta1", "1.5"}, "beta1: 1.5: expected 0 or more and below 1");
+    refused({"--checkpoint-every", "2"}, "--checkpoint-every: means nothing without --output or --resume");
     refused({"--clip", "-1"}, "clip: -1: expected 0 or more");
 }
 

@@ -113,5 +113,30 @@ TEST(Matrix, AProjectionHasNoMoreDirectionsThanTheWidth) {
     EXPECT_THAT(refusal(config), HasSubstr("k: 17: expected directions"));
 }
 
+// The model's own normalisation is what the intervention would switch on; of a learned one a guard changes nothing.
+TEST(Matrix, AnInterventionSwitchesOnWhatTheModelHasNot) {
+    using gpt::QkNorm;
+    MatrixConfig config = small();
+    config.train.steps = 3;
+    config.sources = {"delta:multiplicative:0.1"};
+    config.controls = {};
+    config.seeds = {0};
+    const auto said = [&](QkNorm of_the_model, const std::string& intervention) {
+        config.train.model.qk_norm = of_the_model;
+        config.interventions = {intervention};
+        return refusal(config);
+    };
+    const std::string guard = "guard:threshold=0.001";
+    for (const std::string& word : {std::string("qk_norm"), guard})
+        EXPECT_EQ(said(QkNorm::parameter_free, word),
+                  fmt::format("intervention \"{}\": does nothing: the model has QK normalisation from the first step: "
+                              "expected another intervention, or qk-norm none",
+                              word));
+    EXPECT_THAT(said(QkNorm::learned, guard), HasSubstr("does nothing"));
+    EXPECT_EQ(said(QkNorm::learned, "qk_norm"), "");  // takes its place
+    EXPECT_EQ(said(QkNorm::parameter_free, "guard:action=lower_rate:threshold=0.001"), "");
+    EXPECT_EQ(said(QkNorm::none, "qk_norm"), "");
+}
+
 }  // namespace
 }  // namespace faultline

@@ -46,6 +46,10 @@ TEST(Intervention, SaysWhatWasExpected) {
     EXPECT_THAT(said("guard:factor=2"), HasSubstr("factor: means nothing with action=qk_norm"));
     EXPECT_THAT(said("guard:scale=unit:action=repair"), HasSubstr("scale: means nothing with action=repair"));
     EXPECT_THAT(said("guard:action=lower_rate:tau=3"), HasSubstr("tau: means nothing with action=lower_rate"));
+    // A fraction of rows is never above the default of 100, nor above 1.
+    EXPECT_THAT(said("guard:monitor=saturated"), HasSubstr("threshold: 100: saturated is a fraction of the rows"));
+    EXPECT_THAT(said("guard:threshold=1:monitor=saturated"), HasSubstr("threshold: 1: saturated"));
+    EXPECT_EQ(said("guard:monitor=saturated:threshold=0.999"), "");
     for (const char* word : {"guard:tau=3:action=qk_clip", "guard:factor=0.5:action=tighter_clip", "guard:scale=unit"})
         EXPECT_EQ(said(word), "") << word;
 }
