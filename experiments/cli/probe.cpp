@@ -6,6 +6,7 @@
 #include <set>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <faultline/base/error.hpp>
 #include <faultline/cli/capture_request.hpp>
@@ -100,30 +101,37 @@ void expect_probes(const ProbeSettings& own, Kind kind, const Settings& settings
             fmt::format("{}: trajectory: has one checkpoint: expected two or more", settings.where("probe")));
 }
 
-/// Refuses what the command line gives and a kind of file has no use for: an option that does nothing would be taken to
-/// have done something. A configuration file is for all kinds.
+/// Refuses what the command line gives and a kind of file, or the probes that are asked for, have no use for: an option that does
+/// nothing would be taken to have done something. A configuration file is for all kinds.
 void expect_options(Kind kind, const ProbeSettings& own, const Settings& settings) {
     struct Use {
-        std::string_view option, kinds;
+        std::string_view option, kinds, probes = {};  // empty: all
     };
     constexpr Use uses[] = {{"plan", "capture"},
                             {"causal", "capture"},
                             {"scale", "capture"},
                             {"softcap", "capture"},
                             {"allow", "capture"},
-                            {"terms", "capture"},
-                            {"row", "capture"},
-                            {"tolerance", "capture"},
+                            {"terms", "capture", "similarity"},
+                            {"row", "capture", "output-error"},
+                            {"tolerance", "capture", "saturation"},
                             {"heads", "capture, run"},
-                            {"window", "capture, run"},
-                            {"directions", "capture, checkpoint"},
-                            {"rise", "run"},
-                            {"margin", "run"}};
-    for (const Use& use : uses)
+                            {"window", "capture, run", "coherence"},
+                            {"directions", "capture, checkpoint", "similarity, directions"},
+                            {"rise", "run", "early-warning"},
+                            {"margin", "run", "early-warning"}};
+    for (const Use& use : uses) {
         if (settings.given(use.option) && use.kinds.find(name(kind)) == std::string_view::npos)
             throw RequestError(fmt::format("{}: means nothing for a {} ({}): expected files of kind {}",
                                            settings.where(use.option), name(kind),
                                            escaped(own.files.front(), own.files.front().size()), use.kinds));
+        const auto reads = [&](const std::string& probe) { return use.probes.find(probe) != std::string_view::npos; };
+        if (settings.given(use.option) && !use.probes.empty() && !own.probes.empty() &&
+            std::ranges::none_of(own.probes, reads))
+            throw RequestError(fmt::format("{}: means nothing with {} {}: expected it with the probe {}",
+                                           settings.where(use.option), settings.where("probe"),
+                                           fmt::join(own.probes, ","), use.probes));
+    }
 }
 
 std::vector<probing::ProbeCapture> captures_of(std::vector<ProbedFile>& files, const ProbeSettings& own,

@@ -70,7 +70,7 @@ void expect_interventions_met(const std::vector<std::string>& sources, const std
     for (const std::string& word : interventions)
         if (any_source && !any_fault && repairs(parse_intervention(word)))
             throw RequestError(fmt::format(
-                "{}: meets no source with a fault, which it would end (a plan is none): expected one, or it not",
+                "{}: meets no source with a fault, which it would end (a plan is none): expected such a source, or another intervention",
                 in_quotes(word)));
     if (any_source) return;
     for (const std::string& word : interventions)

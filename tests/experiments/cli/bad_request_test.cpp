@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <tuple>
+
 #include <faultline/tensor/safetensors.hpp>
 
 #include "bad_input.hpp"
@@ -136,6 +138,17 @@ TEST(BadRequest, WhatMeansNothing) {
                 HasSubstr("with --list expected a name that ends in .h5"));
     EXPECT_THAT(refused("generate", {"--maximize", "o_cast", "--dtype", "float16"}),
                 HasSubstr("--dtype: means nothing without -o"));
+    for (const auto& [option, value, probe] : {std::tuple("--terms", "8", "similarity"),
+                                               {"--directions", "2", "similarity, directions"},
+                                               {"--row", "1", "output-error"},
+                                               {"--tolerance", "0.1", "saturation"},
+                                               {"--window", "3", "coherence"}})
+        EXPECT_THAT(
+            refused("probe", {file, "--probe", "conservation,invariance", option, value}),
+            HasSubstr(std::string(option) +
+                      ": means nothing with --probe conservation,invariance: expected it with the probe " + probe));
+    const Outcome read = run_program({"probe", file, "--probe", "conservation,saturation", "--tolerance", "0.1"});
+    EXPECT_EQ(read.status, 0) << read.err;
     // A file of settings may be meant for other calls too.
     folder.write("run.toml", "[plans]\nforce = true\n");
     EXPECT_EQ(run_program({"plans", "--config", folder / "run.toml"}).status, 0);

@@ -218,7 +218,9 @@ TEST_F(Train, ADamagedCheckpointIsRefused) {
         EXPECT_EQ(damaged.status, 2) << at;
         EXPECT_THAT(damaged.err, HasSubstr("run.checkpoint.safetensors: checksum: is not that of what the file holds"));
     }
-    EXPECT_EQ(run_program({"probe", checkpoint, "--probe", "spectra"}).status, 2);
+    const Outcome probed = run_program({"probe", checkpoint, "--probe", "directions"});
+    EXPECT_EQ(probed.status, 2);
+    EXPECT_THAT(probed.err, HasSubstr("checksum: is not that of what the file holds"));
     folder.write("run.checkpoint.safetensors", whole);
     EXPECT_EQ(train("12", {"--resume", run}).status, 0);
 }
