@@ -130,6 +130,9 @@ void check_run(const TrainCommand& own, const Invocation& call, const gpt::Train
         if (step < 0 || step >= config.steps)
             throw RequestError(fmt::format("{}: step {}: expected steps of the run, 0 to {}", settings.where("capture"),
                                            step, config.steps - 1));
+    if (settings.given("capture-sequences") && own.capture_sequences > config.batch)
+        throw RequestError(fmt::format("{}: {}: expected at most the batch, {}", settings.where("capture-sequences"),
+                                       own.capture_sequences, config.batch));
     if (ranks == 1) return;
     if (on_device)
         (void)gpt::micro_batches_of_a_rank(ranks, config);

@@ -83,6 +83,10 @@ TEST_F(Train, CapturesAreReadByAttribute) {
     const Outcome beyond = train("4", {"--capture", "4", "-o", folder / "beyond.h5"});
     EXPECT_EQ(beyond.status, 2);
     EXPECT_THAT(beyond.err, HasSubstr("--capture: step 4: expected steps of the run, 0 to 3"));
+    const Outcome more = train("4", {"--capture", "1", "--capture-sequences", "99", "-o", folder / "more.h5"});
+    EXPECT_EQ(more.status, 2);
+    EXPECT_THAT(more.err, HasSubstr("--capture-sequences: 99: expected at most the batch, "));
+    EXPECT_FALSE(std::filesystem::exists(folder / "more.h5"));
 }
 
 TEST_F(Train, RequestsThatAreWrongAreOneSentenceAndStatus2) {
