@@ -93,15 +93,23 @@ def steps(build, torch, sanitizer):
              "FlashAttention-2, no faster than the step backward, and cuDNN", rate, ahead_of=("backward", not_slower)),
         Step("recorder", "table: recorder", [f"{build}/bench/tensor_kernel/tensor_recorder_bench"], 60,
              "at most 2 times on every tile, 1.03 on 1%", r"recorder on ([\d.e-]+): .* ([\d.]+) times", recorder_holds),
+        Step("bits-64", "1 bits at d 64, no mask", [speed, "--plan", ",".join(PRESETS), "--n", "1000", "--heads", "8", "--d", "64",
+                                                    "--non-causal", "--repeat", "1", "--cpu-threads", str(os.cpu_count())], 120,
+             "0 differ", r"plan (\S+),(?:.|\n)*?; (\d+) of", lambda plan, differ: differ == 0),
     ]
     tool = Path(sanitizer or "--sanitizer FOLDER") / "compute-sanitizer"
     small = [program, "selftest", "--device", "cuda", "--parts", "plans,truth", "--families", "benign", "--queries", "72", "--heads",
              "2", "--head-dim", "32"]
+    # Head sizes of the kernels that keep gradients in registers: by Hopper's unit in groups of 16 and of eight, by Ampere's rule, of e4m3.
+    registers = [speed, "--plan", "fa2,efficient,fa1,fa3-fp8", "--heads", "1", "--repeat", "1", "--cpu-threads", "0"]
     launches = [tensor_test, "--gtest_filter=TensorRecorderLaunches.LeaveTheirCounters*:TensorAltered.ForwardsAre*"]
     for check in ("memcheck", "initcheck", "synccheck", "racecheck"):
         zero = r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard"
         wanted.append(Step(check, "sanitizers", [str(tool), "--tool", check, *small], 120, "nothing found", zero,
                            lambda errors, hazards=0: errors == hazards == 0))
+        for n, d in (("200", "64"), ("130", "128")):
+            wanted.append(Step(f"{check}-{d}", "sanitizers", [str(tool), "--tool", check, *registers, "--n", n, "--d", d], 120,
+                               "nothing found", zero, lambda errors, hazards=0: errors == hazards == 0))
     wanted.append(Step("memcheck-tensor", "sanitizers", [str(tool), "--tool", "memcheck", *launches], 120, "nothing found",
                        r"ERROR SUMMARY: (\d+) error", lambda errors: errors == 0))
     recorders = [tensor_test, "--gtest_filter=TensorRecorder.LooksAt*:TensorBackwardRecorder.SamplesKeyTiles:*AreTheSameInAGraph"]

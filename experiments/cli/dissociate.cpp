@@ -105,9 +105,9 @@ Status run(const DissociateSettings& own, const Invocation& call) {
     MatrixConfig config = matrix_config(own, call.settings, data);
     const DeviceTrainers on_device;
     const bool device = call.common.device == "cuda";
+    expect_device(call);
     if (device && !gpt::device_trainer_is_built())
         throw WorkError("device cuda: this build has no device back end: expected one configured with the preset cuda");
-    expect_device(call);
     if (device) config.trainers = &on_device;
     const std::string& output = call.common.output;
     const int at_once = device ? runs_on_a_card(config, call.common.threads)

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include <faultline/device/hidden_pairs.hpp>
 #include <faultline/emulated/bf16_groups.hpp>
 
 namespace faultline::device {
@@ -57,6 +58,8 @@ std::optional<GradientRequest> gradient_request(const emulated::FlatPlan& plan, 
     g.dq = cut_of(Site::dq_accumulate), g.dk = cut_of(Site::dk_accumulate), g.dv = cut_of(Site::dv_accumulate);
     g.c = x.scales.bwd_exponent, g.gradient = x.scales.gradient, g.log2e = x.scales.log2e;
     g.natural = s.scale_at == ScaleAt::scores ? x.scales.natural : 1.0;
+    g.largest_hidden =
+        largest_of_hidden_pairs(plan[Site::ds].format, plan[Site::dp_accumulate].format, plan[Site::dp_cast].format);
     g.to_log2 = s.bwd_exp_base == ExpBase::two;
     g.scaled_before = s.scale_at != ScaleAt::exponent;
     g.scales = g.scaled_before && (g.natural != 1.0 || g.to_log2);

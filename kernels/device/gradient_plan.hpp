@@ -25,6 +25,7 @@ struct GradientPlan {
     Cut s_accumulate, s_cast, s_scale, argument, exp, dp_accumulate, dp_cast, p_cast, ds, ds_cast, ds_scaled;
     Cut dq, dk, dv;
     double c, natural, log2e, gradient;
+    double largest_hidden;  ///< largest_of_hidden_pairs()
     bool scales, to_log2, scaled_before, reference_is_scaled, reference_in_sum, subtracts_first, fused, in_fp32;
     bool by_unit, base_two, delta_in_sum, ds_of_cast_p, scales_ds, scales_cast_ds;
     bool causal, dq_added, dkv_added;

@@ -6,6 +6,7 @@
 #include <faultline/base/cuda_status.cuh>
 #include <faultline/device/gradient_plan.hpp>
 #include <faultline/device/gradient_tile.cuh>
+#include <faultline/device/hidden_pairs.hpp>
 
 namespace faultline::device {
 
@@ -20,6 +21,51 @@ inline constexpr int blocks_at_once = 2;  ///< on a multiprocessor
 
 [[maybe_unused]] __device__ __forceinline__ int smaller(int a, int b) { return a < b ? a : b; }
 
+/// Adds the largest absolute value of x to *largest, as its bits; false where an element is not finite.
+__device__ bool are_finite(const View<const double>& x, unsigned long long* largest) {
+    bool finite = true;
+    double mine = 0;
+    for (std::ptrdiff_t i = threadIdx.x; i < x.rows * x.cols; i += blockDim.x) {
+        const double size = fabs(x.row(i / x.cols)[i % x.cols]);
+        finite = finite && size <= DBL_MAX;
+        mine = fmax(mine, size);
+    }
+    atomicMax(largest, static_cast<unsigned long long>(__double_as_longlong(mine)));  // in order, of numbers from 0 on
+    return finite;
+}
+
+/// Opens the heads of which hidden pairs may be no zeros (hidden_pairs.hpp). A block for each.
+__global__ void __launch_bounds__(threads)
+    open_heads(GradientPlan g, const HeadProblem* problems, const BackwardRows* all_rows, int* open) {
+    __shared__ unsigned long long largest[5];
+    const HeadProblem& x = problems[blockIdx.x];
+    if (threadIdx.x < 5) largest[threadIdx.x] = 0;
+    __syncthreads();
+    const View<const double> delta{all_rows[blockIdx.x].delta, 1, g.n_q, g.n_q};
+    bool finite = true;
+    const View<const double>* const all[] = {&x.dout, &x.v, &delta, &x.q, &x.k};
+    for (int i = 0; i < 5; ++i) finite = are_finite(*all[i], &largest[i]) && finite;
+    const bool all_finite = __syncthreads_and(finite) != 0;
+    if (threadIdx.x != 0) return;
+    const auto size = [&](int i) { return __longlong_as_double(static_cast<long long>(largest[i])); };
+    if (!all_finite ||
+        !hidden_pairs_are_zeros(g.largest_hidden, static_cast<double>(x.v.cols), size(0), size(1), size(2)))
+        open[blockIdx.x] = 1;
+}
+
+/// Blocks that a head's rows, or keys, have, each of 64.
+__host__ __device__ constexpr int blocks_of(int n) { return (n + side - 1) / side; }
+
+struct BlockPlace {
+    std::ptrdiff_t head;
+    int of_head;  ///< which of the head's blocks
+};
+/// In one axis of the grid: another has room for 65,535 heads only.
+[[maybe_unused]] __device__ __forceinline__ BlockPlace place_of_block(int n) {
+    const auto blocks = static_cast<unsigned>(blocks_of(n));
+    return {static_cast<std::ptrdiff_t>(blockIdx.x / blocks), static_cast<int>(blockIdx.x % blocks)};
+}
+
 /// dk and dv of 64 keys of a head.
 template <Products products, int d>
 __global__ void __launch_bounds__(threads, blocks_at_once)
@@ -27,9 +73,10 @@ __global__ void __launch_bounds__(threads, blocks_at_once)
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ == 900
     extern __shared__ double2 memory[];
     auto& m = *reinterpret_cast<Shared<d>*>(memory);
-    const HeadProblem& x = problems[blockIdx.y];
-    const BackwardRows& r = all_rows[blockIdx.y];
-    const int key0 = static_cast<int>(blockIdx.x) * side, keys = smaller(side, g.n_k - key0);
+    const auto [head, of_head] = place_of_block(g.n_k);
+    const HeadProblem& x = problems[head];
+    const BackwardRows& r = all_rows[head];
+    const int key0 = of_head * side, keys = smaller(side, g.n_k - key0);
     bool usual = true;
     load<products, d>(x.k, key0, keys, m.k, usual);
     load<products, d>(x.v, key0, keys, m.v, usual);
@@ -67,7 +114,7 @@ __global__ void __launch_bounds__(threads, blocks_at_once)
         store<products, d>(dk, r.dk, key0, g.dk, false, true, usual);
         store<products, d>(dv, r.dv, key0, g.dv, false, true, usual);
     }
-    if (!usual) open[blockIdx.y] = 1;
+    if (!usual) open[head] = 1;
 #endif
 }
 
@@ -79,10 +126,11 @@ __global__ void __launch_bounds__(threads, blocks_at_once)
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ == 900
     extern __shared__ double2 memory[];
     auto& m = *reinterpret_cast<Shared<d>*>(memory);
-    const HeadProblem& x = problems[blockIdx.y];
-    const BackwardRows& r = all_rows[blockIdx.y];
-    const int row0 = static_cast<int>(gridDim.x - 1 - blockIdx.x) * side, rows = smaller(side, g.n_q - row0);
-    bool usual = keys_open[blockIdx.y] == 0;
+    const auto [head, of_head] = place_of_block(g.n_q);
+    const HeadProblem& x = problems[head];
+    const BackwardRows& r = all_rows[head];
+    const int row0 = (blocks_of(g.n_q) - 1 - of_head) * side, rows = smaller(side, g.n_q - row0);
+    bool usual = keys_open[head] == 0;
     load<products, d>(x.q, row0, rows, m.q, usual);
     load<products, d>(x.dout, row0, rows, m.dout, usual);
     load_rows<products, d>(g, r, row0, rows, m, usual);
@@ -112,7 +160,7 @@ __global__ void __launch_bounds__(threads, blocks_at_once)
         first = false;
     }
     if (!g.dq_added || first) store<products, d>(dq, r.dq, row0, g.dq, false, true, usual);
-    if (!usual) open[blockIdx.y] = 1;
+    if (!usual) open[head] = 1;
 #endif
 }
 template <class Kernel, class... Arguments>
@@ -120,8 +168,7 @@ void start(Kernel kernel, std::size_t shared, int blocks, std::size_t heads, cud
            const Arguments&... arguments) {
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
                "setting the kernel up");
-    kernel<<<dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(heads)), threads, shared, stream>>>(
-        arguments...);
+    kernel<<<static_cast<unsigned>(static_cast<std::size_t>(blocks) * heads), threads, shared, stream>>>(arguments...);
     check_cuda(cudaGetLastError(), "starting the kernel");
 }
 
@@ -129,13 +176,15 @@ template <Products products, int d>
 const int* start_part(const GradientPlan& g, const emulated::BackwardJob& job, std::size_t heads, int* open,
                       cudaStream_t stream) {
     int* const of_queries = open + heads;
-    if (job.part == BackwardPart::key) {
-        start(key_gradients<products, d>, sizeof(Shared<d>), (g.n_k + side - 1) / side, heads, stream, g, job.problems,
-              job.rows, open);
+    if (job.part == BackwardPart::key) {  // the first
+        open_heads<<<static_cast<unsigned>(heads), threads, 0, stream>>>(g, job.problems, job.rows, open);
+        check_cuda(cudaGetLastError(), "starting the kernel");
+        start(key_gradients<products, d>, sizeof(Shared<d>), blocks_of(g.n_k), heads, stream, g, job.problems, job.rows,
+              open);
         return open;
     }
-    start(query_gradients<products, d>, sizeof(Shared<d>), (g.n_q + side - 1) / side, heads, stream, g, job.problems,
-          job.rows, open, of_queries);
+    start(query_gradients<products, d>, sizeof(Shared<d>), blocks_of(g.n_q), heads, stream, g, job.problems, job.rows,
+          open, of_queries);
     return of_queries;
 }
 template <Products products>

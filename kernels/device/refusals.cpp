@@ -42,7 +42,7 @@ std::size_t memory_limit() {
     const auto [end, error] = std::from_chars(words.data(), words.data() + words.size(), mib);
     if (error != std::errc() || end != words.data() + words.size() || mib < 1 || mib > (1LL << 40))
         throw RequestError("FAULTLINE_DEVICE_MIB: " + in_quotes(words) +
-                           ": expected the MiB of the card's memory that may be used, 1 or more");
+                           ": expected the MiB of the card's memory that may be used, 1 to 1099511627776");
     return static_cast<std::size_t>(mib) << 20;
 }
 

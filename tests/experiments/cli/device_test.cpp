@@ -82,7 +82,7 @@ TEST_F(DeviceRefusal, ALimitThatIsNoNumber) {
         const Outcome outcome = outcome_of(command, {{"FAULTLINE_DEVICE_MIB", text}});
         EXPECT_EQ(outcome.status, 2) << text;
         EXPECT_EQ(outcome.err, "faultline " + command.front() + ": FAULTLINE_DEVICE_MIB: \"" + text +
-                                   "\": expected the MiB of the card's memory that may be used, 1 or more\n");
+                                   "\": expected the MiB of the card's memory that may be used, 1 to 1099511627776\n");
         EXPECT_THAT(folder.files(), ElementsAre("capture.safetensors"));
     };
     for (const std::string text : {"0", "12GiB", " 7", "99999999999999999999"}) expect_said(commands.front(), text);
@@ -98,6 +98,9 @@ TEST_F(DeviceRefusal, AWrongRequestIsSaidBeforeAMissingCard) {
         {{"attribute", capture, "--softcap", "-1"}, "--softcap: -1: expected"},
         {{"attribute", capture, "--correction", "nothing"}, "--correction: correction \"nothing\""},
         {{"attribute"}, "CAPTURE: is missing"},
+        {{"attribute", capture, "-o", "nowhere/a.h5"}, "nowhere/a.h5: folder \"nowhere\" does not exist"},
+        {{"train", "-o", "nowhere/a.h5"}, "nowhere/a.h5: folder \"nowhere\" does not exist"},
+        {{"dissociate", "-o", "nowhere/a.h5"}, "nowhere/a.h5: folder \"nowhere\" does not exist"},
         {{"identify", capture, "-o", "plan.txt"}, "plan.txt\": expected a name"},
         {{"identify", capture, "--allow", "all"}, "--allow: \"all\""},
         {{"bisect", capture}, "--until: is missing"},

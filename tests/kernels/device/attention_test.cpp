@@ -15,6 +15,7 @@
 #include <faultline/plan/presets.hpp>
 
 #include "heads.hpp"
+#include "hidden_heads.hpp"
 
 namespace faultline {
 namespace {
@@ -130,6 +131,12 @@ TEST_F(DeviceAttention, GradientsOfUnusualHeads) {
     heads[6].k.values.back() = 0x1p100;
     for (const char* const name : {"fa2", "efficient", "fa1", "repo-2510.04212", "thunderkittens"})
         expect_bits_of_the_processor(heads, name);
+}
+
+/// 0 times infinity in pairs that the mask hides (hidden_pairs.hpp).
+TEST_F(DeviceAttention, GradientsOfHiddenInfinities) {
+    for (const char* const name : {"fa2", "efficient", "fa1", "repo-2510.04212", "thunderkittens"})
+        for (const Head& head : testing::heads_with_hidden_infinities()) expect_bits_of_the_processor({head}, name);
 }
 
 /// Which of them are left to the other kernel is counted, and so are blocks of products that are no unit's.

@@ -52,7 +52,7 @@ TEST(Refusals, MemoryLimit) {
         } catch (const RequestError& error) {
             EXPECT_EQ(std::string(error.what()),
                       "FAULTLINE_DEVICE_MIB: \"" + std::string(text) +
-                          "\": expected the MiB of the card's memory that may be used, 1 or more");
+                          "\": expected the MiB of the card's memory that may be used, 1 to 1099511627776");
         }
 }
 
