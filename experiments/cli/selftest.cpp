@@ -19,6 +19,7 @@
 #include <faultline/cli/selftest_sides.hpp>
 #include <faultline/cli/terminal.hpp>
 #include <faultline/device/device.hpp>
+#include <faultline/device/refusals.hpp>
 #include <faultline/generation/family.hpp>
 #include <faultline/plan/nearest_name.hpp>
 #include <faultline/plan/presets.hpp>
@@ -138,8 +139,8 @@ Status run(const Invocation& call, const Wanted& wanted) {
     if (on == "cuda") {
         info = device::info();
         if (call.talks())
-            remark(fmt::format("{}, compute capability {}.{}, {:.0f} GiB", info.name, info.major, info.minor,
-                               static_cast<double>(info.memory) * 0x1p-30));
+            remark(fmt::format("{}, compute capability {}.{}, {}", info.name, info.major, info.minor,
+                               device::memory_text(info.memory)));
     }
     watch_for_interrupts();
     InputShape shape;
