@@ -5,11 +5,13 @@ import shutil
 import subprocess
 
 import h5py
+import matplotlib.colors
 import matplotlib.figure
 import matplotlib.text
 import numpy as np
 import pytest
 import xarray as xr
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import faultline
 from faultline.figures import draw, figures
@@ -224,6 +226,79 @@ def test_the_marks_of_seeds_are_the_outcomes(dissociation):
             np.testing.assert_array_equal(marks.get_ydata(), found[np.isfinite(found)])
     low, high = drawn.axes[2].get_ylim()
     assert sum(low <= tick <= high for tick in drawn.axes[2].get_yticks()) >= 2  # of losses 1.0 to 1.4 times the control's, say
+
+
+def outcomes(ratios, interventions):
+    """A dissociation of one seed as far as the matrix reads it: two sources, one runaway where the ratio is above 2."""
+    ratios = np.array(ratios, float)[..., None]
+    dims = ("source", "intervention", "seed")
+    verdict = np.where(np.isfinite(ratios), ratios > 2, np.nan)
+    data = {"sigma_ratio": (dims, ratios), "runaway": (dims, verdict), "loss_failed": (dims, 0 * verdict)}
+    outcome = xr.Dataset(data, {"source": ["none", "delta:fixed:1", "ds:fixed:1"], "intervention": interventions, "seed": [0]})
+    return xr.DataTree.from_dict({"/": xr.Dataset(attrs={"sigma_ratio": 2.0}), "/outcome": outcome})
+
+
+def test_colours_of_a_matrix_are_the_same_ratios_in_every_file():
+    healthy = outcomes([[1, 1], [1.07, 0.9], [0.8, 1.0]], ["none", "project"])
+    failed = outcomes([[1] * 5, [7.9, 1.07, 2, 90, 0.1], [3, 1, 1, 1, np.nan]], ["none", "project", "qk_norm", "guard", "repair"])
+    images = []
+    for tree in (healthy, failed):
+        (drawn,) = draw("matrix", tree)
+        (image,) = drawn.axes[0].get_images()
+        assert (image.norm.vmin, image.norm.vmax) == (0.2, 20) and image.norm(2.0) == pytest.approx(0.5)
+        assert "above the limit, 2" in drawn.axes[1].get_ylabel()
+        assert ("not run" in drawn.axes[1].get_ylabel()) == (tree is failed)
+        assert {2, 20} <= set(drawn.axes[1].get_yticks())
+        images.append(image)
+        for text in drawn.axes[0].texts:  # contrast by WCAG 2.1: 4.5 and more for text of this size
+            column, row = text.get_position()
+            value = image.get_array()[row, column]
+            assert bool(text.get_text()) == bool(np.isfinite(value))
+            if not text.get_text():
+                continue
+            ground, ink = (luminance(colour) for colour in (image.cmap(image.norm(value)), text.get_color()))
+            assert (max(ground, ink) + 0.05) / (min(ground, ink) + 0.05) >= 4.5, text.get_text()
+    colour = [image.cmap(image.norm(1.07)) for image in images]
+    assert colour[0] == colour[1] and colour[0][2] > colour[0][0]  # blue: below the limit
+    red = images[1].cmap(images[1].norm(7.9))
+    assert red[0] > red[2]
+
+
+def luminance(colour):
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in matplotlib.colors.to_rgb(colour)]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_no_line_of_the_channel_hides_another_and_each_has_its_control():
+    runs = {("none", "none"): 1.0, ("none", "qk_norm"): 1.5, ("ds:fixed:1", "none"): 4, ("ds:fixed:1", "qk_norm"): 1.6, ("ds:fixed:1", "guard"): 4}
+    sigma = np.array([np.geomspace(0.5, end, 6) for end in runs.values()])
+    names = {"source": ("run", [s for s, _ in runs]), "intervention": ("run", [i for _, i in runs]), "seed": ("run", [0] * 5)}
+    tree = xr.DataTree.from_dict({"/series": xr.Dataset({"sigma_q": (("run", "step"), sigma), **names}, {"step": range(6)})})
+    (drawn,) = draw("channel", tree)
+    lines = drawn.axes[0].get_lines()
+    by_name = {line.get_label(): line for line in lines}
+    below, above = by_name["none"], by_name["guard"]
+    assert lines.index(below) < lines.index(above) and below.get_linewidth() > 2 * above.get_linewidth()
+    assert by_name["qk_norm"].get_linewidth() == above.get_linewidth()
+    (control,) = [line for line in lines if line.get_ydata()[-1] == 1.5]
+    assert control.get_color() == by_name["qk_norm"].get_color() and control.get_linestyle() != by_name["qk_norm"].get_linestyle()
+    (legend,) = drawn.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["no fault", "none", "qk_norm", "guard", "no fault, with the intervention"]
+
+
+def test_each_panel_of_a_fault_has_a_legend_of_its_own(runs):
+    (drawn,) = draw("injected", faultline.open(runs[1]))
+    assert not drawn.legends
+    names = [[text.get_text() for text in axes.get_legend().get_texts()] for axes in drawn.axes]
+    assert names == [["rms", "|mean|", "rms asked for"], ["layer 0", "layer 1"]]
+    wide, _, asked = drawn.axes[0].get_lines()  # a multiplicative fault has the size that it was asked for: one on the other
+    assert asked.get_zorder() >= wide.get_zorder() and wide.get_linewidth() > asked.get_linewidth()
+    canvas = FigureCanvasAgg(drawn)
+    canvas.draw()
+    renderer = canvas.get_renderer()
+    for axes in drawn.axes:
+        over = axes.get_legend().get_window_extent(renderer)
+        assert not any(over.overlaps(other.yaxis.label.get_window_extent(renderer)) for other in drawn.axes)
 
 
 def test_what_a_probe_file_lacks_is_said_with_the_command_that_records_it(recorded, tmp_path, capsys):

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..files import NotRecorded
 from .registry import figure, need
-from .style import COLOURS, PAGE, POSITIVE, decades, distinct, new, row_of_axes, symlog
+from .style import COLOURS, PAGE, SIGNED, decades, distinct, ink, new, row_of_axes, symlog
 
 _RECORD = "faultline dissociate -o FILE.h5"
 
@@ -29,7 +29,7 @@ def _verdict(cell, short=False) -> str:
     return "\n".join(f"{what}\n{count}/{seeds}" if seeds > 1 else what for what, count in found) or "healthy"
 
 
-@figure("matrix", "dissociation", "sources against interventions: sigma_max(W_Q) over the control's, and the verdict")
+@figure("matrix", "dissociation", "sources against interventions: sigma_max(W_Q) over the control's beside the verdict's limit, and the verdict")
 def matrix(tree):
     data = _outcome(tree)
     sources = [s for s in data["source"].values if s != "none"]
@@ -38,19 +38,29 @@ def matrix(tree):
     # The square of a matrix that is not there for a fault (an intervention run only as a control) stays empty.
     interventions = [i for i in data["intervention"].values if np.isfinite(data["sigma_ratio"].sel(source=sources, intervention=i)).any()]
     ratio = data["sigma_ratio"].sel(source=sources, intervention=interventions).median("seed")
-    drawn, ((axis,),) = new(PAGE, max(2.6, 1.2 + (0.62 if data.sizes["seed"] > 1 else 0.42) * len(sources)))
-    shown = axis.imshow(np.log10(ratio.values), cmap=POSITIVE, aspect="auto", vmin=-0.3)
-    drawn.colorbar(shown, ax=axis, label="log10 of $\\sigma_{max}(W_Q)$\nover the control's", fraction=0.05)
-    middle = (shown.norm.vmin + shown.norm.vmax) / 2
+    drawn, ((axis,),) = new(PAGE, max(2.6, 1.2 + (0.7 if data.sizes["seed"] > 1 else 0.46) * len(sources)))
+    # The verdict's limit in the middle and a decade to each side in every file: colours of two pictures are the same ratios.
+    limit = float(tree.attrs["sigma_ratio"])
+    colours, norm = mpl.colormaps[SIGNED].with_extremes(bad="0.85"), mpl.colors.LogNorm(limit / 10, limit * 10)
+    shown = axis.imshow(ratio.values, cmap=colours, aspect="auto", norm=norm)
+    bar = drawn.colorbar(shown, ax=axis, fraction=0.05, extend="both", ticks=limit * np.array([0.1, 0.25, 0.5, 1, 2.5, 5, 10]),
+                         format=mpl.ticker.FormatStrFormatter("%g"))
+    bar.ax.minorticks_off()
+    bar.ax.axhline(limit, color="black", lw=0.8)
+    absent = "\ngrey: not run" if ratio.isnull().any() else ""
+    bar.set_label(f"$\\sigma_{{max}}(W_Q)$ over the control's;\nred: above the limit, {limit:g}{absent}")
     short = len(interventions) > 7  # a word would run into the next cell
     if short:
         seeds = data.sizes["seed"]
-        axis.set_title("H healthy, R runaway, L loss" + (f"; the number: of {seeds} seeds" if seeds > 1 else ""), loc="left")
+        axis.set_title("H healthy, R runaway, L loss" + (f" (of {seeds} seeds)" if seeds > 1 else "") + "; below: the ratio", loc="left")
     for row, source in enumerate(sources):
         for column, intervention in enumerate(interventions):
             text = _verdict(data.sel(source=source, intervention=intervention), short)
-            dark = np.log10(ratio.values[row, column]) < middle
-            axis.text(column, row, text, ha="center", va="center", color="white" if dark else "black", fontsize=8)
+            value = ratio.values[row, column]
+            ground = colours(norm(value)) if np.isfinite(value) else colours.get_bad()
+            if text and np.isfinite(value):
+                text += f"\n{value:.3g}"
+            axis.text(column, row, text, ha="center", va="center", color=ink(ground), fontsize=8)
     axis.set_xticks(range(len(interventions)), interventions, rotation=30, ha="right")
     axis.set_yticks(range(len(sources)), sources)
     axis.spines[:].set_visible(False)
@@ -114,24 +124,45 @@ def channel(tree):
         raise NotRecorded(f"the file has no run with a fault; record it with: {_RECORD} --source SITE:LAW:MAGNITUDE")
     looks = dict(zip(map(str, interventions), distinct(len(interventions))))
     drawn, axes = row_of_axes(len(shown), height=2.1 + 0.06 * len(interventions), most=3, sharex=True)
+    seeds = data["seed"].values
+    sigma = data["sigma_q"]
+    with_controls = False
     for axis, source in zip(axes, shown):
-        for run in range(data.sizes["run"]):
-            if data["source"].values[run] not in (source, "none"):
-                continue
-            fault = data["source"].values[run] == source
-            name = str(data["intervention"].values[run])
-            if not fault and name != "none":
-                continue
-            colour, line = looks[name] if fault else ("0.6", "-")
-            label = (name if fault else "no fault") if data["seed"].values[run] == data["seed"].values.min() else None
-            axis.plot(data["step"], data["sigma_q"].isel(run=run), color=colour, ls=line, lw=0.9, label=label)
+        faults = [(name, run) for name in looks for run in _runs(data, source, name)]
+        for run in _runs(data, "none", "none"):
+            axis.plot(data["step"], sigma.isel(run=run), color="0.6", lw=0.9, label="no fault" if seeds[run] == seeds.min() else None)
+        for name in dict.fromkeys(name for name, _ in faults if name != "none"):
+            for run in _runs(data, "none", name):
+                axis.plot(data["step"], sigma.isel(run=run), color=looks[name][0], lw=0.9, ls=_CONTROL)
+                with_controls = True
+        for place, (name, run) in enumerate(faults):
+            # What later lines lie on along all its steps is as much wider, and shows on both sides of them.
+            covers = sum(seeds[later] == seeds[run] and _coincide(sigma.isel(run=run), sigma.isel(run=later)) for _, later in faults[place + 1 :])
+            colour, line = looks[name]
+            axis.plot(data["step"], sigma.isel(run=run), color=colour, ls=line, lw=0.9 + 1.8 * covers, label=name if seeds[run] == seeds.min() else None)
         axis.set_yscale("log")
         axis.set_title(source)
         axis.set_xlabel("step")
     for axis in axes[::3]:
         axis.set_ylabel("$\\sigma_{max}(W_Q)$")
-    drawn.legend(*_unique_handles(axes), loc="outside upper left", ncols=3)
+    handles, labels = _unique_handles(axes)
+    if with_controls:
+        handles.append(mpl.lines.Line2D([], [], color="0.3", lw=0.9, ls=_CONTROL))
+        labels.append("no fault, with the intervention")
+    if len(shown) < len(sources):
+        handles.append(mpl.lines.Line2D([], [], ls=""))
+        labels.append(f"(the first {len(shown)} of {len(sources)} sources)")
+    drawn.legend(handles, labels, loc="outside upper left", ncols=3)
     yield "", drawn
+
+
+_CONTROL = (0, (1, 1.5))  # dotted: what a run is compared with
+
+
+def _coincide(one, other) -> bool:
+    """Whether two series look like one line: nowhere a hundredth apart."""
+    one, other = one.values, other.values
+    return bool(np.allclose(one, other, rtol=0.01, atol=0, equal_nan=True) and np.isfinite(one).any())
 
 
 @figure("coherence", "dissociation", "sign coherence of the fault against its size, the outcome as colour")

@@ -186,24 +186,25 @@ def injected(tree):
     rms, mean = _series(data, "injected_rms", how), _series(data, "injected_mean", how)
     asked = _series(data, "injected_asked_rms", how)
     spread = [d for d in rms.dims if d != "step"]
-    drawn, ((left, right),) = new(PAGE, 2.2, columns=2)
-    left.plot(data["step"], asked.mean(spread), color="0.5", ls=":", label="rms asked for")
-    left.plot(data["step"], rms.mean(spread), label="rms realised")
-    left.plot(data["step"], np.abs(mean).mean(spread), label="|mean| realised")
+    drawn, ((left, right),) = new(PAGE, 2.5, columns=2)
+    left.plot(data["step"], rms.mean(spread), color=COLOURS[5], lw=2.2, label="rms")
+    left.plot(data["step"], np.abs(mean).mean(spread), color=COLOURS[3], label="|mean|")
+    left.plot(data["step"], asked.mean(spread), color="black", ls=":", label="rms asked for")  # often the same line
     left.set_yscale("log")
     left.set_ylabel("injected error,\nover the rms of the values")
     coherence = _series(data, "injected_step_coherence", how).mean([d for d in spread if d != "layer"])
     if "layer" in coherence.dims:
         _lines(right, coherence, "layer", "layer")
     else:
-        right.plot(data["step"], coherence)
+        right.plot(data["step"], coherence, label="all layers")
     right.set_ylim(-0.03, 1.05)
     right.set_ylabel("sign coherence over the steps\nwith an error so far")
-    handles = [*left.get_lines(), *right.get_lines()]
-    if "layer" in coherence.dims and coherence.sizes["layer"] > len(COLOURS):
-        handles = left.get_lines()
-        key_of(drawn, right, "layer", _keys(coherence, "layer"))
-    drawn.legend(handles=handles, loc="outside upper left", ncols=5, columnspacing=1, handlelength=1.2)
+    many = "layer" in coherence.dims and coherence.sizes["layer"] > len(COLOURS)
+    if many:
+        key_of(drawn, right, "layer", _keys(coherence, "layer"), [right])
+    # A legend over each panel: the colours of one mean nothing in the other.
+    for axis in (left,) if many else (left, right):
+        axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, columnspacing=1, handlelength=1.2, borderaxespad=0.2)
     for axis in (left, right):
         axis.set_xlabel("step")
     yield "", drawn

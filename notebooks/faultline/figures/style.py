@@ -132,6 +132,13 @@ def signed_norm(values):
     return mpl.colors.Normalize(-largest, largest)
 
 
+def ink(background):
+    """Black or white, whichever is read more easily on a colour: the larger contrast ratio of WCAG 2.1, at least 4.5."""
+    rgb = np.asarray(mpl.colors.to_rgb(background))
+    luminance = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4) @ [0.2126, 0.7152, 0.0722]
+    return "white" if 1.05 / (luminance + 0.05) > (luminance + 0.05) / 0.05 else "black"
+
+
 def percent(axis, which="x"):
     """Ticks in percent."""
     getattr(axis, f"{which}axis").set_major_formatter(mpl.ticker.FuncFormatter(lambda x, _: f"{100 * x:g}%"))
