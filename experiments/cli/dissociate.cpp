@@ -2,7 +2,9 @@
 // faultline dissociate: does training fail through the same channel wherever the error comes from, and does it survive if
 // only the channel is closed?
 #include <algorithm>
+#include <array>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 
 #include <fmt/format.h>
@@ -13,9 +15,12 @@
 #include <faultline/cli/device_trainers.hpp>
 #include <faultline/cli/terminal.hpp>
 #include <faultline/cli/train_settings.hpp>
+#include <faultline/cli/written_file.hpp>
+#include <faultline/dissociation/matrix_run.hpp>
 #include <faultline/dissociation/matrix_words.hpp>
 #include <faultline/dissociation/report.hpp>
 #include <faultline/dissociation/run_memory.hpp>
+#include <faultline/gpt/run.hpp>
 #include <faultline/gpt_device/device_trainer.hpp>
 #include <faultline/tensor/text.hpp>
 
@@ -98,11 +103,39 @@ std::string runs_folder(const std::string& output) {
     return (fs::path(output).parent_path() / fs::path(output).stem()).string() + ".runs";
 }
 
+bool is_hdf5(const fs::path& path) {
+    std::array<char, 8> begin{};
+    std::ifstream file(path, std::ios::binary);
+    return file.read(begin.data(), begin.size()) && std::string_view(begin.data(), 8) == "\x89HDF\r\n\x1a\n";
+}
+
+/// RequestError where the folder of the runs is that of another file, or a run would replace what the command reads.
+void expect_own_runs(const MatrixConfig& config, const Invocation& call) {
+    const std::string& output = call.common.output;
+    if (output.empty()) return;
+    const MatrixFiles files{.folder = runs_folder(output), .command_line = ""};
+    std::error_code error;
+    if (!fs::exists(files.folder, error)) return;
+    const fs::path folder = fs::path(output).parent_path();
+    for (const fs::directory_entry& entry : fs::directory_iterator(folder.empty() ? "." : folder, error))
+        if (entry.path().stem() == fs::path(output).stem() && entry.path().filename() != fs::path(output).filename() &&
+            entry.is_regular_file(error) && is_hdf5(entry.path()))
+            throw RequestError(fmt::format("{}: {}: {} has the runs of {}: expected a name that differs before the dot",
+                                           call.settings.where("output"), escaped(output, output.size()),
+                                           in_quotes(files.folder), in_quotes(entry.path().string())));
+    for (const RunPlan& plan : runs_of(config)) {
+        const std::string record = record_path(files, plan);
+        for (const std::string& path : {record, gpt::checkpoint_path(record)})
+            expect_writable(call.settings, "output", path, true);
+    }
+}
+
 Status run(const DissociateSettings& own, const Invocation& call) {
     watch_for_interrupts();
     const TrainData data = read_data(own.train, call.settings);
     end_if_interrupted();
     MatrixConfig config = matrix_config(own, call.settings, data);
+    expect_own_runs(config, call);
     const DeviceTrainers on_device;
     const bool device = call.common.device == "cuda";
     expect_device(call);

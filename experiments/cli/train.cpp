@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <set>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -15,6 +16,7 @@
 #include <faultline/cli/terminal.hpp>
 #include <faultline/cli/train_settings.hpp>
 #include <faultline/cli/train_summary.hpp>
+#include <faultline/cli/written_file.hpp>
 #include <faultline/dissociation/fault_hooks.hpp>
 #include <faultline/dissociation/fault_report.hpp>
 #include <faultline/dissociation/passed_faults.hpp>
@@ -28,6 +30,7 @@
 #include <faultline/ranks/ending.hpp>
 #include <faultline/ranks/errors.hpp>
 #include <faultline/ranks/sums.hpp>
+#include <faultline/tensor/partial_file.hpp>
 #include <faultline/tensor/text.hpp>
 
 namespace faultline::cli {
@@ -142,6 +145,21 @@ void check_run(const TrainCommand& own, const Invocation& call, const gpt::Train
             gpt::groups_of_batch(gpt::ParameterLayout(config.model).size(), config.batch, config.model.context));
 }
 
+/// RequestError where the checkpoint or a capture would replace what the command reads or, without --force, what is there.
+void expect_beside(const TrainCommand& own, const Invocation& call, int micro_steps) {
+    const bool resumes = !own.resume.empty();
+    const std::string& output = resumes ? own.resume : call.common.output;
+    if (output.empty()) return;
+    const std::set<std::int64_t> steps(own.capture.begin(), own.capture.end());
+    expect_writable_beside(call.settings, resumes ? "resume" : "output", gpt::there_beside(output, steps, micro_steps),
+                           resumes || call.common.force);
+    if (!resumes) PartialName(output).abandon();
+    // Names that are longer than the record's; of micro-batches the last.
+    for (const std::string& path : {gpt::checkpoint_path(output),
+                                    gpt::capture_path(output, steps.empty() ? 0 : *steps.rbegin(), micro_steps - 1)})
+        PartialName(path).abandon();
+}
+
 /// A run on the device, and what is to be said of it.
 std::unique_ptr<gpt::Training> on_device(const gpt::TrainConfig& config, const TrainData& data, const TrainCommand& own,
                                          const Invocation& call, FaultHooks& faults, gpt::StepHook* step,
@@ -204,6 +222,7 @@ Status run(const TrainCommand& own, const Invocation& call) {
     end_if_interrupted();
     gpt::TrainConfig config = train_config(own.train, settings, data, 1);
     expect_of_faults(settings, [&] { expect_faults_in_run(faults, config.model, config.steps); });
+    expect_beside(own, call, config.accumulate);
     const bool joined = call.group.ranks() != nullptr;
     const int rank_count = joined ? call.group.ranks()->size() : static_cast<int>(own.ranks),
               local = joined ? call.group.ranks()->local_size() : rank_count;

@@ -32,6 +32,14 @@ void expect_writable(const Settings& settings, std::string_view key, const std::
                                        settings.where(key), escaped(path, path.size())));
 }
 
+void expect_writable_beside(const Settings& settings, std::string_view key, const std::vector<std::string>& there,
+                            bool force) {
+    for (const std::string& path : there) {
+        expect_writable(settings, key, path, force);
+        PartialName(path).abandon();
+    }
+}
+
 namespace {
 
 /// Whether two outputs would be written under one name, however it is spelled: whole, or until they are whole.

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <faultline/cli/command.hpp>
 #include <faultline/tensor/partial_file.hpp>
@@ -14,6 +15,10 @@ namespace faultline::cli {
 /// RequestError where the file that the setting `key` names is one that the command reads, or exists and `force` is not
 /// given. Nothing where `path` is empty.
 void expect_writable(const Settings& settings, std::string_view key, const std::string& path, bool force);
+
+/// The same of files that are written beside that of the setting `key`, and are there already; or are no file.
+void expect_writable_beside(const Settings& settings, std::string_view key, const std::vector<std::string>& there,
+                            bool force);
 
 /// A text file that a setting names; where it names none, nothing happens.
 class WrittenText {

@@ -158,7 +158,16 @@ Found find_record(const std::string& path, const std::string& identity, const Ma
                   std::vector<StepSample>& samples) {
     if (path.empty() || !fs::exists(path)) return Found::nothing;
     const std::lock_guard lock(hdf5());
-    if (RecordReader(path).manifest().config_toml != identity) {
+    const auto is_of_this_run = [&] {
+        try {
+            return RecordReader(path).manifest().config_toml == identity;
+        } catch (const RequestError& error) {  // damaged
+            if (files.replace) return false;
+            throw RequestError(fmt::format("{}; {} makes the run anew", error.what(),
+                                           files.folder.empty() ? "removing it" : "--force, or removing it,"));
+        }
+    };
+    if (!is_of_this_run()) {
         if (files.replace) return Found::nothing;
         throw RequestError(fmt::format("{}: is the run of another configuration: expected that of this one, or {}",
                                        escaped(path, path.size()),

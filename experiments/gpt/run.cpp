@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <charconv>
 #include <chrono>
 #include <cmath>
 #include <filesystem>
@@ -139,10 +140,35 @@ std::string capture_path(const std::string& output, std::int64_t step, int micro
                            : fmt::format("{}.step{:06}-{}.safetensors", stem_of(output), step, micro_step);
 }
 
+std::vector<std::string> there_beside(const std::string& output, const std::set<std::int64_t>& steps,
+                                      std::int64_t micro_steps) {
+    std::vector<std::string> there;
+    std::error_code error;
+    if (fs::exists(fs::symlink_status(checkpoint_path(output), error))) there.push_back(checkpoint_path(output));
+    const std::string begin = fs::path(output).stem().string() + ".step", end = ".safetensors";
+    const fs::path folder = fs::path(output).parent_path();
+    for (const fs::directory_entry& entry : fs::directory_iterator(folder.empty() ? "." : folder, error)) {
+        const std::string name = entry.path().filename().string();
+        if (!name.starts_with(begin) || !name.ends_with(end) || name.size() < begin.size() + end.size()) continue;
+        const char* const last = name.data() + name.size() - end.size();
+        std::int64_t step = -1, micro_step = 0;
+        const auto [after, wrong] = std::from_chars(name.data() + begin.size(), last, step);
+        if (wrong != std::errc() || !steps.contains(step)) continue;
+        if (after != last && (*after != '-' || std::from_chars(after + 1, last, micro_step).ptr != last)) continue;
+        if (micro_step >= micro_steps) continue;
+        if (const std::string path = capture_path(output, step, static_cast<int>(micro_step));
+            fs::path(path).filename() == name)
+            there.push_back(path);
+    }
+    return there;
+}
+
 RunOutcome run(Training& trainer, const RunFiles& files, const std::function<void(const StepReport&)>& progress,
                const std::function<bool()>& cancelled) {
     const auto begin = std::chrono::steady_clock::now();
     std::optional<RunRecord> record;
+    std::error_code unknown;
+    const bool was_there = files.resume || fs::exists(files.output, unknown);
     together(files.ranks, [&] {
         prepare_captures(trainer, files);
         record = open_record(trainer, files);
@@ -158,7 +184,20 @@ RunOutcome run(Training& trainer, const RunFiles& files, const std::function<voi
         writer->drain();
         trainer.save(checkpoint_path(files.output));
     };
-    if (cancelled) trainer.cancel_when(cancelled, record.has_value());
+    // Where the disk refuses the first step there is nothing to go on from, and nothing shall be in the way of another try.
+    const auto write_or_remove = [&](const StepReport& report) {
+        try {
+            writer->write(report);
+        } catch (const WorkError&) {
+            if (report.step == 0 && !was_there) {
+                writer.reset();
+                record.reset();
+                std::error_code ignored;
+                fs::remove(files.output, ignored);
+            }
+            throw;
+        }
+    };
     while (!trainer.finished()) {
         const StepReport& report = trainer.step();
         if (trainer.abandoned()) {
@@ -170,7 +209,7 @@ RunOutcome run(Training& trainer, const RunFiles& files, const std::function<voi
             break;
         }
         const bool stop = any_together(files.ranks, [&] {
-            if (writer) writer->write(report);
+            if (writer) write_or_remove(report);
             if (progress) progress(report);
             const bool due = files.checkpoint_every > 0 && trainer.next_step() % files.checkpoint_every == 0;
             if (due && !trainer.finished()) save();

@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include <faultline/gpt/training.hpp>
 #include <faultline/record/manifest.hpp>
@@ -29,6 +30,10 @@ struct RunFiles {
 [[nodiscard]] std::string checkpoint_path(const std::string& output);
 /// FILE.step000100.safetensors: what `faultline attribute` reads. Of micro-batch m > 0: FILE.step000100-m.safetensors.
 [[nodiscard]] std::string capture_path(const std::string& output, std::int64_t step, int micro_step);
+/// Of what a run leaves beside its record, the files (or folders) that are there already: its checkpoint, and captures of `steps` of its
+/// first `micro_steps` micro-batches a step.
+[[nodiscard]] std::vector<std::string> there_beside(const std::string& output, const std::set<std::int64_t>& steps,
+                                                    std::int64_t micro_steps);
 
 enum class RunEnd : unsigned char {
     finished,

@@ -4,9 +4,11 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <climits>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -97,6 +99,9 @@ PartialName::PartialName(const std::string& path) : given_(escaped(path, path.si
                                        in_quotes(folder.string())));
     }
     partial_ = final_ + ".partial";
+    if (fs::path(partial_).filename().string().size() > NAME_MAX)
+        throw RequestError(fmt::format("{}: the name is too long: expected at most {} bytes", given_,
+                                       NAME_MAX - std::string_view(".partial").size()));
     const int existing = ::open(partial_.c_str(), O_WRONLY | O_CLOEXEC | O_NONBLOCK);
     if (existing >= 0) {
         const bool ours = lock(existing);

@@ -12,7 +12,7 @@ namespace faultline {
 class PartialName {
   public:
     /// RequestError when `path` exists and is not a regular file (renaming over a device would remove it) or its folder
-    /// does not exist; WorkError when another process holds NAME.partial locked, that is, is writing it. A symbolic link
+    /// does not exist, or the name is too long for a file system; WorkError when another process holds NAME.partial locked, that is, is writing it. A symbolic link
     /// is followed: what it points to is replaced, not the link; a link to nothing is refused.
     explicit PartialName(const std::string& path);
     ~PartialName();
