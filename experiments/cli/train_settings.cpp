@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <faultline/cli/train_settings.hpp>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <memory>
@@ -8,6 +9,7 @@
 #include <fmt/format.h>
 
 #include <faultline/base/error.hpp>
+#include <faultline/gpt/without_effect.hpp>
 #include <faultline/plan/nearest_name.hpp>
 #include <faultline/plan/presets.hpp>
 #include <faultline/tensor/text.hpp>
@@ -74,6 +76,9 @@ gpt::AttentionChoice layer_choice(const std::string& text, const TrainSettings& 
             const std::size_t comma = place.find(',');
             const int head = small_number(place.substr(0, comma));
             if (head < 0) refuse();
+            if (std::ranges::find(choice.heads, head) != choice.heads.end())
+                throw RequestError(fmt::format("{}: {}: head {}: is there twice: expected it once",
+                                               settings.where("layer-attention"), in_quotes(text), head));
             choice.heads.push_back(head);
             if (comma == std::string_view::npos) break;
             place.remove_prefix(comma + 1);
@@ -184,6 +189,50 @@ TrainData read_data(const TrainSettings& own, const Settings& settings) {
 
 namespace {
 
+/// check(), whose sentences begin with the field: where the field's value came from in its place.
+template <class Config>
+void check_as_given(const Config& config, const TrainSettings& own, const Settings& settings) {
+    try {
+        gpt::check(config);
+    } catch (const RequestError& error) {
+        const std::string_view said = error.what();
+        const std::string_view field = said.substr(0, said.find(':'));
+        // A plan for all layers is in range: it is one of --layer-attention's that is not.
+        const std::string_view key = field == "attention" && !own.layer_attention.empty() ? "layer-attention" : field;
+        throw RequestError(settings.where(key) + std::string(said.substr(field.size())));
+    }
+}
+
+/// A choice of attention that says what holds anyway, or that the others overrule.
+void expect_choices_met(const gpt::ModelConfig& model, const TrainSettings& own, const Settings& settings) {
+    const auto idle = gpt::choice_without_effect(model);
+    if (!idle) return;
+    const std::size_t for_all = model.attention.size() - own.layer_attention.size();  // 1 with --attention of a plan
+    const bool layers = *idle >= for_all;
+    throw RequestError(
+        fmt::format("{}: {}: does nothing: every head would run the same plan without it: expected none, or another",
+                    settings.where(layers ? "layer-attention" : "attention"),
+                    in_quotes(layers ? own.layer_attention[*idle - for_all] : own.attention)));
+}
+
+/// Settings of a file may be meant for runs of another length than the command line's.
+void expect_cosine_met(const gpt::TrainConfig& config, const Settings& settings) {
+    if (!config.schedule.cosine || gpt::cosine_falls(config.schedule, config.steps)) return;
+    const auto given = [&](const char* key) { return settings.given(key); };
+    const bool asked = given("schedule") || given("final-lr") ||
+                       (settings.in_file("schedule") && !given("steps") && !given("warmup") && !given("lr"));
+    if (!asked) return;
+    if (config.schedule.final_rate == config.schedule.learning_rate)
+        throw RequestError(
+            fmt::format("{}: {}: does nothing: is the learning rate, which the cosine would fall from: "
+                        "expected another, or --schedule constant",
+                        settings.where("final-lr"), config.schedule.final_rate));
+    throw RequestError(fmt::format(
+        "{}: cosine: does nothing: the warm-up leaves {} of {} steps, and the rate falls from the second of them on: "
+        "expected a shorter warmup, more steps, or the schedule constant",
+        settings.where("schedule"), std::max<std::int64_t>(0, config.steps - config.schedule.warmup), config.steps));
+}
+
 /// What would change nothing, where it was asked for.
 void refuse_unread(const TrainSettings& own, const Settings& settings) {
     if (own.data.empty()) settings.refuse_unread({"data-format"}, "without --data");
@@ -222,6 +271,10 @@ gpt::TrainConfig train_config(const TrainSettings& own, const Settings& settings
     c.validate_every = static_cast<int>(own.validate_every);
     c.validation_batches = static_cast<int>(own.validation_batches);
     c.threads = threads;
+    check_as_given(c.model, own, settings);
+    check_as_given(c, own, settings);
+    expect_choices_met(c.model, own, settings);
+    expect_cosine_met(c, settings);
     return c;
 }
 

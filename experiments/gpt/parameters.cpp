@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <stdexcept>
 
 #include <fmt/format.h>
@@ -34,12 +35,16 @@ void check(const ModelConfig& c) {
     at_least_one("vocab", c.vocabulary);
     if (c.width % c.heads != 0)
         throw RequestError(fmt::format("heads: {}: expected a divisor of the width {}", c.heads, c.width));
-    // Beyond these, in fp32, the cap or what is divided by it is 0 or infinite.
-    constexpr double least_cap = 1e-30, most_cap = 1e30;
+    // Below, the square that the gradient is divided by is 0 in fp32; above, the kernels' error of 2^-24 of the cap is of the size
+    // of the scores.
+    constexpr double least_cap = 1e-18, most_cap = 1e4;
     if (c.softcap != 0 && !(c.softcap >= least_cap && c.softcap <= most_cap))
         throw RequestError(
             fmt::format("softcap: {}: expected 0 for none, or {} to {}", c.softcap, least_cap, most_cap));
-    if (!(c.z_loss >= 0)) throw RequestError(fmt::format("z-loss: {}: expected 0 or more", c.z_loss));
+    if (c.z_loss != 0 &&
+        !(c.z_loss >= std::numeric_limits<float>::min() && c.z_loss <= std::numeric_limits<float>::max()))
+        throw RequestError(
+            fmt::format("z-loss: {}: expected 0, or a number that fp32 has, 1.2e-38 to 3.4e38", c.z_loss));
     for (const AttentionChoice& choice : c.attention) {
         if (choice.layer >= c.layers)
             throw RequestError(

@@ -25,20 +25,30 @@ void check(const TrainConfig& config) {
     expect("batch", config.batch, config.batch >= 1, "1 or more");
     expect("accumulate", config.accumulate, config.accumulate >= 1, "1 or more");
     expect("steps", config.steps, config.steps >= 1, "1 or more");
-    // Written so that NaN is refused.
-    const auto at_least_zero = [&](const char* field, double value) { expect(field, value, value >= 0, "0 or more"); };
-    const auto decay = [&](const char* field, double value) {
-        expect(field, value, value >= 0 && value < 1, "0 or more and below 1");
+    // The steps compute in fp32, where a number beyond its normal range is infinite, 0 or short of digits. Written so that NaN is
+    // refused.
+    const auto usable = [](double value) {
+        return value >= std::numeric_limits<float>::min() && value <= std::numeric_limits<float>::max();
     };
-    at_least_zero("lr", config.schedule.learning_rate);
-    at_least_zero("final-lr", config.schedule.final_rate);
-    at_least_zero("weight-decay", config.optimizer.weight_decay);
-    at_least_zero("clip", config.clip);
-    at_least_zero("qk-clip", config.qk_clip);
+    const auto in_range = [&](const char* field, double value) {
+        expect(field, value, value == 0 || usable(value), "0, or a number that fp32 has, 1.2e-38 to 3.4e38");
+    };
+    const auto decay = [&](const char* field, double value) {
+        expect(field, value, value == 0 || (usable(value) && static_cast<float>(value) < 1),
+               "0 or more and below 1, also as the number that fp32 has for it");
+    };
+    expect("lr", config.schedule.learning_rate,
+           config.schedule.learning_rate == 0 || usable(config.schedule.learning_rate),
+           "a number that fp32 has, 1.2e-38 to 3.4e38");
+    in_range("final-lr", config.schedule.final_rate);
+    in_range("weight-decay", config.optimizer.weight_decay);
+    in_range("clip", config.clip);
+    in_range("qk-clip", config.qk_clip);
     decay("beta1", config.optimizer.beta1);
     decay("beta2", config.optimizer.beta2);
     decay("momentum", config.optimizer.momentum);
-    expect("epsilon", config.optimizer.epsilon, config.optimizer.epsilon > 0, "more than 0");
+    expect("epsilon", config.optimizer.epsilon, usable(config.optimizer.epsilon),
+           "more than 0, a number that fp32 has, 1.2e-38 to 3.4e38");
 }
 
 Windows training_windows(const TrainConfig& config, const TokenData& data, const WindowOrder& order, std::int64_t step,

@@ -239,7 +239,8 @@ TEST_F(Train, ARefusedResumeSpeaksOfSettingsAsTheCommandHasThem) {
             "optimizer: the checkpoint is of a run with adamw: expected muon, as this command asks for");
     refused("fast.h5", {"--precision", "fp32"}, "precision: the checkpoint is of a run with bf16: expected fp32");
     refused("fast.h5", {"--qk-norm", "learned"}, "qk-norm: the checkpoint is of a run with none: expected learned");
-    refused("fast.h5", {"--schedule", "cosine"}, "schedule: the checkpoint is of a run with constant: expected cosine");
+    refused("fast.h5", {"--schedule", "cosine", "--steps", "9"},
+            "schedule: the checkpoint is of a run with constant: expected cosine");
     refused("fast.h5", {"--attention", "fa2"},
             "attention: the checkpoint is of a run with fast in every layer: expected fa2 in every layer");
     refused("fast.h5", {"--layer-attention", "0/1=fa2"}, "expected fa2 in heads [1] of layer 0");

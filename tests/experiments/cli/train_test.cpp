@@ -106,7 +106,20 @@ TEST_F(Train, RequestsThatAreWrongAreOneSentenceAndStatus2) {
     refused({"--data", folder / "train.bin", "--vocab", "50000"}, "token 50736 at position 0: expected ids below");
     refused({"--attention", "fa9"}, "fa9");
     refused({"--layer-attention", "one=fa2"}, "LAYER=PLAN");
-    refused({"--layer-attention", "4=fa2"}, "layer 4");
+    refused({"--layer-attention", "4=fa2"}, "--layer-attention: layer 4");
+    // What would do nothing, or is there twice.
+    refused({"--layer-attention", "0=fast"}, "--layer-attention: \"0=fast\": does nothing");
+    refused({"--layer-attention", "0/0=fa2", "--layer-attention", "0=math"}, "\"0/0=fa2\": does nothing");
+    refused({"--layer-attention", "0/0,0=fa2"}, "\"0/0,0=fa2\": head 0: is there twice: expected it once");
+    refused({"--layer-attention", "0=fa2", "--attention", "fa2"}, "--attention: \"fa2\": does nothing");
+    refused({"--layer-attention", "0=fa2", "--attention", "math"}, "--attention: \"math\": does nothing");
+    refused({"--schedule", "cosine", "--warmup", "2"},
+            "--schedule: cosine: does nothing: the warm-up leaves 1 of 3 steps");
+    refused({"--schedule", "cosine", "--warmup", "0", "--lr", "0.1", "--final-lr", "0.1"},
+            "--final-lr: 0.1: does nothing");
+    folder.write("cosine.toml", "[train]\nschedule = \"cosine\"\nwarmup = 500\n");  // for longer runs
+    EXPECT_EQ(train("3", {"--config", folder / "cosine.toml"}).status, 0);
+    refused({"--lr", "1e-300"}, "--lr: 1e-300: expected a number that fp32 has");
     refused({"--optimizer", "adam"}, "did you mean \"adamw\"");
     refused({"--inject", "delta:huge:1"}, "--inject");
     refused({"--inject", "delta:fixed:1:layers=3"}, "layer 3");
@@ -118,9 +131,9 @@ TEST_F(Train, RequestsThatAreWrongAreOneSentenceAndStatus2) {
     refused({"-o", folder / "no/such/folder.h5"}, "no/such/folder.h5");
     refused({"--replay", folder / "text"}, "line 1");
     refused({"--heads", "3"}, "divisor of the width");
-    refused({"--beta1", "1.5"}, "beta1: 1.5: expected 0 or more and below 1");
+    refused({"--beta1", "1.5"}, "--beta1: 1.5: expected 0 or more and below 1");
     refused({"--checkpoint-every", "2"}, "--checkpoint-every: means nothing without --output or --resume");
-    refused({"--clip", "-1"}, "clip: -1: expected 0 or more");
+    refused({"--clip", "-1"}, "--clip: -1: expected 0, or a number that fp32 has");
 }
 
 TEST_F(Train, AFullDiskIsStatus1AndLeavesTheStepsThatWereWritten) {

@@ -264,8 +264,30 @@ TEST(Trainer, RefusesWhatMakesNoModel) {
     EXPECT_THAT(refusal([](TrainConfig& c) { c.optimizer.momentum = -0.1; }), HasSubstr("momentum: -0.1: expected"));
     EXPECT_THAT(refusal([](TrainConfig& c) { c.optimizer.epsilon = 0; }), HasSubstr("epsilon: 0: expected"));
     EXPECT_THAT(refusal([](TrainConfig& c) { c.optimizer.weight_decay = std::nan(""); }), HasSubstr("weight-decay"));
-    EXPECT_THAT(refusal([](TrainConfig& c) { c.clip = -1; }), HasSubstr("clip: -1: expected 0 or more"));
+    EXPECT_THAT(refusal([](TrainConfig& c) { c.clip = -1; }),
+                HasSubstr("clip: -1: expected 0, or a number that fp32 has"));
     EXPECT_THAT(refusal([](TrainConfig& c) { c.schedule.final_rate = -1; }), HasSubstr("final-lr"));
+    // What is 0, infinite or 1 in fp32, in which a step computes.
+    EXPECT_THAT(refusal([](TrainConfig& c) { c.schedule.learning_rate = 1e-300; }), HasSubstr("lr: 1e-300: expected"));
+    EXPECT_THAT(refusal([](TrainConfig& c) { c.schedule.learning_rate = 1e300; }), HasSubstr("lr: 1e+300: expected"));
+    EXPECT_THAT(refusal([](TrainConfig& c) { c.schedule.final_rate = 1e-40; }), HasSubstr("final-lr: 1e-40: expected"));
+    EXPECT_THAT(refusal([](TrainConfig& c) { c.clip = 1e-300; }), HasSubstr("clip: 1e-300: expected"));
+    EXPECT_THAT(refusal([](TrainConfig& c) { c.qk_clip = 1e300; }), HasSubstr("qk-clip: 1e+300: expected"));
+    EXPECT_THAT(refusal([](TrainConfig& c) { c.optimizer.epsilon = 1e300; }), HasSubstr("epsilon: 1e+300: expected"));
+    EXPECT_THAT(refusal([](TrainConfig& c) { c.optimizer.epsilon = 1e-300; }), HasSubstr("epsilon: 1e-300: expected"));
+    EXPECT_THAT(refusal([](TrainConfig& c) { c.optimizer.weight_decay = 1e300; }), HasSubstr("weight-decay: 1e+300"));
+    EXPECT_THAT(refusal([](TrainConfig& c) { c.optimizer.beta2 = 1 - 1e-12; }),
+                HasSubstr("beta2: 0.999999999999: exp"));
+    EXPECT_THAT(refusal([](TrainConfig& c) { c.model.z_loss = 1e300; }), HasSubstr("z-loss: 1e+300: expected"));
+    EXPECT_THAT(refusal([](TrainConfig& c) { c.model.softcap = 1e-30; }), HasSubstr("softcap: 1e-30: expected"));
+    EXPECT_THAT(refusal([](TrainConfig& c) { c.model.softcap = 1e6; }), HasSubstr("softcap: 1000000: expected"));
+    EXPECT_EQ(refusal([](TrainConfig& c) {
+                  c.schedule.learning_rate = 1e-37;
+                  c.clip = 1e38;
+                  c.optimizer.epsilon = 1e-30;
+                  c.model.softcap = 1e4;
+              }),
+              "");
     EXPECT_THAT(refusal([](TrainConfig& c) { c.model.attention = {{7, {}, nullptr}}; }), HasSubstr("layer 7"));
 }
 

@@ -120,10 +120,12 @@ TEST(Sweep, FilesAreNamedFromTheFolderOfTheSweep) {
         folder.write(under + "text", text_of_letters());
         folder.write(under + "plans/mine.toml",
                      "name = \"mine\"\nbase = \"exact\"\n[sites.o_cast]\nformat = \"bf16\"\n");
+        folder.write(under + "plans/other.toml",
+                     "name = \"other\"\nbase = \"exact\"\n[sites.lse]\nformat = \"bf16\"\n");
         folder.write(under + "sweep.toml",
-                     "[matrix]\nsource = [\"plan:plans/mine.toml:layers=0\"]\n[train]\ndata = \"text\"\nlayers = 2\n"
+                     "[matrix]\nsource = [\"plan:plans/other.toml:layers=0\"]\n[train]\ndata = \"text\"\nlayers = 2\n"
                      "width = 16\nheads = 2\ncontext = 16\nbatch = 2\nsteps = 3\nvalidation-batches = 1\n"
-                     "attention = \"plans/mine.toml\"\nlayer-attention = [\"1=plans/mine.toml\"]\n");
+                     "attention = \"plans/mine.toml\"\nlayer-attention = [\"1=plans/other.toml\"]\n");
         const std::string out = folder / (under + "out");
         const Outcome run = run_program({"sweep", folder / (under + "sweep.toml"), "-o", out, "--quiet"});
         ASSERT_EQ(run.status, 0) << run.err;

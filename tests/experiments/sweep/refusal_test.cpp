@@ -90,7 +90,18 @@ INSTANTIATE_TEST_SUITE_P(
             "train.lr: is a string (\"fast\"): expected a positive number"},
         Bad{"SeedOfTheRecipe", "[matrix]\nsource = [\"ds:fixed:1\"]\n[train]\nseed = 1\n", "train.seed: is of one run"},
         Bad{"Heads", "[matrix]\nsource = [\"ds:fixed:1\"]\n[train]\ndata = \"DATA\"\nwidth = 16\nheads = 3\n",
-            "source "},
+            "train.heads: 3: expected a divisor of the width 16"},
+        Bad{"RateOutOfRange",
+            "[matrix]\nsource = [\"ds:fixed:1\"]\n[train]\ndata = \"DATA\"\n[vary]\nlr = [0.1, 1e-300]\n",
+            "vary.lr: 1e-300: expected a number that fp32 has"},
+        Bad{"CosineWithinTheWarmup",
+            "[matrix]\nsource = [\"ds:fixed:1\"]\n[train]\ndata = \"DATA\"\nsteps = 9\nschedule = \"cosine\"\n"
+            "[vary]\nwarmup = [2, 8]\n",
+            "train.schedule: cosine: does nothing: the warm-up leaves 1 of 9 steps"},
+        Bad{"AttentionOverruled",
+            "[matrix]\nsource = [\"ds:fixed:1\"]\n[train]\ndata = \"DATA\"\nlayers = 1\nlayer-attention = [\"0/0=fa2\", "
+            "\"0=math\"]\n",
+            "train.layer-attention: \"0/0=fa2\": does nothing"},
         Bad{"LayerOfNoModel",
             "[matrix]\nsource = [\"ds:fixed:1:layers=2\"]\n[train]\ndata = \"DATA\"\n[vary]\nlayers = [3, 2]\n",
             "recipe \"layers=2\": source \"ds:fixed:1:layers=2\", intervention \"none\": fault \"ds:fixed:1:layers=2\": "
