@@ -53,6 +53,7 @@ struct Command {
     Run (*declare)(Settings&);
     std::string_view output = "FILE.h5";  ///< what -o names, and what the help says of it
     std::string_view output_help = "Write the results as HDF5";
+    std::string_view threads_help = "Worker threads; 0: one per hardware thread. Results do not depend on it";
     bool on_device = false;         ///< --device cuda is taken
     bool with_ranks = false;        ///< several processes may work on one call
     bool output_is_folder = false;  ///< one that may be there

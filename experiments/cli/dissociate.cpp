@@ -37,7 +37,8 @@ struct DissociateSettings {
     std::vector<std::string> interventions{"none", "project", "project:removal=elsewhere", "qk_norm", "guard"};
     std::vector<std::string> controls;  // empty: see default_controls
     std::vector<int> seeds;
-    std::optional<double> sigma_ratio, loss_ratio;
+    std::optional<double> sigma_ratio = JudgingRule{}.sigma_ratio, loss_ratio = JudgingRule{}.loss_ratio;
+    std::int64_t checkpoint_every = MatrixFiles{}.checkpoint_every;
 };
 
 template <class Check>
@@ -148,6 +149,7 @@ Status run(const DissociateSettings& own, const Invocation& call) {
     MatrixFiles files;
     files.command_line = call.command_line;
     files.replace = call.common.force;
+    files.checkpoint_every = own.checkpoint_every;
     std::optional<RecordFile> file;
     if (!output.empty()) {
         Manifest manifest = call.manifest("dissociation", config.seeds.front());
@@ -182,29 +184,36 @@ Status run(const DissociateSettings& own, const Invocation& call) {
 }  // namespace
 
 Command dissociate_command() {
-    return {"dissociate", "Train small GPTs with an error at each source under each intervention, and say which fail",
-            "  faultline dissociate                                  the quick matrix, minutes\n"
-            "  faultline dissociate --config experiments/configs/dissociate-full.toml -o full.h5\n"
-            "  faultline dissociate --source delta:multiplicative:0.2 --intervention guard:threshold=30 --seeds 0,1,2",
-            [](Settings& settings) -> Run {
-                const auto own = std::make_shared<DissociateSettings>();
-                own->train.validate_every = 0;  // here: at the end alone
-                settings.items(
-                    "source", own->sources, "SOURCE",
-                    "A fault SITE:LAW:MAGNITUDE or plan:NAME, joined by +; again for more (docs/dissociation.md)");
-                settings.items("intervention", own->interventions, "WHAT",
-                               "none, project, qk_norm, guard, qk_clip, repair with their options; again for more");
-                settings.items(
-                    "control", own->controls, "WHAT",
-                    "Interventions that are also run without a fault; default: project and qk_norm, where asked for");
-                settings.list("seeds", own->seeds, "0,1,2", "Seeds of weights, windows and faults; default: --seed");
-                settings.positive_number("sigma-ratio", own->sigma_ratio, "X",
-                                         "Runaway: sigma_max(W_Q) above X times the control's; default 2");
-                settings.positive_number("loss-ratio", own->loss_ratio, "X",
-                                         "Loss: final train loss above X times the control's; default 1.05");
-                own->train.declare(settings);
-                return [own](const Invocation& call) { return run(*own, call); };
-            }};
+    Command command{
+        "dissociate", "Train small GPTs with an error at each source under each intervention, and say which fail",
+        "  faultline dissociate                                  the quick matrix, minutes\n"
+        "  faultline dissociate --config experiments/configs/dissociate-full.toml -o full.h5\n"
+        "  faultline dissociate --source delta:multiplicative:0.2 --intervention guard:threshold=30 --seeds 0,1,2",
+        [](Settings& settings) -> Run {
+            const auto own = std::make_shared<DissociateSettings>();
+            own->train.validate_every = 0;  // here: at the end alone
+            settings.items(
+                "source", own->sources, "SOURCE",
+                "A fault SITE:LAW:MAGNITUDE or plan:NAME, joined by +; again for more (docs/dissociation.md)");
+            settings.items("intervention", own->interventions, "WHAT",
+                           "none, project, qk_norm, guard, qk_clip, repair with their options; again for more");
+            settings.items(
+                "control", own->controls, "WHAT",
+                "Interventions that are also run without a fault; default: project and qk_norm, where asked for");
+            settings.list("seeds", own->seeds, "0,1,2", "Seeds of weights, windows and faults; default: --seed");
+            settings.positive_number("sigma-ratio", own->sigma_ratio, "X",
+                                     "Runaway: sigma_max(W_Q) above X times the control's");
+            settings.positive_number("loss-ratio", own->loss_ratio, "X",
+                                     "Loss: final train loss above X times the control's");
+            settings.integer("checkpoint-every", own->checkpoint_every, 1, "N",
+                             "Steps between the checkpoints of a run, with -o: what a run that is killed loses at most",
+                             1 << 30);
+            own->train.declare(settings);
+            return [own](const Invocation& call) { return run(*own, call); };
+        }};
+    command.threads_help =
+        "Runs at a time, a thread each; 0: one per hardware thread that has the memory, or four on a card";
+    return command;
 }
 
 }  // namespace faultline::cli

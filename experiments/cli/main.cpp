@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // faultline: finds where a low-precision attention kernel goes wrong. One command a file; here is what they share: options,
 // errors, exit statuses.
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <new>
@@ -50,8 +51,7 @@ struct Prepared {
         settings.flag("force", common.force, "Replace files that are there: of -o" + also_written(settings));
         settings.flag("json", common.json, "Print one JSON object in place of a table");
         settings.flag("quiet", common.quiet, "No progress and no remarks on standard error");
-        settings.integer("threads", common.threads, 0, "N",
-                         "Worker threads; 0: one per hardware thread. Results do not depend on it", most_threads);
+        settings.integer("threads", common.threads, 0, "N", std::string(command.threads_help), most_threads);
         settings.text("device", common.device, "cpu|cuda", "Where kernels run");
         if (command.with_ranks)
             settings.flag("share-card", common.share_card,
@@ -116,6 +116,26 @@ Status run_command(Prepared& prepared, const std::vector<std::string_view>& name
     return prepared.run(Invocation{prepared.settings, prepared.common, std::move(command_line), group});
 }
 
+std::vector<std::string> options_of(const CLI::App& command) {
+    std::vector<std::string> names;
+    for (const CLI::Option* option : command.get_options())
+        for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+    return names;
+}
+
+/// The one command that has an option "--name" or "--name=value"; "" where none or several have it.
+std::string only_command_with(std::string_view option, const CLI::App& program) {
+    const std::string_view name = option.substr(0, option.find('='));
+    std::string found;
+    for (const CLI::App* command : program.get_subcommands([](const CLI::App*) { return true; })) {
+        const std::vector<std::string> names = options_of(*command);
+        if (std::ranges::find(names, name) == names.end()) continue;
+        if (!found.empty()) return "";
+        found = command->get_name();
+    }
+    return found;
+}
+
 /// What is wrong with a command line that CLI11 could not take, in our words.
 std::string parse_problem(const CLI::ParseError& error, const CLI::App& program, const CLI::App* command, int argc,
                           char** argv) {
@@ -132,9 +152,10 @@ std::string parse_problem(const CLI::ParseError& error, const CLI::App& program,
         const std::string extra = rest.empty() ? "" : rest.front();
         if (!extra.starts_with('-'))
             return fmt::format("{}: one argument too many: expected options only (see --help)", in_quotes(extra));
-        std::vector<std::string> owned;
-        for (const CLI::Option* option : command->get_options())
-            for (const std::string& name : option->get_lnames()) owned.push_back("--" + name);
+        if (const std::string other = only_command_with(extra, program); !other.empty())
+            return fmt::format("{}: unknown option: expected one that --help lists, or faultline {}, which has it",
+                               in_quotes(extra), other);
+        const std::vector<std::string> owned = options_of(*command);
         const std::string_view near = nearest_name(extra, std::vector<std::string_view>(owned.begin(), owned.end()));
         return fmt::format("{}: unknown option: expected one that --help lists{}", in_quotes(extra),
                            near.empty() ? "" : fmt::format(" (did you mean \"{}\"?)", near));

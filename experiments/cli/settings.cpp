@@ -300,19 +300,34 @@ void Settings::holds_options(const std::string& key) { find(key)->holds_options 
 
 void Settings::short_name(const std::string& key, char letter) { find(key)->letter = letter; }
 
+std::string Settings::help_of(const Setting& setting) {
+    // A flag is off, and what has no value, or says its default in words, says why.
+    if (setting.is_flag || setting.is_positional || setting.help.find("default") != std::string::npos)
+        return setting.help;
+    std::string value;
+    if (setting.texts) {
+        for (const std::string& item : setting.texts()) value += (value.empty() ? "" : ", ") + item;
+    } else if (const auto toml = setting.to_toml(); toml && *toml != "[]") {
+        value = *toml;
+        if (value.ends_with(".0")) value.resize(value.size() - 2);
+    }
+    return value.empty() ? setting.help : fmt::format("{}; default {}", setting.help, value);
+}
+
 void Settings::add_to(CLI::App& command) {
     for (const auto& setting : settings_) {
+        const std::string help = help_of(*setting);
         std::string names = (setting->is_positional ? "" : "--") + setting->key;
         if (setting->letter != 0) names = fmt::format("-{},{}", setting->letter, names);
         std::vector<std::string>& given = setting->given;
         if (setting->is_flag) {
             if (setting->is_choice) names += fmt::format(",!--no-{}", setting->key);
-            command.add_flag(names, given, setting->help);  // each time by itself: --causal --no-causal is no sum
+            command.add_flag(names, given, help);  // each time by itself: --causal --no-causal is no sum
             continue;
         }
         // Every option is kept as text here, so that all values, wherever they come from, are read and refused alike.
         const auto keep = [&given](const CLI::results_t& results) { return given = results, true; };
-        CLI::Option* option = command.add_option(names, keep, setting->help);
+        CLI::Option* option = command.add_option(names, keep, help);
         option->type_name(setting->is_positional ? "" : setting->value);
         if (setting->is_positional && setting->is_list) option->expected(-1);
         option->multi_option_policy(setting->is_list ? CLI::MultiOptionPolicy::TakeAll

@@ -59,7 +59,8 @@ class Settings {
 
     /// Before --help is printed of the command that add_to() was given.
     void mark_needed(CLI::App& command) const;
-    /// Declares the options, and --config, --set, --print-config.
+    /// Declares the options, and --config, --set, --print-config. The help of each ends with what its variable holds then, the
+    /// default, unless it has a sentence about it.
     void add_to(CLI::App& command);
     /// Reads file, --set and command line, in this order. `commands`: the tables that a file may have beside this one.
     /// RequestError naming file, key and what was expected.
@@ -110,6 +111,7 @@ class Settings {
     static void list_of(Setting& setting, std::vector<T>& target, std::string (*print)(T));
     Setting& add(const std::string& key, const std::string& value, const std::string& help,
                  const std::string& expected);
+    static std::string help_of(const Setting& setting);
     Setting* find(std::string_view key);
     [[nodiscard]] std::vector<std::string_view> keys() const;
     void read_file(const std::string& path, const std::vector<std::string_view>& commands, bool needed);

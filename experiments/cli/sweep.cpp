@@ -391,6 +391,7 @@ Command sweep_command() {
     command.output = "FOLDER";
     command.output_help = "The sweep's folder; default: FILE.sweep here";
     command.output_is_folder = true;
+    command.threads_help = "Worker threads of each run; 0: one. Results do not depend on it";
     return command;
 }
 

@@ -61,7 +61,7 @@ struct Crossed {
     std::vector<double> magnitudes;
     std::vector<int> seeds{0};
     std::optional<double> sigma_ratio, loss_ratio;
-    std::int64_t checkpoint_every = 100;
+    std::int64_t checkpoint_every = default_checkpoint_every;
 
     void declare(Settings& s) {
         s.items("source", sources, "", "");

@@ -23,7 +23,7 @@ struct SweepRecipe {
 
 struct SweepFile {
     std::vector<SweepRecipe> recipes;
-    std::int64_t checkpoint_every = 100;
+    std::int64_t checkpoint_every = default_checkpoint_every;
 };
 
 /// Reads the sweep and the data of its recipes; files that it names are found from `folder`, "": the one that it stands in.
@@ -38,7 +38,7 @@ struct SweepFile {
 struct SweepCell {
     SweepRecipe recipe;
     RunPlan plan;
-    std::int64_t checkpoint_every = 100;
+    std::int64_t checkpoint_every = default_checkpoint_every;
 };
 [[nodiscard]] SweepCell read_cell(const std::string& path);
 

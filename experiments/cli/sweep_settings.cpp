@@ -42,7 +42,7 @@ void SweepSettings::declare(Settings& settings) {
     settings.flag("mps", mps, "Runs on a card beside each other, by NVIDIA's multi-process service, and not in turns");
     settings.flag("every", every, "status: a line for each run");
     settings.flag("slurm", slurm, "Submit the runs as a Slurm job array");
-    settings.choice("submit", submit, "Slurm: submit, or (--no-submit) write the scripts alone");
+    settings.choice("submit", submit, "Slurm: submit (default), or (--no-submit) write the scripts alone");
     settings.text("partition", partition, "NAME", "Slurm: partition");
     settings.text("gres", gres, "gpu:1", "Slurm: generic resources of a run");
     settings.text("time", time, "HH:MM:SS", "Slurm: time limit of a run");

@@ -327,35 +327,36 @@ Status run(const TrainCommand& own, const Invocation& call) {
 }  // namespace
 
 Command train_command() {
-    return {"train", "Train a small GPT on text, with any attention kernel and any fault, recorded step by step",
-            "  faultline train -o control.h5\n"
-            "  faultline train --inject delta:multiplicative:0.3 --capture 740 -o fault.h5\n"
-            "  faultline attribute fault.step000740.safetensors --plan fa2\n"
-            "  faultline dissociate --help      # runs with a guard, a projection or a repair; or faultline sweep",
-            [](Settings& settings) -> Run {
-                const auto own = std::make_shared<TrainCommand>();
-                own->train.declare(settings);
-                settings.items("inject", own->injections, "SITE:LAW:MAGNITUDE",
-                               "A fault in the attention kernel or the model (docs/injectors.md), again for more");
-                settings.may_repeat("inject");
-                settings.list("capture", own->capture, "STEP,...",
-                              "Write q, k, v, dO of these steps beside the file: captures for faultline attribute");
-                settings.integer("capture-sequences", own->capture_sequences, 1, "N", "Sequences of a capture",
-                                 1 << 20);
-                settings.integer("checkpoint-every", own->checkpoint_every, 0, "N",
-                                 "Steps between checkpoints; 0: at the end and at an interruption");
-                settings.choice("deterministic", own->deterministic,
-                                "On the device: the same bits each time, or (--no-deterministic) the fastest");
-                settings.choice("overlap", own->overlap, "Cards add up during the backward, or all at its end");
-                settings.text("reduce", own->reduce, "auto|gather|fp32|bf16",
-                              "How cards add up: copied to each and added there, or by NCCL, in bf16 with rounding");
-                settings.integer("ranks", own->ranks, 1, "N",
-                                 "Processes of this machine that share the work, with --device cuda a card each", 1024);
-                settings.choice("monitors", own->monitors,
-                                "On the device: what is seen inside attention, each step, or (--no-monitors) not");
-                settings.text("resume", own->resume, "FILE.h5", "Go on with this run from its last checkpoint");
-                return [own](const Invocation& call) { return run(*own, call); };
-            }};
+    return {
+        "train", "Train a small GPT on text, with any attention kernel and any fault, recorded step by step",
+        "  faultline train -o control.h5\n"
+        "  faultline train --inject delta:multiplicative:0.3 --capture 740 -o fault.h5\n"
+        "  faultline attribute fault.step000740.safetensors --plan fa2\n"
+        "  faultline dissociate --help      # runs with a guard, a projection or a repair; or faultline sweep",
+        [](Settings& settings) -> Run {
+            const auto own = std::make_shared<TrainCommand>();
+            own->train.declare(settings);
+            settings.items("inject", own->injections, "SITE:LAW:MAGNITUDE",
+                           "A fault in the attention kernel or the model (docs/injectors.md), again for more");
+            settings.may_repeat("inject");
+            settings.list("capture", own->capture, "STEP,...",
+                          "Write q, k, v, dO of these steps beside the file: captures for faultline attribute");
+            settings.integer("capture-sequences", own->capture_sequences, 1, "N", "Sequences of a capture", 1 << 20);
+            settings.integer("checkpoint-every", own->checkpoint_every, 0, "N",
+                             "Steps between checkpoints; 0: at the end and at an interruption alone");
+            settings.choice("deterministic", own->deterministic,
+                            "On the device: the same bits each time (default), or (--no-deterministic) the fastest");
+            settings.choice("overlap", own->overlap, "Cards add up during the backward (default), or all at its end");
+            settings.text("reduce", own->reduce, "auto|gather|fp32|bf16",
+                          "How cards add up: copied to each and added there, or by NCCL, in bf16 with rounding");
+            settings.integer("ranks", own->ranks, 1, "N",
+                             "Processes of this machine that share the work, with --device cuda a card each", 1024);
+            settings.choice(
+                "monitors", own->monitors,
+                "On the device: what is seen inside attention, each step (default), or (--no-monitors) not");
+            settings.text("resume", own->resume, "FILE.h5", "Go on with this run from its last checkpoint");
+            return [own](const Invocation& call) { return run(*own, call); };
+        }};
 }
 
 }  // namespace faultline::cli

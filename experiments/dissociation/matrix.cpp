@@ -172,6 +172,7 @@ RunMatrix run_matrix(const MatrixConfig& config, const gpt::TokenData& data, con
             Making how;
             how.path = record_path(files, plan);
             how.command_line = files.command_line;
+            how.checkpoint_every = files.checkpoint_every;
             how.cancelled = [&] { return failed || (cancelled && cancelled()); };
             how.skipped = [&](std::int64_t steps) { counter.skip(steps); };
             how.stepped = [&] { counter.add(1, what); };

@@ -56,10 +56,15 @@ struct RunPlan {
 /// cannot have both.
 [[nodiscard]] std::vector<RunPlan> runs_of(const MatrixConfig& config);
 
+/// Steps between the checkpoints of a run of a matrix or a sweep, where nobody says otherwise.
+inline constexpr std::int64_t default_checkpoint_every = 100;
+
 struct MatrixFiles {
     std::string folder;    ///< where the runs' records and checkpoints stand; empty: nothing is written
     bool replace = false;  ///< records of another configuration are written anew; else they are a RequestError
     std::string command_line;
+    std::int64_t checkpoint_every =
+        default_checkpoint_every;  ///< steps, 1 or more; the bits of a run do not depend on it
 };
 
 struct RunMatrix {

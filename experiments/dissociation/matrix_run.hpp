@@ -83,7 +83,7 @@ struct Making {
     std::string path;              ///< of its record; empty: none
     Found found = Found::nothing;  ///< there
     std::string command_line;
-    std::int64_t checkpoint_every = 100;
+    std::int64_t checkpoint_every = default_checkpoint_every;
     Dormant* taken_over = nullptr;    ///< steps that need not be made; used up. May be null
     std::vector<Dormant*> guards;     ///< for which this run, without intervention, leaves what they have in common
     std::function<bool()> cancelled;  ///< asked between steps and during one, which is given up then

@@ -16,7 +16,7 @@ struct SingleRun {
     RunPlan plan;
     std::string record;  ///< HDF5 file; its checkpoint stands beside it
     std::string command_line;
-    std::int64_t checkpoint_every = 100;  ///< steps
+    std::int64_t checkpoint_every = default_checkpoint_every;  ///< steps
     int threads = 1;
     std::function<void(std::int64_t)> stepped;  ///< told of how many steps are done: first where it takes up
     std::function<bool()> cancelled;            ///< asked after every step; the state is saved then

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all commands share: help, configuration, formats of output, signals.
+// What all commands share: configuration, formats of output, signals.
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -30,40 +30,6 @@ using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
-
-const std::vector<std::string> commands{"attribute", "inspect", "plans", "sites", "formats"};
-
-TEST(Help, OfEveryCommandHasAnExampleAndTheSharedOptions) {
-    const Outcome all = run_program({"--help"});
-    EXPECT_EQ(all.status, 0);
-    for (const std::string& command : commands) {
-        SCOPED_TRACE(command);
-        EXPECT_THAT(all.out, HasSubstr(command));
-        const Outcome help = run_program({command, "--help"});
-        EXPECT_EQ(help.status, 0);
-        EXPECT_THAT(help.err, IsEmpty());
-        EXPECT_THAT(help.out, HasSubstr("Example:\n  faultline " + command));
-        for (const char* option : {"--config FILE.toml", "--set KEY=VALUE", "--print-config", "--json",
-                                   "-o,--output FILE.h5", "--threads N", "--device cpu|cuda", "--quiet"})
-            EXPECT_THAT(help.out, HasSubstr(option));
-    }
-    EXPECT_THAT(run_program({"--version"}).out, ::testing::MatchesRegex("faultline [0-9]+\\.[0-9]+\\.[0-9]+\n"));
-}
-
-// Help texts begin in one column, also behind --no-NAME; what a command cannot do without is not in brackets.
-TEST(Help, ColumnsAndPositionals) {
-    const std::string check = run_program({"check", "--help"}).out;
-    std::size_t column = 0;
-    for (const std::string& line : lines(check)) {
-        if (!line.starts_with("  --") && !line.starts_with("  -o")) continue;
-        const std::size_t text = line.find_first_not_of(' ', line.find("  ", 4));
-        if (column == 0) column = text;
-        EXPECT_EQ(text, column) << line;
-    }
-    EXPECT_EQ(column, 34U);
-    EXPECT_THAT(check, HasSubstr("Usage: faultline check [OPTIONS] capture\n"));
-    EXPECT_THAT(run_program({"plans", "--help"}).out, HasSubstr("Usage: faultline plans [OPTIONS] [name]\n"));
-}
 
 TEST(Configuration, CommandLineBeatsSetBeatsFile) {
     const Folder folder;
