@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include <faultline/gpt_device/altered_casts.cuh>
+#include <faultline/gpt_device/quick_sum.hpp>
 
 namespace faultline::gpt::on_device {
 
@@ -86,6 +87,27 @@ __device__ __forceinline__ void change_two(const QuickLaw& law, unsigned& word, 
     }
 }
 
+/// As change_quickly<false, true, false>, in binary32 (quick_sum.hpp): false where that leaves an element open.
+__device__ __forceinline__ bool change_in_binary32(const QuickSum& law, const Block4x32 (&drawn)[4], uint2 (&v)[8]) {
+    unsigned open = ~0u, least = ~0u;  // of halves of words
+#pragma unroll
+    for (int j = 0; j < 4; j += 2) {
+#pragma unroll
+        for (int k = 0; k < 8; ++k) {
+            unsigned& word = j == 0 ? v[k].x : v[k].y;
+            const unsigned r0 = drawn[j].word[k % 4], r1 = drawn[j + 1].word[k % 4];
+            const unsigned held0 = __float_as_uint(law.of(lower_half(word))) + (k < 4 ? r0 & 0xFFFFu : r0 >> 16),
+                           held1 = __float_as_uint(law.of(upper_half(word))) + (k < 4 ? r1 & 0xFFFFu : r1 >> 16);
+            word = __byte_perm(held0, held1, 0x7632);
+            // A carry into the upper half is from a lower half that is open itself.
+            open = __vminu2(open, __byte_perm(held0, held1, 0x5410) + QuickSum::before * 0x00010001u);
+            least = __vminu2(least, word & 0x7FFF7FFFu);
+        }
+    }
+    const unsigned both = min(open & 0xFFFFu, open >> 16);
+    return both >= QuickSum::open && min(least & 0xFFFFu, least >> 16) >= law.least;
+}
+
 /// A thread's elements one by one, as change_casts(): lanes 4 quarter to 4 quarter + 3 of a group, which begins at `from`.
 template <int cols>
 __device__ __noinline__ void change_one_by_one(const Alteration& a, const TileDraw& draw, int group, int quarter,
@@ -113,6 +135,12 @@ __device__ __noinline__ void change_one_by_one(const Alteration& a, const TileDr
     }
 }
 
+/// |x| of a finite x in the upper half of a word. Sign, exponent and significand move by three bits, which is x 2^-896, of a subnormal
+/// number too; the product is exact. (A conversion of types takes four times as long as a product.)
+__device__ __forceinline__ double widened_magnitude(unsigned word) {
+    return __hiloint2double(static_cast<int>(word >> 3 & 0x0FFFE000u), 0) * 0x1p896;
+}
+
 /// Sums of squares of the two rows, or the one, of a thread's group: joined over its four threads as joined16() joins lanes.
 template <int cols>
 __device__ __forceinline__ void square_rows_of(const uint2 (&v)[8], int group, double (&rows)[CastRows<cols>::rows],
@@ -127,7 +155,7 @@ __device__ __forceinline__ void square_rows_of(const uint2 (&v)[8], int group, d
 #pragma unroll
             for (int k = 0; k < each; ++k) {
                 const unsigned word = j < 2 ? v[r * each + k].x : v[r * each + k].y;
-                const double x = j % 2 == 0 ? lower_half(word) : upper_half(word);
+                const double x = j % 2 == 0 ? widened_magnitude(word << 16) : widened_magnitude(word);
                 sum = fma(x, x, sum);
             }
             lane[r][j] = sum;
@@ -237,25 +265,22 @@ __device__ __forceinline__ void keep_rows(const Realised& mine, CastRows<cols>& 
 }
 
 /// The blocks of Threefry of a thread's lanes j and j + 1 of its four.
-__device__ __forceinline__ void draw_two(std::uint64_t stream, int group, int j, Block4x32 (&to)[2]) {
+template <int j>
+__device__ __forceinline__ void draw_two(std::uint64_t stream, int group, Block4x32 (&to)[4]) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) to[i] = detail::stochastic_block(stream, group, threadIdx.x % 4 * 4 + j + i, 0);
+    for (int i = j; i < j + 2; ++i) to[i] = detail::stochastic_block(stream, group, threadIdx.x % 4 * 4 + i, 0);
 }
 
-/// A thread's 32 elements: v, and what comes of them in their place. stream: of the tile's roundings; group: in the tile; drawn: of
-/// the first two lanes.
+/// A thread's 32 elements: v, and what comes of them in their place. drawn: of its four lanes, read where the law is stochastic.
 template <bool of_value, bool stochastic, bool recorded>
-__device__ __forceinline__ bool change_quickly(const QuickLaw& law, std::uint64_t stream, int group,
-                                               const Block4x32 (&drawn)[2], uint2 (&v)[8], Realised& mine) {
+__device__ __forceinline__ bool change_quickly(const QuickLaw& law, const Block4x32 (&drawn)[4], uint2 (&v)[8],
+                                               Realised& mine) {
     QuickRange range;
 #pragma unroll
     for (int j = 0; j < 4; j += 2) {
-        Block4x32 random[2]{drawn[0], drawn[1]};
-        if constexpr (stochastic)
-            if (j > 0) draw_two(stream, group, j, random);
 #pragma unroll
         for (int k = 0; k < 8; ++k) {
-            const unsigned r0 = random[0].word[k % 4], r1 = random[1].word[k % 4];
+            const unsigned r0 = drawn[j].word[k % 4], r1 = drawn[j + 1].word[k % 4];
             change_two<of_value, stochastic, recorded>(law, j == 0 ? v[k].x : v[k].y, k < 4 ? r0 & 0xFFFFu : r0 >> 16,
                                                        k < 4 ? r1 & 0xFFFFu : r1 >> 16, range, mine);
         }
@@ -302,6 +327,10 @@ __global__ void __launch_bounds__(CastRows<cols>::threads, 1024 / CastRows<cols>
     const bool of_value = a.size == Alteration::Size::of_value, stochastic = a.hold == Alteration::Hold::stochastic;
     TileDraw draw;
     draw.roundings = stochastic ? keys[slot] : 0;
+    const int group_of_tile = part * (Rows::rows / Rows::group_rows) + group;
+    // Half of the random numbers while the elements are on their way, half while the other blocks or one warp are waited for.
+    Block4x32 drawn[4]{};
+    if (stochastic) draw_two<0>(draw.roundings, group_of_tile, drawn);
     bool whole = rows_left >= Rows::group_rows;
     double squares = 0;  // of this thread's elements
     if (!of_value) {
@@ -312,7 +341,9 @@ __global__ void __launch_bounds__(CastRows<cols>::threads, 1024 / CastRows<cols>
         if (threadIdx.x % 32 == 0) shared.left_out[threadIdx.x / 32] = of_warp;
         if constexpr (clustered) {
             const auto cluster = cooperative_groups::this_cluster();
-            cluster.sync();
+            (void)cluster.barrier_arrive();
+            if (stochastic) draw_two<2>(draw.roundings, group_of_tile, drawn);
+            cluster.barrier_wait();
             of_cluster.fetch(shared, parts);
             (void)cluster.barrier_arrive();  // before a block ends the others have read
         }
@@ -329,9 +360,7 @@ __global__ void __launch_bounds__(CastRows<cols>::threads, 1024 / CastRows<cols>
             if (threadIdx.x == 0) shared.amplitude = amplitude;
         }
     }
-    const int group_of_tile = part * (Rows::rows / Rows::group_rows) + group;
-    Block4x32 drawn[2]{};
-    if (stochastic) draw_two(draw.roundings, group_of_tile, 0, drawn);  // the other warps, while one has the amplitude
+    if (stochastic && (!clustered || of_value)) draw_two<2>(draw.roundings, group_of_tile, drawn);
     if (!of_value) {
         __syncthreads();
         draw.amplitude = shared.amplitude;
@@ -339,13 +368,21 @@ __global__ void __launch_bounds__(CastRows<cols>::threads, 1024 / CastRows<cols>
     const QuickLaw law{a.magnitude * a.sign, draw.amplitude * a.sign};
     Realised mine{};
     const auto change = [&]<bool counts>(std::bool_constant<counts>) {
-        const bool quick =
-            of_value
-                ? (stochastic ? change_quickly<true, true, counts>(law, draw.roundings, group_of_tile, drawn, v, mine)
-                              : change_quickly<true, false, counts>(law, draw.roundings, group_of_tile, drawn, v, mine))
-                : (stochastic
-                       ? change_quickly<false, true, counts>(law, draw.roundings, group_of_tile, drawn, v, mine)
-                       : change_quickly<false, false, counts>(law, draw.roundings, group_of_tile, drawn, v, mine));
+        bool quick = false;
+        if (!counts && !of_value && stochastic) {
+            const QuickSum sum(law.constant, a.magnitude);
+            quick = sum.fits && change_in_binary32(sum, drawn, v);
+            if (!quick && whole) {  // of one thread in some 500
+#pragma unroll
+                for (int k = 0; k < 8; ++k) v[k] = *vector(k);
+                quick = change_quickly<false, true, counts>(law, drawn, v, mine);
+            }
+        } else {
+            quick = of_value ? (stochastic ? change_quickly<true, true, counts>(law, drawn, v, mine)
+                                           : change_quickly<true, false, counts>(law, drawn, v, mine))
+                             : (stochastic ? change_quickly<false, true, counts>(law, drawn, v, mine)
+                                           : change_quickly<false, false, counts>(law, drawn, v, mine));
+        }
         if (whole && quick) {
 #pragma unroll
             for (int k = 0; k < 8; ++k) *vector(k) = v[k];
