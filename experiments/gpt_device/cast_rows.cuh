@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include <faultline/gpt_device/altered_casts.cuh>
+#include <faultline/gpt_device/cluster_exchange.cuh>
 #include <faultline/gpt_device/quick_sum.hpp>
 
 namespace faultline::gpt::on_device {
@@ -20,9 +21,14 @@ template <int cols>
 struct CastRows {
     static constexpr int rows = 128, group_rows = 128 / cols, threads = rows * cols / 32, warps = threads / 32;
     static constexpr int most_parts = 8;  ///< blocks of a tile: what a cluster may have on every card
-    double squares[rows];                 ///< of each row
-    int left_out[warps];                  ///< elements that are not finite
+    /// What a tile's amplitude is made of.
+    struct alignas(16) Squares {
+        double of_row[rows];
+        int left_out[warps];  ///< elements that are not finite
+    };
+    Squares squares;
     double amplitude;
+    QuickSum sum;
     double sums[warps][7];
     double records[most_parts][7];  ///< of the first block: what each did
 };
@@ -141,12 +147,10 @@ __device__ __forceinline__ double widened_magnitude(unsigned word) {
     return __hiloint2double(static_cast<int>(word >> 3 & 0x0FFFE000u), 0) * 0x1p896;
 }
 
-/// Sums of squares of the two rows, or the one, of a thread's group: joined over its four threads as joined16() joins lanes.
+/// Sums of squares of a thread's four lanes in the two rows, or the one, of its group.
 template <int cols>
-__device__ __forceinline__ void square_rows_of(const uint2 (&v)[8], int group, double (&rows)[CastRows<cols>::rows],
-                                               double& all) {
+__device__ __forceinline__ void square_lanes(const uint2 (&v)[8], double (&lane)[CastRows<cols>::group_rows][4]) {
     constexpr int each = cols / 16, group_rows = CastRows<cols>::group_rows;
-    double lane[group_rows][4];
 #pragma unroll
     for (int r = 0; r < group_rows; ++r)
 #pragma unroll
@@ -160,6 +164,24 @@ __device__ __forceinline__ void square_rows_of(const uint2 (&v)[8], int group, d
             }
             lane[r][j] = sum;
         }
+}
+/// Whether one of the elements is infinite or no number, which widened_magnitude() makes at least 2^128 of; true, too, where finite ones
+/// are that large.
+template <int cols>
+__device__ __forceinline__ bool any_not_finite(const double (&lane)[CastRows<cols>::group_rows][4]) {
+    int most = 0;  // the upper halves of positive numbers are in their order
+#pragma unroll
+    for (const auto& row : lane)
+#pragma unroll
+        for (const double sum : row) most = max(most, __double2hiint(sum));
+    return most >= (1023 + 256) << 20;
+}
+
+/// Sums of squares of the rows: joined over a group's four threads as joined16() joins lanes. all: of the thread's elements.
+template <int cols>
+__device__ __forceinline__ void square_rows_of(const double (&lane)[CastRows<cols>::group_rows][4], int group,
+                                               double (&rows)[CastRows<cols>::rows], double& all) {
+    constexpr int group_rows = CastRows<cols>::group_rows;
     all = 0;
 #pragma unroll
     for (int r = 0; r < group_rows; ++r) all += (lane[r][0] + lane[r][1]) + (lane[r][2] + lane[r][3]);
@@ -199,37 +221,22 @@ __device__ __forceinline__ int leave_out(uint2 (&v)[8]) {
     return count;
 }
 
-/// A tile's amplitude by one warp, as joined_amplitude(): of the squares of its `rows`, a multiple of 16, and the counts of what is
-/// left out.
-__device__ __forceinline__ double amplitude_of_rows(double magnitude, const double* squares, int rows,
-                                                    const int* left_out, int counts, int elements) {
+/// A tile's amplitude by one warp, as joined_amplitude(), from the squares of its blocks.
+template <int cols>
+__device__ __forceinline__ double amplitude_of_rows(double magnitude, const typename CastRows<cols>::Squares* squares,
+                                                    int parts, int elements) {
+    using Rows = CastRows<cols>;
     const int lane = threadIdx.x % 32;
     double sum = 0;
     int left = 0;
-#pragma unroll 8
-    for (int i = lane % 16; i < rows; i += 16) sum += squares[i];
-    for (int i = lane; i < counts; i += 32) left += left_out[i];
+    for (int p = 0; p < parts; ++p) {
+#pragma unroll
+        for (int i = 0; i < Rows::rows; i += 16) sum += squares[p].of_row[i + lane % 16];
+        if (lane < Rows::warps) left += squares[p].left_out[lane];
+    }
     const double count = elements - __reduce_add_sync(~0u, left), all = joined16(sum);
     return count == 0 ? 0.0 : magnitude * ::sqrt(all / count);
 }
-
-/// What the blocks of a cluster left, in each of them: one of the others is read by all threads at once, for what is read there takes
-/// as long as from the second-level cache.
-template <int cols>
-struct RowsOfCluster {
-    double squares[CastRows<cols>::most_parts * CastRows<cols>::rows];
-    int left_out[CastRows<cols>::most_parts * CastRows<cols>::warps];
-
-    __device__ __forceinline__ void fetch(CastRows<cols>& own, int parts) {
-        constexpr int rows = CastRows<cols>::rows, warps = CastRows<cols>::warps;
-        const auto cluster = cooperative_groups::this_cluster();
-#pragma unroll
-        for (int i = threadIdx.x; i < CastRows<cols>::most_parts * rows; i += CastRows<cols>::threads)
-            if (i < parts * rows) squares[i] = cluster.map_shared_rank(&own, i / rows)->squares[i % rows];
-        if (const int i = threadIdx.x; i < parts * warps)
-            left_out[i] = cluster.map_shared_rank(&own, i / warps)->left_out[i % warps];
-    }
-};
 
 /// What the threads of a tile's blocks did, into *to.
 template <int cols, bool clustered>
@@ -269,6 +276,10 @@ template <int j>
 __device__ __forceinline__ void draw_two(std::uint64_t stream, int group, Block4x32 (&to)[4]) {
 #pragma unroll
     for (int i = j; i < j + 2; ++i) to[i] = detail::stochastic_block(stream, group, threadIdx.x % 4 * 4 + i, 0);
+    // Here: the compiler would put it where it is used, when all wait for it.
+#pragma unroll
+    for (int i = j; i < j + 2; ++i)
+        asm volatile("" : "+r"(to[i].word[0]), "+r"(to[i].word[1]), "+r"(to[i].word[2]), "+r"(to[i].word[3]));
 }
 
 /// A thread's 32 elements: v, and what comes of them in their place. drawn: of its four lanes, read where the law is stochastic.
@@ -291,19 +302,25 @@ __device__ __forceinline__ bool change_quickly(const QuickLaw& law, const Block4
 /// Of what sequences it is recorded what was done.
 enum class RecordedRows { all, first_sequence };
 
-/// Grid: tiles times their parts of 128 rows, heads of all sequences. keys: of the streams of roundings, [head, sequence, tile]; read
-/// where the hold is stochastic. records: likewise.
-template <int cols, bool clustered, RecordedRows rows_recorded>
+/// Grid: tiles times their parts of 128 rows, heads, sequences. keys: of the streams of roundings, [head, sequence, tile]; read where
+/// the hold is stochastic. records: likewise.
+template <int cols, bool clustered, RecordedRows rows_recorded, bool of_value, bool stochastic>
 __global__ void __launch_bounds__(CastRows<cols>::threads, 1024 / CastRows<cols>::threads)
     alter_cast_rows(TileSet<Bf16> set, const HeadFault* faults, const std::uint64_t* keys, int parts,
                     Realised* records) {
     using Rows = CastRows<cols>;
     constexpr int each = cols / 16;  // vectors of a row
-    __shared__ Rows shared;
-    __shared__ std::conditional_t<clustered, RowsOfCluster<cols>, char> of_cluster;
-    const int tiles = static_cast<int>(gridDim.x) / parts, index = static_cast<int>(blockIdx.x) / parts,
-              part = static_cast<int>(blockIdx.x) % parts;
-    const int head = static_cast<int>(blockIdx.z) % set.heads, sequence = static_cast<int>(blockIdx.z) / set.heads;
+    constexpr bool exchanges = clustered && !of_value;
+    __shared__ Uninitialised<Rows> shared_rows;
+    __shared__ std::conditional_t<exchanges, Uninitialised<ClusterExchange<typename Rows::Squares, Rows::most_parts>>,
+                                  char>
+        shared_exchange;
+    Rows& shared = shared_rows.value();
+    // A cluster is a tile: no division of indices, which would be some 30 instructions.
+    const int index = static_cast<int>(clustered ? cluster_number() : blockIdx.x),
+              tiles = static_cast<int>(clustered ? cluster_count() : gridDim.x),
+              part = clustered ? static_cast<int>(cooperative_groups::this_cluster().block_rank()) : 0;
+    const int head = static_cast<int>(blockIdx.y), sequence = static_cast<int>(blockIdx.z);
     const std::size_t slot = (static_cast<std::size_t>(head) * set.sequences + sequence) * tiles + index;
     const bool recorded = rows_recorded == RecordedRows::all || sequence == 0;
     const HeadFault& fault = faults[head];
@@ -311,6 +328,7 @@ __global__ void __launch_bounds__(CastRows<cols>::threads, 1024 / CastRows<cols>
         if (recorded && part == 0 && threadIdx.x < 7) reinterpret_cast<double*>(records + slot)[threadIdx.x] = 0;
         return;
     }
+    if constexpr (exchanges) shared_exchange.value().begin(parts);
     const Alteration& a = fault.change;
     const int quarter = threadIdx.x % 4, group = threadIdx.x / 4;
     const int tile_rows = min(set.tile, set.rows - index * set.tile);
@@ -324,64 +342,64 @@ __global__ void __launch_bounds__(CastRows<cols>::threads, 1024 / CastRows<cols>
     uint2 v[8];
 #pragma unroll
     for (int k = 0; k < 8; ++k) v[k] = k / each < rows_left ? *vector(k) : uint2{0, 0};
-    const bool of_value = a.size == Alteration::Size::of_value, stochastic = a.hold == Alteration::Hold::stochastic;
+    const double magnitude = a.magnitude, sign = a.sign;
     TileDraw draw;
     draw.roundings = stochastic ? keys[slot] : 0;
     const int group_of_tile = part * (Rows::rows / Rows::group_rows) + group;
     // Half of the random numbers while the elements are on their way, half while the other blocks or one warp are waited for.
-    Block4x32 drawn[4]{};
-    if (stochastic) draw_two<0>(draw.roundings, group_of_tile, drawn);
+    Block4x32 drawn[4];
+    if constexpr (stochastic) draw_two<0>(draw.roundings, group_of_tile, drawn);
     bool whole = rows_left >= Rows::group_rows;
     double squares = 0;  // of this thread's elements
-    if (!of_value) {
-        const int left_out = leave_out(v);
-        whole &= left_out == 0;
-        square_rows_of<cols>(v, group, shared.squares, squares);
-        const int of_warp = __reduce_add_sync(~0u, left_out);
-        if (threadIdx.x % 32 == 0) shared.left_out[threadIdx.x / 32] = of_warp;
-        if constexpr (clustered) {
-            const auto cluster = cooperative_groups::this_cluster();
-            (void)cluster.barrier_arrive();
-            if (stochastic) draw_two<2>(draw.roundings, group_of_tile, drawn);
-            cluster.barrier_wait();
-            of_cluster.fetch(shared, parts);
-            (void)cluster.barrier_arrive();  // before a block ends the others have read
+    if constexpr (!of_value) {
+        double lanes[Rows::group_rows][4];
+        square_lanes<cols>(v, lanes);
+        int left_out = 0;
+        if (any_not_finite<cols>(lanes)) {
+            left_out = leave_out(v);
+            whole &= left_out == 0;
+            square_lanes<cols>(v, lanes);
         }
+        square_rows_of<cols>(lanes, group, shared.squares.of_row, squares);
+        const int of_warp = __reduce_add_sync(~0u, left_out);
+        if (threadIdx.x % 32 == 0) shared.squares.left_out[threadIdx.x / 32] = of_warp;
         __syncthreads();
+        if constexpr (exchanges) {
+            shared_exchange.value().send(shared.squares, part, parts);
+            if constexpr (stochastic) draw_two<2>(draw.roundings, group_of_tile, drawn);
+        }
         if (threadIdx.x < 32) {
-            const double* all = shared.squares;
-            const int* left = shared.left_out;
-            if constexpr (clustered) {
-                all = of_cluster.squares;
-                left = of_cluster.left_out;
+            const typename Rows::Squares* all = &shared.squares;
+            if constexpr (exchanges) {
+                shared_exchange.value().wait();
+                all = shared_exchange.value().of;
             }
-            const double amplitude =
-                amplitude_of_rows(a.magnitude, all, parts * Rows::rows, left, parts * Rows::warps, tile_rows * cols);
-            if (threadIdx.x == 0) shared.amplitude = amplitude;
+            const double amplitude = amplitude_of_rows<cols>(magnitude, all, parts, tile_rows * cols);
+            if (threadIdx.x == 0) {
+                shared.amplitude = amplitude;
+                shared.sum = QuickSum(amplitude * sign, magnitude);
+            }
         }
     }
-    if (stochastic && (!clustered || of_value)) draw_two<2>(draw.roundings, group_of_tile, drawn);
-    if (!of_value) {
+    if constexpr (stochastic && !exchanges) draw_two<2>(draw.roundings, group_of_tile, drawn);
+    if constexpr (!of_value) {
         __syncthreads();
         draw.amplitude = shared.amplitude;
     }
-    const QuickLaw law{a.magnitude * a.sign, draw.amplitude * a.sign};
+    const QuickLaw law{magnitude * sign, draw.amplitude * sign};
     Realised mine{};
     const auto change = [&]<bool counts>(std::bool_constant<counts>) {
         bool quick = false;
-        if (!counts && !of_value && stochastic) {
-            const QuickSum sum(law.constant, a.magnitude);
+        if constexpr (!counts && !of_value && stochastic) {
+            const QuickSum sum = shared.sum;
             quick = sum.fits && change_in_binary32(sum, drawn, v);
-            if (!quick && whole) {  // of one thread in some 500
+            if (!quick && whole) {  // of one thread in some 400
 #pragma unroll
                 for (int k = 0; k < 8; ++k) v[k] = *vector(k);
-                quick = change_quickly<false, true, counts>(law, drawn, v, mine);
+                quick = change_quickly<of_value, stochastic, counts>(law, drawn, v, mine);
             }
         } else {
-            quick = of_value ? (stochastic ? change_quickly<true, true, counts>(law, drawn, v, mine)
-                                           : change_quickly<true, false, counts>(law, drawn, v, mine))
-                             : (stochastic ? change_quickly<false, true, counts>(law, drawn, v, mine)
-                                           : change_quickly<false, false, counts>(law, drawn, v, mine));
+            quick = change_quickly<of_value, stochastic, counts>(law, drawn, v, mine);
         }
         if (whole && quick) {
 #pragma unroll
@@ -404,8 +422,6 @@ __global__ void __launch_bounds__(CastRows<cols>::threads, 1024 / CastRows<cols>
         change(std::true_type());
     else
         change(std::false_type());
-    if constexpr (clustered)
-        if (!of_value) cooperative_groups::this_cluster().barrier_wait();
     if (recorded) keep_rows<cols, clustered>(mine, shared, part, parts, records + slot);
 }
 

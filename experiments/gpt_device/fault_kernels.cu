@@ -165,9 +165,18 @@ __global__ void __launch_bounds__(threads, 3) alter_casts(TileSet<Bf16> set, con
         (void)change_casts<cols, false>(a, draw, tile.base, tile.row_stride, tile.rows);
 }
 
+/// The kernel of cast_rows.cuh for a law.
+template <int cols, bool clustered, RecordedRows recorded>
+auto rows_under(LawKind law) {
+    return law.of_rms ? (law.stochastic ? alter_cast_rows<cols, clustered, recorded, false, true>
+                                        : alter_cast_rows<cols, clustered, recorded, false, false>)
+                      : (law.stochastic ? alter_cast_rows<cols, clustered, recorded, true, true>
+                                        : alter_cast_rows<cols, clustered, recorded, true, false>);
+}
+
 /// Launches alter_cast_rows; false where it has not such tiles.
 template <int cols>
-bool alter_in_registers(const TileSet<Bf16>& set, const HeadFault* faults, bool sampled, const std::uint64_t* keys,
+bool alter_in_registers(const TileSet<Bf16>& set, const HeadFault* faults, LawKind law, const std::uint64_t* keys,
                         Realised* records, Stream stream) {
     using Rows = CastRows<cols>;
     const int parts = (std::min(set.tile, set.rows) + Rows::rows - 1) / Rows::rows;
@@ -176,14 +185,14 @@ bool alter_in_registers(const TileSet<Bf16>& set, const HeadFault* faults, bool 
                          (set.sequence_stride | set.head_stride | set.row_stride) % 4 == 0;
     if (parts > Rows::most_parts || !aligned) return false;
     constexpr RecordedRows all = RecordedRows::all, first = RecordedRows::first_sequence;
-    const auto run = parts > 1 ? (sampled ? alter_cast_rows<cols, true, first> : alter_cast_rows<cols, true, all>)
-                               : (sampled ? alter_cast_rows<cols, false, first> : alter_cast_rows<cols, false, all>);
+    const auto run = parts > 1 ? (law.sampled ? rows_under<cols, true, first>(law) : rows_under<cols, true, all>(law))
+                               : (law.sampled ? rows_under<cols, false, first>(law) : rows_under<cols, false, all>(law));
     cudaLaunchAttribute cluster{};
     cluster.id = cudaLaunchAttributeClusterDimension;
     cluster.val.clusterDim.x = static_cast<unsigned>(parts);
     cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
     cudaLaunchConfig_t config{};
-    config.gridDim = dim3(set.tiles() * parts, 1, set.sequences * set.heads);
+    config.gridDim = dim3(set.tiles() * parts, set.heads, set.sequences);
     config.blockDim = Rows::threads;
     config.stream = stream;
     config.attrs = &cluster;
@@ -353,8 +362,8 @@ void alter(const TileSet<T>& set, const HeadFault* faults, LawKind law, const st
     if constexpr (std::is_same_v<T, Bf16>)
         if (has_names(set, law)) {
             const bool launched = set.cols == 64
-                                      ? alter_in_registers<64>(set, faults, law.sampled, keys, records, stream)
-                                      : alter_in_registers<128>(set, faults, law.sampled, keys, records, stream);
+                                      ? alter_in_registers<64>(set, faults, law, keys, records, stream)
+                                      : alter_in_registers<128>(set, faults, law, keys, records, stream);
             if (!launched) {
                 const dim3 grid(set.tiles(), 1, set.sequences * set.heads);
                 const auto run = set.cols == 64 ? alter_casts<64> : alter_casts<128>;

@@ -47,14 +47,16 @@ struct LawKind {
     bool of_rms = true;  ///< it may ask for the tile's rms
     /// One sign for a head, a size of the value or of the rms, held in bf16 to nearest or stochastically.
     bool simple = false;
+    bool stochastic = false;  ///< held stochastically
     bool sampled =
         false;  ///< simple, in an attention kernel's outputs or gradients: recorded of the first sequence alone
 };
 [[nodiscard]] inline LawKind kind_of(const Alteration& change) {
     using enum Alteration::Size;
-    return {change.size == of_rms, (change.size == of_rms || change.size == of_value) &&
-                                       change.sign_of == Alteration::Sign::one &&
-                                       change.hold != Alteration::Hold::exact && change.format == bf16};
+    return {change.size == of_rms,
+            (change.size == of_rms || change.size == of_value) && change.sign_of == Alteration::Sign::one &&
+                change.hold != Alteration::Hold::exact && change.format == bf16,
+            change.hold == Alteration::Hold::stochastic};
 }
 
 /// Whether the tiles' streams of roundings are named before the launch that changes them: a name is nine steps of Philox one after the

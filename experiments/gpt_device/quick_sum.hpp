@@ -24,6 +24,7 @@ struct QuickSum {
     static constexpr std::uint32_t before = 2, open = 5;
 
     /// constant: magnitude times the rms of at most 2^17 finite numbers of bf16, which are the x.
+    QuickSum() = default;
     FAULTLINE_HD QuickSum(double constant, double magnitude) {
         const double size = constant < 0 ? -constant : constant, factor = magnitude < 0 ? -magnitude : magnitude;
         // No sum is near the ends of the range: an x is at most 2^9 times the rms, which is at most 2^20 of the constant.
