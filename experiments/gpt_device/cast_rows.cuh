@@ -276,7 +276,7 @@ template <int j>
 __device__ __forceinline__ void draw_two(std::uint64_t stream, int group, Block4x32 (&to)[4]) {
 #pragma unroll
     for (int i = j; i < j + 2; ++i) to[i] = detail::stochastic_block(stream, group, threadIdx.x % 4 * 4 + i, 0);
-    // Here: the compiler would put it where it is used, when all wait for it.
+        // Here: the compiler would put it where it is used, when all wait for it.
 #pragma unroll
     for (int i = j; i < j + 2; ++i)
         asm volatile("" : "+r"(to[i].word[0]), "+r"(to[i].word[1]), "+r"(to[i].word[2]), "+r"(to[i].word[3]));
@@ -312,9 +312,9 @@ __global__ void __launch_bounds__(CastRows<cols>::threads, 1024 / CastRows<cols>
     constexpr int each = cols / 16;  // vectors of a row
     constexpr bool exchanges = clustered && !of_value;
     __shared__ Uninitialised<Rows> shared_rows;
-    __shared__ std::conditional_t<exchanges, Uninitialised<ClusterExchange<typename Rows::Squares, Rows::most_parts>>,
-                                  char>
-        shared_exchange;
+    __shared__
+        std::conditional_t<exchanges, Uninitialised<ClusterExchange<typename Rows::Squares, Rows::most_parts>>, char>
+            shared_exchange;
     Rows& shared = shared_rows.value();
     // A cluster is a tile: no division of indices, which would be some 30 instructions.
     const int index = static_cast<int>(clustered ? cluster_number() : blockIdx.x),

@@ -185,8 +185,9 @@ bool alter_in_registers(const TileSet<Bf16>& set, const HeadFault* faults, LawKi
                          (set.sequence_stride | set.head_stride | set.row_stride) % 4 == 0;
     if (parts > Rows::most_parts || !aligned) return false;
     constexpr RecordedRows all = RecordedRows::all, first = RecordedRows::first_sequence;
-    const auto run = parts > 1 ? (law.sampled ? rows_under<cols, true, first>(law) : rows_under<cols, true, all>(law))
-                               : (law.sampled ? rows_under<cols, false, first>(law) : rows_under<cols, false, all>(law));
+    const auto run = parts > 1
+                         ? (law.sampled ? rows_under<cols, true, first>(law) : rows_under<cols, true, all>(law))
+                         : (law.sampled ? rows_under<cols, false, first>(law) : rows_under<cols, false, all>(law));
     cudaLaunchAttribute cluster{};
     cluster.id = cudaLaunchAttributeClusterDimension;
     cluster.val.clusterDim.x = static_cast<unsigned>(parts);
@@ -361,9 +362,8 @@ void alter(const TileSet<T>& set, const HeadFault* faults, LawKind law, const st
     const bool of_rms = law.of_rms;
     if constexpr (std::is_same_v<T, Bf16>)
         if (has_names(set, law)) {
-            const bool launched = set.cols == 64
-                                      ? alter_in_registers<64>(set, faults, law, keys, records, stream)
-                                      : alter_in_registers<128>(set, faults, law, keys, records, stream);
+            const bool launched = set.cols == 64 ? alter_in_registers<64>(set, faults, law, keys, records, stream)
+                                                 : alter_in_registers<128>(set, faults, law, keys, records, stream);
             if (!launched) {
                 const dim3 grid(set.tiles(), 1, set.sequences * set.heads);
                 const auto run = set.cols == 64 ? alter_casts<64> : alter_casts<128>;

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include <faultline/base/host_device.hpp>
+#include <faultline/random/bits_as.hpp>
 
 namespace faultline::gpt::on_device {
 
@@ -32,12 +33,7 @@ struct QuickSum {
         if (!fits) return;
         high = static_cast<float>(constant);
         low = static_cast<float>(constant - static_cast<double>(high));
-        const float limit = static_cast<float>(size) * 0x1p-18F;
-        union {
-            float value;
-            std::uint32_t bits;
-        } of_limit{limit};
-        least = (of_limit.bits >> 16) + 1;
+        least = (detail::bits_as<std::uint32_t>(static_cast<float>(size) * 0x1p-18F) >> 16) + 1;
     }
     [[nodiscard]] FAULTLINE_HD float of(float x) const { return (x + high) + low; }
     /// Of the lower half of the sum of bits.
