@@ -64,7 +64,10 @@ MatrixConfig matrix_config(const DissociateSettings& own, const Settings& settin
     if (!own.seeds.empty()) settings.refuse_unread({"seed"}, "with --seeds");
     check_words(settings.where("source"), [&] { expect_different_sources(own.sources, head_dim); });
     check_words(settings.where("intervention"), [&] { expect_different_interventions(own.interventions); });
-    check_words(settings.where("control"), [&] { expect_different_interventions(own.controls); });
+    check_words(settings.where("control"), [&] {
+        expect_different_interventions(own.controls);
+        expect_controls_met(own.controls);
+    });
     if (own.controls.empty()) config.controls = default_controls(own.interventions);
     // A file's, or the default's, beside sources from elsewhere are for other sources too.
     if (settings.given("intervention") || (settings.in_file("intervention") && settings.in_file("source")))

@@ -293,7 +293,10 @@ SweepFile read_sweep(const std::string& path, const std::string& folder) {
         if (empty) throw RequestError(fmt::format("{}: matrix.{}: is empty: expected one or more", file, key));
     const auto in_matrix = [&](const char* key) { return fmt::format("{}: matrix.{}", file, key); };
     check_words(in_matrix("intervention"), [&] { expect_different_interventions(crossed.interventions); });
-    check_words(in_matrix("control"), [&] { expect_different_interventions(crossed.controls); });
+    check_words(in_matrix("control"), [&] {
+        expect_different_interventions(crossed.controls);
+        expect_controls_met(crossed.controls);
+    });
     const std::vector<std::string> controls =
         crossed.controls.empty() ? default_controls(crossed.interventions) : crossed.controls;
 

@@ -73,9 +73,10 @@ class Parser {
         throw RequestError(fmt::format("intervention {}: {}", in_quotes(text_), what));
     }
 
-    /// Options of a guard that its action does not read, and a threshold that its monitor never passes.
+    /// Options of a guard that its action does not read or that change nothing, and a threshold that its monitor never passes.
     void expect_read() const {
         if (out_.kind != Kind::guard) return;
+        if (out_.factor == 1) fail("factor=1: changes nothing: expected another factor, as factor=0.1");
         if (out_.monitor == Monitor::saturated && out_.threshold >= 1)
             fail(fmt::format("threshold: {}: saturated is a fraction of the rows: expected below 1, as threshold=0.5",
                              out_.threshold));
@@ -102,6 +103,9 @@ class Parser {
         const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), x);
         if (value.empty() || error != std::errc{} || end != value.data() + value.size() || !std::isfinite(x) || x <= 0)
             fail(fmt::format("{}={}: expected a number above 0", key, value));
+        using Fp32 = std::numeric_limits<float>;  // what is compared with them and multiplied by them
+        if (x < Fp32::min() || x > Fp32::max())
+            fail(fmt::format("{}={}: expected a number above 0 that fp32 has, 1.2e-38 to 3.4e38", key, value));
         return x;
     }
 

@@ -10,6 +10,7 @@
 
 #include <faultline/base/error.hpp>
 #include <faultline/dissociation/passed_faults.hpp>
+#include <faultline/dissociation/without_effect.hpp>
 #include <faultline/gpt/fingerprint.hpp>
 #include <faultline/gpt/run.hpp>
 #include <faultline/gpt/run_record.hpp>
@@ -54,20 +55,6 @@ void leave_to_guards(const std::vector<Dormant*>& guards, const gpt::Trainer& tr
     }
 }
 
-/// A guard switches QK normalisation on where there is none, of whichever kind.
-void expect_qk_norm_to_switch(const Intervention& intervention, const gpt::ModelConfig& model,
-                              const std::string& word) {
-    using Kind = Intervention::Kind;
-    const bool from_start = intervention.kind == Kind::qk_norm && model.qk_norm == gpt::QkNorm::parameter_free,
-               at_trigger = intervention.kind == Kind::guard && intervention.action == GuardAction::qk_norm &&
-                            model.qk_norm != gpt::QkNorm::none;
-    if (from_start || at_trigger)
-        throw RequestError(
-            fmt::format("intervention {}: does nothing: the model has QK normalisation from the first step: expected "
-                        "another intervention, or qk-norm none",
-                        in_quotes(word)));
-}
-
 }  // namespace
 
 MatrixRun::MatrixRun(const MatrixConfig& matrix, const RunPlan& plan, const gpt::TokenData& data)
@@ -82,7 +69,7 @@ MatrixRun::MatrixRun(const MatrixConfig& matrix, const RunPlan& plan, const gpt:
     if (config_.validate_every == 0)
         config_.validate_every = static_cast<int>(config_.steps);  // a result has a validation loss
     for (const gpt::AttentionChoice& choice : source_.attention) config_.model.attention.push_back(choice);
-    expect_qk_norm_to_switch(intervention_, config_.model, plan.intervention);
+    expect_intervention_acts(intervention_, plan.intervention, config_, source_.faults);
     if (intervention_.kind == Intervention::Kind::qk_norm) config_.model.qk_norm = gpt::QkNorm::parameter_free;
     try {
         gpt::check(config_.model);  // now, and not when the run's turn comes

@@ -36,6 +36,12 @@ bool repairs(const Intervention& intervention) {
            (intervention.kind == Kind::guard && intervention.action == GuardAction::repair);
 }
 
+/// Whether it ends this fault while the fault is at work. A guard acts in the second step at the earliest, and may in any later.
+bool ends(const Intervention& repair, const Fault& fault) {
+    if (repair.kind == Intervention::Kind::guard) return fault.until > 1;
+    return fault.from < repair.from && repair.from < fault.until;
+}
+
 void expect_different(const std::vector<std::string>& words, const char* each,
                       const std::function<std::string(const std::string&)>& meaning) {
     std::map<std::string, std::string> seen;
@@ -59,19 +65,36 @@ void expect_different_interventions(const std::vector<std::string>& intervention
     expect_different(interventions, "intervention", plain);
 }
 
+void expect_controls_met(const std::vector<std::string>& controls) {
+    for (const std::string& word : controls)
+        if (repairs(parse_intervention(word)))
+            throw RequestError(
+                fmt::format("{}: does nothing: a control has no fault, which it would end: expected another control",
+                            in_quotes(word)));
+}
+
 void expect_interventions_met(const std::vector<std::string>& sources, const std::vector<std::string>& interventions,
                               const std::vector<std::string>& controls, int head_dim, const std::string& folder) {
-    bool any_source = false, any_fault = false;
+    bool any_source = false;
+    std::vector<Fault> faults;
     for (const std::string& word : sources) {
         const Source source = parse_source(word, head_dim, folder);
         any_source = any_source || !source.is_none();
-        any_fault = any_fault || !source.faults.empty();
+        faults.insert(faults.end(), source.faults.begin(), source.faults.end());
     }
-    for (const std::string& word : interventions)
-        if (any_source && !any_fault && repairs(parse_intervention(word)))
+    for (const std::string& word : interventions) {
+        const Intervention intervention = parse_intervention(word);
+        if (!any_source || !repairs(intervention)) continue;
+        if (faults.empty())
             throw RequestError(fmt::format(
                 "{}: meets no source with a fault, which it would end (a plan is none): expected such a source, or another intervention",
                 in_quotes(word)));
+        if (std::ranges::none_of(faults, [&](const Fault& fault) { return ends(intervention, fault); }))
+            throw RequestError(fmt::format(
+                "{}: ends no fault of the sources: each begins with it or later, or is over: expected a step between, or another "
+                "intervention",
+                in_quotes(word)));
+    }
     if (any_source) return;
     for (const std::string& word : interventions)
         if (plain(word) != "none" && std::ranges::find(controls, plain(word), plain) == controls.end())

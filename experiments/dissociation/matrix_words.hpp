@@ -15,8 +15,12 @@ void expect_different_sources(const std::vector<std::string>& sources, int head_
 /// The same of interventions, or of controls.
 void expect_different_interventions(const std::vector<std::string>& interventions);
 
+/// RequestError where one of the controls, the runs without a fault, would end the faults of its run.
+void expect_controls_met(const std::vector<std::string>& controls);
+
 /// RequestError where there is no source but "none" and an intervention is not among the controls, the runs without a fault: it
-/// would be in no run; and where an intervention ends faults and no source has one.
+/// would be in no run; and where an intervention ends faults and no source has one that is at work
+/// then.
 void expect_interventions_met(const std::vector<std::string>& sources, const std::vector<std::string>& interventions,
                               const std::vector<std::string>& controls, int head_dim, const std::string& folder = "");
 

@@ -264,6 +264,16 @@ TEST(Dissociate, AnInterventionMeetsASource) {
         EXPECT_THAT(plan.err, HasSubstr(": meets no source with a fault, which it would end (a plan is none)"));
     }
     EXPECT_EQ(run({"--source", "plan:fa2+delta:fixed:0.1", "--intervention", "repair:from=1"}).status, 0);
+    const Outcome over = run({"--source", "delta:fixed:0.1:until=1", "--intervention", "repair:from=1"});
+    EXPECT_EQ(over.status, 2);
+    EXPECT_THAT(over.err, HasSubstr("--intervention: \"repair:from=1\": ends no fault of the sources"));
+    const Outcome control = run({"--source", "none", "--control", "repair:from=1"});
+    EXPECT_EQ(control.status, 2);
+    EXPECT_THAT(control.err, HasSubstr("--control: \"repair:from=1\": does nothing: a control has no fault"));
+    const Outcome clips =
+        run({"--source", "delta:fixed:0.1", "--intervention", "qk_clip:tau=0.5", "--qk-clip", "0.001"});
+    EXPECT_EQ(clips.status, 2);
+    EXPECT_THAT(clips.err, HasSubstr("intervention \"qk_clip:tau=0.5\": the run has qk-clip 0.001"));
     EXPECT_EQ(run({"--source", "none"}).status, 0);  // the quick matrix's interventions, asked for by nobody
 }
 

@@ -50,6 +50,12 @@ TEST(Intervention, SaysWhatWasExpected) {
     EXPECT_THAT(said("guard:monitor=saturated"), HasSubstr("threshold: 100: saturated is a fraction of the rows"));
     EXPECT_THAT(said("guard:threshold=1:monitor=saturated"), HasSubstr("threshold: 1: saturated"));
     EXPECT_EQ(said("guard:monitor=saturated:threshold=0.999"), "");
+    // What changes nothing, or is nothing or without end in fp32.
+    EXPECT_THAT(said("guard:action=lower_rate:factor=1"), HasSubstr("factor=1: changes nothing"));
+    EXPECT_THAT(said("guard:action=tighter_clip:factor=1.0"), HasSubstr("factor=1: changes nothing"));
+    EXPECT_THAT(said("guard:action=lower_rate:factor=1e-300"), HasSubstr("factor=1e-300: expected a number above 0"));
+    EXPECT_THAT(said("qk_clip:tau=1e300"), HasSubstr("tau=1e300: expected a number above 0 that fp32 has"));
+    EXPECT_THAT(said("guard:threshold=1e39"), HasSubstr("threshold=1e39: expected a number above 0 that fp32 has"));
     for (const char* word : {"guard:tau=3:action=qk_clip", "guard:factor=0.5:action=tighter_clip", "guard:scale=unit"})
         EXPECT_EQ(said(word), "") << word;
 }

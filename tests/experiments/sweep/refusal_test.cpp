@@ -71,6 +71,13 @@ INSTANTIATE_TEST_SUITE_P(
             "[matrix]\nsource = [\"ds:fixed:1:from=5\"]\n[train]\ndata = \"DATA\"\n[vary]\nsteps = [6, 5]\n",
             "recipe \"steps=5\": source \"ds:fixed:1:from=5\", intervention \"none\": fault \"ds:fixed:1:from=5\": from: 5: "
             "expected a step of the run, 0 to 4"},
+        Bad{"RepairAsAControl",
+            "[matrix]\nsource = [\"none\"]\ncontrol = [\"repair:from=2\"]\n[train]\ndata = \"DATA\"\n",
+            "matrix.control: \"repair:from=2\": does nothing: a control has no fault"},
+        Bad{"TwoClips",
+            "[matrix]\nsource = [\"ds:fixed:1\"]\nintervention = [\"qk_clip\"]\n[train]\ndata = \"DATA\"\n[vary]\n"
+            "qk-clip = [0, 50]\n",
+            "recipe \"qk-clip=50\": intervention \"qk_clip\": the run has qk-clip 50"},
         Bad{"ThreadsOfARecipe", "[matrix]\nsource = [\"ds:fixed:1\"]\n[train]\nthreads = 2\n",
             "train.threads: is no run's own: expected threads in [sweep], or --threads"},
         Bad{"FaultOfARecipe", "[matrix]\nsource = [\"ds:fixed:1\"]\n[vary]\ninject = [\"ds:fixed:1\"]\n",
