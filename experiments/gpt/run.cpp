@@ -184,6 +184,7 @@ RunOutcome run(Training& trainer, const RunFiles& files, const std::function<voi
         writer->drain();
         trainer.save(checkpoint_path(files.output));
     };
+    if (cancelled) trainer.cancel_when(cancelled, record.has_value());
     // Where the disk refuses the first step there is nothing to go on from, and nothing shall be in the way of another try.
     const auto write_or_remove = [&](const StepReport& report) {
         try {

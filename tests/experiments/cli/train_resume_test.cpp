@@ -268,8 +268,9 @@ TEST_F(Train, OneSignalEndsALongStep) {
     EXPECT_FALSE(std::filesystem::exists(run));
     EXPECT_THAT(ends({"--accumulate", "1048576", "--resume", run}, partial),
                 HasSubstr("interrupted in the first step"));
-    // The second step has a validation without end; the file is there when the first step is whole.
-    EXPECT_THAT(ends({"--validate-every", "2", "--validation-batches", "1048576", "-o", run}, run),
+    // The second step has a validation without end; the file is there when the first step is whole. The checkpoint that the
+    // interrupt left stays without --force.
+    EXPECT_THAT(ends({"--validate-every", "2", "--validation-batches", "1048576", "-o", run, "--force"}, run),
                 HasSubstr("interrupted after step 0; "));
     EXPECT_EQ(RecordReader(run).read("steps/loss").size(), 1);
 }
