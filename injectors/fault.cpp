@@ -5,6 +5,7 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <limits>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -145,6 +146,9 @@ class Parser {
                             in_quotes(word)));
         // Divided, not multiplied by a rounded 0.01: 10% is the double 0.1.
         fault_.magnitude = factor == 1 ? *value : *value / 100;
+        if (fault_.magnitude != 0 && std::abs(fault_.magnitude) < std::numeric_limits<float>::min())
+            fail(fmt::format("magnitude {}: changes nothing: expected 0, or 1.2e-38 or more, the least that fp32 has",
+                             in_quotes(word)));
     }
 
     std::vector<int> indices(std::string_view key, std::string_view list) const {
@@ -152,6 +156,8 @@ class Parser {
         for (const std::string_view item : split(list, ',')) {
             const auto value = number<int>(item);
             if (!value || *value < 0) fail(fmt::format("{}={}: expected integers of 0 or more", key, list));
+            if (std::find(found.begin(), found.end(), *value) != found.end())
+                fail(fmt::format("{}={}: {} is there twice: expected it once", key, list, *value));
             found.push_back(*value);
         }
         return found;

@@ -62,7 +62,10 @@ MatrixConfig matrix_config(const DissociateSettings& own, const Settings& settin
     if (own.loss_ratio) config.rule.loss_ratio = *own.loss_ratio;
     const int head_dim = config.train.model.head_dim();
     if (!own.seeds.empty()) settings.refuse_unread({"seed"}, "with --seeds");
-    check_words(settings.where("source"), [&] { expect_different_sources(own.sources, head_dim); });
+    check_words(settings.where("source"), [&] {
+        expect_different_sources(own.sources, config.train);
+        expect_magnitudes_met(own.sources, config.train);
+    });
     check_words(settings.where("intervention"), [&] { expect_different_interventions(own.interventions); });
     check_words(settings.where("control"), [&] {
         expect_different_interventions(own.controls);

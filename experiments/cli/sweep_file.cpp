@@ -317,7 +317,10 @@ SweepFile read_sweep(const std::string& path, const std::string& folder) {
         if (crossed.sigma_ratio) recipe.config.rule.sigma_ratio = *crossed.sigma_ratio;
         if (crossed.loss_ratio) recipe.config.rule.loss_ratio = *crossed.loss_ratio;
         const int head_dim = recipe.config.train.model.head_dim();
-        check_words(in_matrix("source"), [&] { expect_different_sources(sources, head_dim, from); });
+        check_words(in_matrix("source"), [&] {
+            expect_different_sources(sources, recipe.config.train, from);
+            expect_magnitudes_met(sources, recipe.config.train, from);
+        });
         check_words(in_matrix("intervention"),
                     [&] { expect_interventions_met(sources, crossed.interventions, controls, head_dim, from); });
         out.recipes.push_back(std::move(recipe));

@@ -60,6 +60,7 @@ std::vector<Fault> faults_of(const TrainCommand& own, const Settings& settings) 
     std::vector<Fault> faults;
     expect_of_faults(settings, [&] {
         for (const std::string& word : own.injections) faults.push_back(parse_fault(word));
+        expect_magnitudes(faults);
     });
     return faults;
 }

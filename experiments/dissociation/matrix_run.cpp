@@ -14,6 +14,7 @@
 #include <faultline/gpt/fingerprint.hpp>
 #include <faultline/gpt/run.hpp>
 #include <faultline/gpt/run_record.hpp>
+#include <faultline/gpt/without_effect.hpp>
 #include <faultline/record/record_reader.hpp>
 #include <faultline/tensor/text.hpp>
 
@@ -55,6 +56,16 @@ void leave_to_guards(const std::vector<Dormant*>& guards, const gpt::Trainer& tr
     }
 }
 
+/// The plans of a source, from the model's choice `first` on, do something each.
+void expect_plans_met(const gpt::ModelConfig& model, std::size_t first) {
+    const auto idle = gpt::choice_without_effect(model, first);
+    if (!idle) return;
+    const gpt::AttentionChoice& choice = model.attention[*idle];
+    throw RequestError(fmt::format(
+        "plan {} in {}: does nothing: every head would run the same plan without it: expected none, or another",
+        in_quotes(choice.plan->name), choice.layer < 0 ? "every layer" : fmt::format("layer {}", choice.layer)));
+}
+
 }  // namespace
 
 MatrixRun::MatrixRun(const MatrixConfig& matrix, const RunPlan& plan, const gpt::TokenData& data)
@@ -73,6 +84,8 @@ MatrixRun::MatrixRun(const MatrixConfig& matrix, const RunPlan& plan, const gpt:
     if (intervention_.kind == Intervention::Kind::qk_norm) config_.model.qk_norm = gpt::QkNorm::parameter_free;
     try {
         gpt::check(config_.model);  // now, and not when the run's turn comes
+        expect_plans_met(config_.model, config_.model.attention.size() - source_.attention.size());
+        expect_repairs_passed(source_, config_.model);
         expect_faults_in_run(source_.faults, config_.model, config_.steps);
         if (trainers_ != nullptr) trainers_->check(config_, source_.faults, intervention_);
         expect_faults_passed(source_.faults, config_.model);

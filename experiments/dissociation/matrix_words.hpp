@@ -6,11 +6,20 @@
 #include <string>
 #include <vector>
 
+#include <faultline/gpt/training.hpp>
+
 namespace faultline {
 
-/// RequestError where two sources are one, however they are written: "\"ds:fixed:30%\": is there twice, as \"ds:fixed:0.3\" too".
-/// `head_dim`, `folder`: as of parse_source.
-void expect_different_sources(const std::vector<std::string>& sources, int head_dim, const std::string& folder = "");
+/// RequestError where two sources are one in a run of this configuration, however they are written: "\"ds:fixed:30%\": is there
+/// twice, as \"ds:fixed:0.3\" too". `folder`: as of parse_source. Faults at different sites, or in different layers or heads, may
+/// stand in either order.
+void expect_different_sources(const std::vector<std::string>& sources, const gpt::TrainConfig& config,
+                              const std::string& folder = "");
+
+/// RequestError where a fault of a source has the magnitude 0 and no other source is the same but for its magnitudes: it is
+/// the control's run then, and not the zero of a series.
+void expect_magnitudes_met(const std::vector<std::string>& sources, const gpt::TrainConfig& config,
+                           const std::string& folder = "");
 
 /// The same of interventions, or of controls.
 void expect_different_interventions(const std::vector<std::string>& interventions);

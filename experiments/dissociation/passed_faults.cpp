@@ -20,6 +20,7 @@
 #include <faultline/injectors/passed_sites.hpp>
 #include <faultline/plan/plan_toml.hpp>
 #include <faultline/random/random_stream.hpp>
+#include <faultline/tensor/text.hpp>
 
 namespace faultline {
 namespace {
@@ -156,6 +157,43 @@ void expect_faults_passed(const std::vector<Fault>& faults, const gpt::ModelConf
                             "the run passes (faultline sites says what each is of)",
                             to_string(fault), name(*site), model.context, *plans.begin()));
     }
+}
+
+void expect_repairs_passed(const Source& source, const gpt::ModelConfig& model) {
+    for (const RepairedSite& repaired : source.repaired) {
+        if (repaired.site == Site::scale) continue;  // a constant, which every kernel has
+        if (!passed_by(for_head_dim(*repaired.plan, model.head_dim()), model)[repaired.site])
+            throw RequestError(fmt::format(
+                "{}: exact={}: does nothing: the site is not passed in a context of {} under plan {}: expected one that is "
+                "(faultline sites says what each is of)",
+                in_quotes(repaired.word), name(repaired.site), model.context, in_quotes(repaired.plan->name)));
+    }
+}
+
+void expect_magnitudes(const std::vector<Fault>& faults) {
+    for (const Fault& fault : faults)
+        if (fault.magnitude == 0)
+            throw RequestError(fmt::format("fault {}: magnitude 0: changes nothing: expected another, or no fault",
+                                           in_quotes(to_string(fault))));
+}
+
+Fault in_fewest_words(const Fault& fault, const gpt::ModelConfig& model, std::int64_t steps) {
+    Fault out = fault;
+    std::ranges::sort(out.layers);
+    std::ranges::sort(out.heads);
+    const auto [first, last] = layers_of_site(fault, model.layers);
+    const ModelSite* site = std::get_if<ModelSite>(&fault.site);
+    // Without layers an update's fault is in the embeddings too.
+    const bool of_layers = site == nullptr || *site != ModelSite::optimizer_update;
+    const auto whole = [](const std::vector<int>& sorted, std::int64_t from, std::int64_t to) {
+        return !sorted.empty() && sorted.front() == from && sorted.back() == to &&
+               static_cast<std::int64_t>(sorted.size()) == to - from + 1;
+    };
+    if (of_layers && whole(out.layers, first, last)) out.layers.clear();
+    if (whole(out.heads, 0, model.heads - 1)) out.heads.clear();
+    if (out.until >= steps) out.until = Fault{}.until;
+    if (out.magnitude == 0) out.magnitude = 0, out.unit = Fault::Unit::relative;  // of either sign, in any unit
+    return out;
 }
 
 }  // namespace faultline

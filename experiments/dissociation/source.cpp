@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <faultline/dissociation/source.hpp>
 
+#include <algorithm>
 #include <charconv>
 #include <filesystem>
 #include <set>
@@ -33,6 +34,9 @@ std::vector<int> indices(const std::string& word, std::string_view list) {
         const auto [end, error] = std::from_chars(item.data(), item.data() + item.size(), value);
         if (item.empty() || error != std::errc{} || end != item.data() + item.size() || value < 0)
             throw RequestError(fmt::format("source {}: expected integers of 0 or more behind =", in_quotes(word)));
+        if (std::ranges::find(found, value) != found.end())
+            throw RequestError(fmt::format("source {}: {} is there twice in {}: expected it once", in_quotes(word),
+                                           value, in_quotes(list)));
         found.push_back(value);
     }
     return found;
@@ -48,6 +52,13 @@ void add_plan(const std::string& word, int head_dim, const std::string& folder, 
     RoundingPlan chosen =
         for_head_dim(plan(is_file ? (std::filesystem::path(folder) / parts[1]).string() : parts[1]), head_dim);
     std::vector<int> layers{-1}, heads;
+    std::vector<Site> repaired;
+    const auto change = [&](RoundingPlan changed, std::string_view by) {
+        if (changed.same_numerics(chosen))
+            throw RequestError(fmt::format("source {}: {}: does nothing: plan {} is the same without it: expected none",
+                                           in_quotes(word), by, in_quotes(chosen.name)));
+        chosen = std::move(changed);
+    };
     bool untiled = false;
     std::set<std::string> given;
     for (std::size_t i = 2; i < parts.size(); ++i) {
@@ -66,7 +77,7 @@ void add_plan(const std::string& word, int head_dim, const std::string& folder, 
                 throw RequestError(
                     fmt::format("source {}: correction {} changes the function: expected it among the model's settings",
                                 in_quotes(word), in_quotes(correction.name)));
-            chosen = apply(correction, chosen);
+            change(apply(correction, chosen), part);
         } else if (part.starts_with("exact=")) {
             for (const std::string& name : split(part.substr(6), ',')) {
                 const auto site = find_site(name);
@@ -76,7 +87,8 @@ void add_plan(const std::string& word, int head_dim, const std::string& folder, 
                     throw RequestError(fmt::format("source {}: site {}: {}", in_quotes(word), in_quotes(name),
                                                    expected_one_of(name, known)));
                 }
-                chosen = chosen.repaired(*site);
+                change(chosen.repaired(*site), "exact=" + name);
+                repaired.push_back(*site);
             }
         } else if (part == "untiled") {
             untiled = true;
@@ -85,9 +97,14 @@ void add_plan(const std::string& word, int head_dim, const std::string& folder, 
                                            in_quotes(word), in_quotes(part)));
         }
     }
-    if (untiled) untile(chosen.schedule);
+    if (untiled) {
+        RoundingPlan whole = chosen;
+        untile(whole.schedule);
+        change(std::move(whole), "untiled");
+    }
     const auto shared = std::make_shared<const RoundingPlan>(std::move(chosen));
     for (const int layer : layers) source.attention.push_back({layer, heads, shared});
+    for (const Site site : repaired) source.repaired.push_back({word, site, shared});
 }
 
 }  // namespace

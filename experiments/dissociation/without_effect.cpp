@@ -16,12 +16,17 @@ namespace {
 
 using Kind = Intervention::Kind;
 
+/// Whether it is in the kernel's forward, where it may change the logits themselves.
+bool in_forward(const Fault& fault) {
+    const Site* site = std::get_if<Site>(&fault.site);
+    return site != nullptr && info(*site).pass != Pass::backward;
+}
+
 /// A bound that no logit passes, or infinity. Of vectors of norm sqrt(head_dim) it is sqrt(head_dim), and the roundings of a
-/// plan, of formats with three bits and more and in log2 units too, do not double it; a fault in the kernel may.
+/// plan, of formats with three bits and more and in log2 units too, do not double it; a fault may.
 double largest_logit(const gpt::ModelConfig& model, const std::vector<Fault>& faults) {
-    const bool in_kernel =
-        std::ranges::any_of(faults, [](const Fault& f) { return std::holds_alternative<Site>(f.site); });
-    if (model.qk_norm != gpt::QkNorm::parameter_free || in_kernel) return std::numeric_limits<double>::infinity();
+    if (model.qk_norm != gpt::QkNorm::parameter_free || std::ranges::any_of(faults, in_forward))
+        return std::numeric_limits<double>::infinity();
     return 2 * std::sqrt(static_cast<double>(model.head_dim()));
 }
 

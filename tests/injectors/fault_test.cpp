@@ -70,6 +70,10 @@ TEST(Fault, SaysWhatWasExpected) {
     EXPECT_THAT(said("delta:fixed:nan"), HasSubstr("expected a number"));
     EXPECT_THAT(said("delta:fixed:inf"), HasSubstr("expected a number"));
     EXPECT_THAT(said("delta:fixed:1e999"), HasSubstr("expected a number"));
+    EXPECT_THAT(said("delta:random:1e-300"), HasSubstr("magnitude \"1e-300\": changes nothing"));
+    EXPECT_THAT(said("delta:random:-1e-40ulp"), HasSubstr("magnitude \"-1e-40ulp\": changes nothing"));
+    EXPECT_EQ(said("delta:fixed:0"), "");  // of several magnitudes it is the control
+    EXPECT_THAT(said("delta:fixed:0.1:heads=1,0,1"), HasSubstr("heads=1,0,1: 1 is there twice"));
     EXPECT_THAT(said("delta:fixed:0.1:layers=x"), HasSubstr("layers=x"));
     EXPECT_THAT(said("delta:fixed:0.1:from=5:until=5"), HasSubstr("from must be less"));
     EXPECT_THAT(said("delta:fixed:0.1:hold=odd"), HasSubstr("stochastic, nearest or exact"));

@@ -222,6 +222,11 @@ TEST(Dissociate, RefusesInOneSentence) {
     EXPECT_THAT(
         said({"--source", "delta:multiplicative:20%"}),
         HasSubstr("--source: \"delta:multiplicative:20%\": is there twice, as \"delta:multiplicative:0.2\" too"));
+    EXPECT_THAT(
+        said({"--source", "delta:multiplicative:0.2:layers=0"}),
+        HasSubstr("\"delta:multiplicative:0.2:layers=0\": is there twice, as \"delta:multiplicative:0.2\" too"));
+    EXPECT_THAT(said({"--source", "ds:fixed:0"}), HasSubstr("--source: \"ds:fixed:0\": magnitude 0: changes nothing"));
+    EXPECT_THAT(said({"--source", "plan:fa2:exact=merge"}), HasSubstr("exact=merge: does nothing"));
     EXPECT_THAT(said({"--intervention", "project:k=3"}),
                 HasSubstr("\"project:k=3\": is there twice, as \"project\" too"));
     EXPECT_THAT(said({"--control", "qk_clip", "--control", "qk_clip:tau=100"}),

@@ -123,6 +123,7 @@ TEST_F(Train, RequestsThatAreWrongAreOneSentenceAndStatus2) {
     refused({"--optimizer", "adam"}, "did you mean \"adamw\"");
     refused({"--inject", "delta:huge:1"}, "--inject");
     refused({"--inject", "delta:fixed:1:layers=3"}, "layer 3");
+    refused({"--inject", "delta:multiplicative:0"}, "--inject: fault \"delta:multiplicative:0\": magnitude 0: changes");
     refused({"--inject", "delta:fixed:1:heads=7"}, "--inject: fault \"delta:fixed:1:heads=7\": head 7: expected ");
     refused({"--inject", "o_cast:fixed:0.3:column=3"}, "column=3: o_cast is in the attention kernel");
     refused({"--inject", "ffn_output:fixed:1:column=99", "-o", folder / "never.h5"}, "column 99: expected less than");

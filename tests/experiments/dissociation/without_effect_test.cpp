@@ -76,6 +76,7 @@ TEST(WithoutEffect, QkClipBesideQkClipAndQkNorm) {
     EXPECT_EQ(said("guard:action=lower_rate:threshold=2", normed), "");
     EXPECT_EQ(said("guard:action=lower_rate:monitor=grad_norm", normed), "");
     EXPECT_EQ(said("qk_clip:tau=100", normed, {"s_cast:multiplicative:99"}), "");
+    EXPECT_THAT(said("qk_clip:tau=100", normed, {"delta:fixed:0.1", "ffn_output:fixed:9"}), HasSubstr("does nothing"));
     EXPECT_EQ(said("qk_clip:tau=100", [](TrainConfig& c) { c.model.qk_norm = QkNorm::learned; }), "");
 }
 
