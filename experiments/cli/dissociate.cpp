@@ -22,6 +22,7 @@
 #include <faultline/dissociation/run_memory.hpp>
 #include <faultline/gpt/run.hpp>
 #include <faultline/gpt_device/device_trainer.hpp>
+#include <faultline/ranks/launched.hpp>
 #include <faultline/tensor/text.hpp>
 
 namespace faultline::cli {
@@ -139,6 +140,13 @@ void expect_own_runs(const MatrixConfig& config, const Invocation& call) {
 
 Status run(const DissociateSettings& own, const Invocation& call) {
     watch_for_interrupts();
+    if (const std::optional<Launch> launch = launch_of_environment()) {
+        if (launch->rank > 0) return Status::refused;  // the first says it
+        throw RequestError(
+            fmt::format("{}: says {} ranks, and each would make all runs: expected one process, which makes "
+                        "several at a time, or faultline sweep",
+                        launch->variable, launch->size));
+    }
     const TrainData data = read_data(own.train, call.settings);
     end_if_interrupted();
     MatrixConfig config = matrix_config(own, call.settings, data);

@@ -347,7 +347,7 @@ Status run_one(const std::string& path, const Invocation& call) {
 Status run(const SweepSettings& own, const Invocation& call) {
     watch_for_interrupts();
     const Request request = request_of(own, call);
-    check_options(own, call.settings);
+    check_options(own, call.settings, request.verb);
     if (request.verb == "one") return run_one(own.words.back(), call);
     if (request.verb == "status") {
         const sweep::Status status = sweep::status_of(request.folder, sweep::read_cells(request.folder));
@@ -365,8 +365,10 @@ Status run(const SweepSettings& own, const Invocation& call) {
                             shown(request.file), shown(request.folder)));
         merge(request, file, cells, call);
         const sweep::Status status = sweep::status_of(request.folder, cells);
-        if (!status.any_unreadable()) return Status::done;
+        if (status.all_done() && !status.any_unreadable()) return Status::done;
         say_failures(status);
+        if (!status.all_done())
+            remark(fmt::format("faultline sweep: {}: what is done is merged", sweep::summary(status)));
         return Status::failed;
     }
     check_launch(own, call.settings, file);

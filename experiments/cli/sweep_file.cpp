@@ -12,6 +12,7 @@
 #include <faultline/base/error.hpp>
 #include <faultline/cli/device_trainers.hpp>
 #include <faultline/cli/setting.hpp>
+#include <faultline/cli/terminal.hpp>
 #include <faultline/cli/train_settings.hpp>
 #include <faultline/dissociation/matrix_words.hpp>
 #include <faultline/plan/nearest_name.hpp>
@@ -175,6 +176,28 @@ std::vector<Variant> varied(std::vector<Variant> variants, const toml::table& va
     return variants;
 }
 
+/// RequestError where the file makes more runs than a sweep has, before any is made: each is some files of a folder and some kilobytes
+/// of memory here. A few of them may be the same, controls that are sources too.
+void expect_so_many(double recipes, const Crossed& crossed, std::size_t sources, std::size_t controls,
+                    const std::string& file) {
+    const double runs = recipes * static_cast<double>(crossed.seeds.size()) *
+                        (1 + static_cast<double>(controls) +
+                         static_cast<double>(sources) * static_cast<double>(crossed.interventions.size()));
+    if (runs <= most_runs_of_a_sweep) return;
+    throw RequestError(
+        fmt::format("{}: matrix and vary: make some {:.{}g} runs: expected at most {}, or several sweeps", file, runs,
+                    runs < 1e6 ? 6 : 2, most_runs_of_a_sweep));
+}
+
+/// Variants that recipes_of() and varied() make.
+double count_of_variants(std::size_t recipes, const toml::table& vary) {
+    auto count = static_cast<double>(recipes);
+    for (const auto& [key, values] : vary)
+        if (const toml::array* list = values.as_array(); list != nullptr && !list->empty())
+            count *= static_cast<double>(list->size());
+    return count;
+}
+
 using DataCache = std::map<std::pair<std::string, std::string>, std::shared_ptr<const gpt::TokenData>>;
 
 /// Files are named from the folder that the sweep's stands in.
@@ -235,6 +258,9 @@ SweepRecipe recipe_of(const Variant& variant, const toml::table& train, const st
         expect_of_recipe(change.key, change.where);
         settings.read(Settings::Value{change.key, *change.value}, change.where);
     }
+    for (const auto& [key, without] : unread_settings(own))
+        if (const auto change = std::ranges::find(variant.changes, key, &Change::key); change != variant.changes.end())
+            throw RequestError(fmt::format("{}.{}: means nothing {}: expected none", change->where, key, without));
     const auto refuse = [&](const char* key, const char* expected) {
         throw RequestError(fmt::format("{}: {}", settings.where(key), expected));
     };
@@ -304,7 +330,11 @@ SweepFile read_sweep(const std::string& path, const std::string& folder) {
     out.checkpoint_every = crossed.checkpoint_every;
     DataCache cache;
     std::set<std::string> names;
-    for (const Variant& variant : varied(recipes_of(root, file), table_of(root, "vary", file), file)) {
+    const std::vector<Variant> named = recipes_of(root, file);
+    const toml::table& vary = table_of(root, "vary", file);
+    expect_so_many(count_of_variants(named.size(), vary), crossed, sources.size(), controls.size(), file);
+    for (const Variant& variant : varied(named, vary, file)) {
+        end_if_interrupted();
         if (!names.insert(variant.name).second)
             throw RequestError(
                 fmt::format("{}: recipe {}: is there twice: expected different names", file, in_quotes(variant.name)));
@@ -336,6 +366,7 @@ std::vector<sweep::Cell> cells_of(const SweepFile& file, const std::string& path
             recipe.name.empty() ? escaped(path, path.size())
                                 : fmt::format("{}: recipe {}", escaped(path, path.size()), in_quotes(recipe.name));
         for (const RunPlan& plan : runs_of(recipe.config)) {
+            end_if_interrupted();
             sweep::Cell cell{recipe.name, plan.source, plan.intervention, plan.seed, recipe.config.train.steps, "", ""};
             try {
                 cell.key = sweep::key_of(identity_of(recipe.config, plan, *recipe.data));

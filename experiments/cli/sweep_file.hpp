@@ -14,6 +14,9 @@
 
 namespace faultline::cli {
 
+/// Of all recipes together.
+inline constexpr int most_runs_of_a_sweep = 100'000;
+
 struct SweepRecipe {
     std::string name;      ///< empty: the only one
     std::string settings;  ///< [train] with all settings in force

@@ -50,7 +50,14 @@ void SweepSettings::declare(Settings& settings) {
     settings.holds_options("sbatch");
 }
 
-void check_options(const SweepSettings& own, const Settings& settings) {
+void check_options(const SweepSettings& own, const Settings& settings, std::string_view verb) {
+    if (verb == "status" || verb == "merge")
+        settings.refuse_unread({"jobs", "devices", "mps", "slurm", "submit", "partition", "gres", "time", "sbatch"},
+                               fmt::format("for {}, which runs nothing", verb));
+    if (verb != "status") settings.refuse_unread({"every"}, fmt::format("for {}, which prints no runs", verb));
+    if (settings.given("force"))
+        throw RequestError(fmt::format("{}: {}", settings.where("force"),
+                                       "means nothing for a sweep: a run is made anew where its record is removed"));
     for (const char* key : {"submit", "partition", "gres", "time", "sbatch"})
         if (!own.slurm && settings.given(key))
             throw RequestError(fmt::format("{}: is Slurm's: expected --slurm with it", settings.where(key)));

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <faultline/cli/settings.hpp>
@@ -25,8 +26,9 @@ struct SweepSettings {
 };
 
 /// RequestError, before anything of the sweep is read: an option of Slurm's without --slurm, values that Slurm or CUDA does not
-/// know. What the sweep's file says may be meant for the other way of running it, and is looked at for its form alone.
-void check_options(const SweepSettings& own, const Settings& settings);
+/// know, one that means nothing for what is to be done: `verb` is run, status, merge or one. What the sweep's file says may be meant
+/// for the other way of running it, and is looked at for its form alone.
+void check_options(const SweepSettings& own, const Settings& settings, std::string_view verb);
 
 /// RequestError where this sweep is not run in that way: cards for runs on the CPU, runs on cards in a build without.
 void check_launch(const SweepSettings& own, const Settings& settings, const SweepFile& file);

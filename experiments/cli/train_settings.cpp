@@ -233,19 +233,21 @@ void expect_cosine_met(const gpt::TrainConfig& config, const Settings& settings)
         settings.where("schedule"), std::max<std::int64_t>(0, config.steps - config.schedule.warmup), config.steps));
 }
 
-/// What would change nothing, where it was asked for.
-void refuse_unread(const TrainSettings& own, const Settings& settings) {
-    if (own.data.empty()) settings.refuse_unread({"data-format"}, "without --data");
-    if (own.schedule == "constant") settings.refuse_unread({"final-lr"}, "with --schedule constant");
-    if (own.optimizer == "adamw") settings.refuse_unread({"momentum"}, "with --optimizer adamw");
-    if (own.optimizer == "sgd") settings.refuse_unread({"beta1", "beta2", "epsilon"}, "with --optimizer sgd");
-}
-
 }  // namespace
+
+std::vector<std::pair<std::string_view, std::string_view>> unread_settings(const TrainSettings& own) {
+    std::vector<std::pair<std::string_view, std::string_view>> unread;
+    if (own.data.empty()) unread.emplace_back("data-format", "without data");
+    if (own.schedule == "constant") unread.emplace_back("final-lr", "with schedule constant");
+    if (own.optimizer == "adamw") unread.emplace_back("momentum", "with optimizer adamw");
+    if (own.optimizer == "sgd")
+        for (const char* key : {"beta1", "beta2", "epsilon"}) unread.emplace_back(key, "with optimizer sgd");
+    return unread;
+}
 
 gpt::TrainConfig train_config(const TrainSettings& own, const Settings& settings, const TrainData& data, int threads) {
     using gpt::OptimizerKind;
-    refuse_unread(own, settings);
+    for (const auto& [key, without] : unread_settings(own)) settings.refuse_unread({key}, without);
     gpt::TrainConfig c;
     c.model = model_config(own, settings, data);
     c.optimizer.kind = chosen<OptimizerKind, 3>(

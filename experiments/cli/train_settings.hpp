@@ -4,6 +4,8 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include <faultline/cli/settings.hpp>
@@ -35,6 +37,9 @@ struct TrainData {
     /// Of text and replay, for the manifest.
     [[nodiscard]] std::vector<InputHash> inputs() const;
 };
+
+/// Settings that nothing reads beside the values that others have here: key, and beside what.
+[[nodiscard]] std::vector<std::pair<std::string_view, std::string_view>> unread_settings(const TrainSettings& own);
 
 /// RequestError naming the setting.
 [[nodiscard]] TrainData read_data(const TrainSettings& own, const Settings& settings);

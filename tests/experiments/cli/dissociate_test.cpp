@@ -54,6 +54,18 @@ std::vector<std::string> small(const Folder& folder, const std::vector<std::stri
     return arguments;
 }
 
+TEST(Dissociate, UnderALauncherIsRefusedOnce) {
+    const Folder folder;
+    const Outcome first = run_program(small(folder, {"-o", folder / "a.h5"}),
+                                      {{"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_RANK", "0"}});
+    EXPECT_EQ(first.status, 2);
+    EXPECT_THAT(first.err, HasSubstr("OMPI_COMM_WORLD_SIZE: says 2 ranks, and each would make all runs: expected one"));
+    const Outcome second = run_program(small(folder, {"-o", folder / "a.h5"}),
+                                       {{"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_RANK", "1"}});
+    EXPECT_EQ(second.status, 2);
+    EXPECT_EQ(second.err, "");
+}
+
 TEST(Dissociate, PrintsATableAndJson) {
     const Folder folder;
     const Outcome run = run_program(small(folder, {"--quiet"}));

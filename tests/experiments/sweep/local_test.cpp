@@ -82,9 +82,14 @@ TEST(Sweep, ARecordThatCannotBeReadIsOneRunsTrouble) {
         EXPECT_EQ(slurp(record).size(), bytes.size() / 2);  // it is the user's to remove
     }
     fs::remove(record);
+    const Outcome merged = run_program({"sweep", "merge", out, "--quiet"});
+    EXPECT_EQ(merged.status, 1);
+    EXPECT_THAT(merged.err, HasSubstr("1 of 2 runs are done"));
+    EXPECT_THAT(merged.err, HasSubstr("what is done is merged"));
     const Outcome again = run_program({"sweep", file, "-o", out, "--quiet"});
     EXPECT_EQ(again.status, 0) << again.err;
     EXPECT_EQ(again.out, whole.out);
+    EXPECT_EQ(run_program({"sweep", "merge", out, "--quiet"}).status, 0);
 }
 
 // A record under another run's name is whole, and of another configuration: its run is not done, and no table has its numbers.

@@ -67,6 +67,17 @@ INSTANTIATE_TEST_SUITE_P(
             "[matrix]\nsource = [\"ffn_output:fixed:1:column=16\"]\n[train]\ndata = \"DATA\"\nwidth = 16\n",
             "source \"ffn_output:fixed:1:column=16\", intervention \"none\": fault \"ffn_output:fixed:1:column=16\": column "
             "16: expected less than the 16 columns of ffn_output"},
+        Bad{"MoreRunsThanASweepHas",
+            "[matrix]\nsource = [\"ds:fixed:1\"]\ncontrol = [\"none\"]\nseeds = [0, 1]\n[vary]\nlr = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]\n"
+            "weight-decay = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]\nclip = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]\n"
+            "z-loss = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]\nwarmup = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]\n",
+            "matrix and vary: make some 600000 runs: expected at most 100000, or several sweeps"},
+        Bad{"VariedMomentumOfAdamw",
+            "[matrix]\nsource = [\"ds:fixed:1\"]\n[train]\ndata = \"DATA\"\n[vary]\nmomentum = [0.1, 0.2]\n",
+            "vary.momentum: means nothing with optimizer adamw: expected none"},
+        Bad{"FinalRateOfAConstantSchedule",
+            "[matrix]\nsource = [\"ds:fixed:1\"]\n[train]\ndata = \"DATA\"\n[[recipe]]\nname = \"a\"\nfinal-lr = 0.1\n",
+            "recipe \"a\".final-lr: means nothing with schedule constant: expected none"},
         Bad{"StepOfNoRun",
             "[matrix]\nsource = [\"ds:fixed:1:from=5\"]\n[train]\ndata = \"DATA\"\n[vary]\nsteps = [6, 5]\n",
             "recipe \"steps=5\": source \"ds:fixed:1:from=5\", intervention \"none\": fault \"ds:fixed:1:from=5\": from: 5: "
@@ -178,6 +189,22 @@ TEST(Sweep, RefusesOptionsThatItWouldNotHeed) {
 }
 
 // A build with device code would begin to run it.
+TEST(Sweep, RefusesOptionsThatNothingReads) {
+    const Folder folder;
+    const std::string file = small_sweep(folder, 4);
+    ASSERT_EQ(run_program({"sweep", file, "-o", folder / "s", "--quiet"}).status, 0);
+    for (const char* const verb : {"status", "merge"}) {
+        EXPECT_THAT(refused("sweep", {verb, folder / "s", "--jobs", "3"}, &folder),
+                    HasSubstr(fmt::format("--jobs: means nothing for {}, which runs nothing", verb)));
+        EXPECT_THAT(refused("sweep", {verb, folder / "s", "--slurm"}, &folder),
+                    HasSubstr("--slurm: means nothing for"));
+    }
+    EXPECT_THAT(refused("sweep", {"merge", folder / "s", "--every"}, &folder), HasSubstr("--every: means nothing"));
+    EXPECT_THAT(refused("sweep", {file, "-o", folder / "s", "--every"}, &folder), HasSubstr("--every: means nothing"));
+    EXPECT_THAT(refused("sweep", {file, "-o", folder / "s", "--force"}, &folder),
+                HasSubstr("--force: means nothing for a sweep: a run is made anew where its record is removed"));
+}
+
 TEST(Sweep, ForCardsIsRefusedByABuildWithoutDeviceCodeAndLaidOutForOthers) {
     if (gpt::device_trainer_is_built()) GTEST_SKIP() << "this build has device code";
     const Folder folder;
