@@ -56,7 +56,7 @@ void split_text(std::span<const std::byte> text, TokenData& data) {
         (held_out ? data.validation : data.training).push_back(static_cast<std::int32_t>(text[i]));
     }
     if (!data.validation.empty()) return;
-    // Less than a mebibyte: the last sixteenth.
+    // No sixteenth block: the last sixteenth.
     const std::size_t kept = text.size() - text.size() / held_out_every;
     data.validation.assign(data.training.begin() + static_cast<std::ptrdiff_t>(kept), data.training.end());
     data.training.resize(kept);
@@ -281,10 +281,13 @@ TokenData read_tokens(const std::string& path, DataFormat format) {
 
 void check_tokens(const TokenData& data, int vocabulary, int length) {
     const std::string name = shown(data.source);
+    const bool sixteenth = data.validation.size() == (data.training.size() + data.validation.size()) / held_out_every;
+    const std::string in_all = fmt::format(", so {} tokens or more in all, of which the last sixteenth is held out",
+                                           held_out_every * (static_cast<std::size_t>(length) + 1));
     const auto check = [&](const std::vector<std::int32_t>& tokens, const char* split) {
         if (tokens.size() <= static_cast<std::size_t>(length))
-            throw RequestError(fmt::format("{}: {} split: {} tokens: expected more than the context of {}", name, split,
-                                           tokens.size(), length));
+            throw RequestError(fmt::format("{}: {} split: {} tokens: expected more than the context of {}{}", name,
+                                           split, tokens.size(), length, sixteenth ? in_all : ""));
         const auto over = std::ranges::find_if(tokens, [&](std::int32_t id) { return id < 0 || id >= vocabulary; });
         if (over != tokens.end())
             throw RequestError(

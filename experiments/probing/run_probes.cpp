@@ -105,6 +105,12 @@ class Run {
         return s;
     }
     [[nodiscard]] const std::string& source() const { return reader_.name(); }
+    /// Hashes of what was trained on; "" where the file does not say.
+    [[nodiscard]] std::string data() const {
+        std::vector<std::string> hashes;
+        for (const InputHash& input : reader_.manifest().inputs) hashes.push_back(input.hash);
+        return fmt::format("{}", fmt::join(hashes, " "));
+    }
     std::string name;
     std::vector<std::int64_t> steps;
 
@@ -282,6 +288,22 @@ MonitorSeries monitor_of(const Run& run, const MonitorInfo& info) {
     return out;
 }
 
+/// In what runs differ that are to be measured by each other's range; "" where nothing is known to. A run that ended at a value
+/// that is no number is shorter by that, which is no difference.
+std::string differences(const std::vector<Run>& runs) {
+    std::set<std::string> data;
+    std::set<std::int64_t> lengths;
+    for (const Run& run : runs) {
+        if (const std::string one = run.data(); !one.empty()) data.insert(one);
+        if (std::isfinite(run.series("loss", {}).values.back())) lengths.insert(run.steps.back() + 1);
+    }
+    std::string text;
+    if (data.size() > 1) text += "; the runs are of different data";
+    if (lengths.size() > 1)
+        text += fmt::format("; the runs differ in length, {} to {} steps", *lengths.begin(), *lengths.rbegin());
+    return text;
+}
+
 void add_early_warning(const std::vector<Run>& runs, const ProbeOptions& options, Report& report) {
     std::vector<RunSeries> series;
     std::vector<std::string> names;
@@ -307,9 +329,10 @@ void add_early_warning(const std::vector<Run>& runs, const ProbeOptions& options
         "runs",
         "early-warning",
         fmt::format(
-            "lead: steps from the alarm ({} recorded values beyond {:g} times the healthy runs' range) to divergence (the loss's median over {} steps stays {:g} nat above its lowest); no threshold: no healthy run, or 0 in all{}",
+            "lead: steps from the alarm ({} recorded values beyond {:g} times the healthy runs' range) to divergence (the loss's median over {} steps stays {:g} nat above its lowest); no threshold: no healthy run, or 0 in all{}{}",
             rule.persist, rule.margin, rule.divergence.window, rule.divergence.rise,
-            missing.empty() ? std::string() : fmt::format("; not in every run: {}", fmt::join(missing, ", "))),
+            missing.empty() ? std::string() : fmt::format("; not in every run: {}", fmt::join(missing, ", ")),
+            differences(runs)),
         {},
         {},
         {},

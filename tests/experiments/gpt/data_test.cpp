@@ -158,7 +158,24 @@ TEST(Data, TokensAreCheckedAgainstVocabularyAndContext) {
                 HasSubstr("5 tokens: expected more than the context of 5"));
     EXPECT_EQ(refusal([&] { check_tokens(data, 512, 4); }), "");
     data.validation = {1};
-    EXPECT_THAT(refusal([&] { check_tokens(data, 512, 4); }), HasSubstr("validation split"));
+    EXPECT_THAT(refusal([&] { check_tokens(data, 512, 4); }),
+                testing::AllOf(HasSubstr("validation split"), testing::Not(HasSubstr("sixteenth"))));
+}
+
+// How much text a context needs: one byte less is refused with that number, and it is enough.
+TEST(Data, TooShortATextIsToldHowMuchIsNeeded) {
+    const Folder folder;
+    for (const std::size_t size : {16u * 129 - 1, 16u * 129}) {
+        write_file(folder / "short.txt", std::string(size, 'x'));
+        const TokenData data = read_tokens(folder / "short.txt");
+        const std::string said = refusal([&] { check_tokens(data, 256, 128); });
+        if (size == 16u * 129)
+            EXPECT_EQ(said, "");
+        else
+            EXPECT_THAT(said,
+                        HasSubstr("validation split: 128 tokens: expected more than the context of 128, so 2064 tokens "
+                                  "or more in all, of which the last sixteenth is held out"));
+    }
 }
 
 TEST(Data, AMissingDefaultTextNamesThePackage) {

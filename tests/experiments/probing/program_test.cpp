@@ -16,6 +16,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::StartsWith;
 
 std::string refusal(const Folder& folder, const std::vector<std::string>& options) {
@@ -32,9 +33,12 @@ std::string refusal(const Folder& folder, const std::vector<std::string>& option
 }
 
 /// A run of 100 steps whose loss and gradient norm rise where `sick` says.
-std::string made_run(const Folder& folder, const std::string& name, bool sick) {
+std::string made_run(const Folder& folder, const std::string& name, bool sick, const std::string& data = "",
+                     std::int64_t steps = 100, double last = 2) {
     const std::string path = folder / name;
-    RunFile file = RunFile::create(path, make_manifest("run", "test", "", 0));
+    Manifest manifest = make_manifest("run", "test", "", 0);
+    if (!data.empty()) manifest.inputs = {{"text", data}};
+    RunFile file = RunFile::create(path, manifest);
     const std::vector<std::int64_t> layers{0}, heads{0, 1};
     file.coordinate("steps/layer", layers);
     file.coordinate("steps/head", heads);
@@ -44,8 +48,8 @@ std::string made_run(const Folder& folder, const std::string& name, bool sick) {
     const auto sum = file.series("zero_sum", Dtype::f64, layer_head);
     const auto magnitude = file.series("zero_sum_abs", Dtype::f64, layer_head);
     file.start();
-    for (std::int64_t step = 0; step < 100; ++step) {
-        file.set(loss, sick && step >= 60 ? 5.0 : 2.0);
+    for (std::int64_t step = 0; step < steps; ++step) {
+        file.set(loss, step == steps - 1 && !sick ? last : sick && step >= 60 ? 5.0 : 2.0);
         file.set(norm, sick && step >= 40 ? 9.0 : 1.0);
         const std::vector<double> r{0.5, step % 2 == 0 ? 1.0 : -1.0}, all{1.0, 2.0};
         file.set(sum, std::span<const double>(r));
@@ -97,6 +101,29 @@ TEST(ProbeProgram, RunsAreWarnedOf) {
     EXPECT_EQ(coherence["probe"], "coherence/zero_sum");
     EXPECT_EQ(coherence["values"]["mean sign"]["values"], nlohmann::json::parse("[1.0, 0.0]"));
     EXPECT_EQ(results[0]["values"]["running sum, at the end"]["values"], nlohmann::json::parse("[50.0, 0.0]"));
+}
+
+// Healthy runs of other data or another length have another range: whoever reads lead times by it is told.
+TEST(ProbeProgram, RunsOfOtherDataOrLengthAreSaid) {
+    const Folder folder;
+    const auto note = [&](const std::vector<std::string>& runs) {
+        std::vector<std::string> words{"probe", "--probe", "early-warning", "--json"};
+        words.insert(words.end(), runs.begin(), runs.end());
+        const Outcome run = run_program(words);
+        EXPECT_EQ(run.status, 0) << run.err;
+        return nlohmann::json::parse(run.out)["results"][0]["note"].get<std::string>();
+    };
+    const std::string a = made_run(folder, "a.h5", false, "xxh3-128:1"),
+                      same = made_run(folder, "b.h5", true, "xxh3-128:1"), unknown = made_run(folder, "c.h5", false),
+                      other = made_run(folder, "d.h5", false, "xxh3-128:2"),
+                      shorter = made_run(folder, "e.h5", false, "xxh3-128:1", 80),
+                      ended = made_run(folder, "f.h5", false, "xxh3-128:1", 70, NAN);
+    EXPECT_THAT(note({a, same, unknown, ended}),
+                AllOf(Not(HasSubstr("different data")), Not(HasSubstr("differ in length"))));
+    EXPECT_THAT(note({a, same, other}),
+                AllOf(HasSubstr("the runs are of different data"), Not(HasSubstr("differ in length"))));
+    EXPECT_THAT(note({a, same, shorter}),
+                AllOf(Not(HasSubstr("different data")), HasSubstr("the runs differ in length, 80 to 100 steps")));
 }
 
 TEST(ProbeProgram, LayersAndHeadsOfARun) {
