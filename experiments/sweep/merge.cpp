@@ -54,6 +54,8 @@ class AllSeries {
             const std::vector<Axis> axes = reader.axes(dataset);
             const std::string name = dataset.substr(dataset.find('/') + 1);
             if (axes.empty() || axes.front().name != "step" || name == "step") continue;  // labels of a dimension
+            if (name == "checksum")
+                continue;  // of the record's own series; whoever follows the link below runs/ has it
             Series& series = named(name);
             if (series.parts.empty())
                 series.about = {reader.attribute(dataset, "long_name").value_or(""),

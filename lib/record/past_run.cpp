@@ -8,6 +8,7 @@
 
 #include <faultline/base/error.hpp>
 #include <faultline/record/open_file.hpp>
+#include <faultline/record/row_checksums.hpp>
 #include <faultline/tensor/text.hpp>
 
 namespace faultline {
@@ -56,7 +57,7 @@ void PastRun::expect_values(const std::string& path, Dtype dtype, std::span<cons
         fail(path, "has other values", "the coordinates that the run began with");
 }
 
-void PastRun::copy_to(const h5::Writer& out, const h5::Column& column) {
+std::vector<std::uint32_t> PastRun::copy_to(const h5::Writer& out, const h5::Column& column) {
     declare(column.path);
     const h5::Handle dataset(H5Dopen2(file_, column.path.c_str(), H5P_DEFAULT), H5Dclose);
     if (!dataset.valid()) h5::fail_read(reader_.name(), in_quotes(column.path), "a whole run");
@@ -72,18 +73,29 @@ void PastRun::copy_to(const h5::Writer& out, const h5::Column& column) {
     if (shape[0] < steps_)
         fail(column.path, fmt::format("has {} steps", shape[0]), fmt::format("{}, as steps/step has", steps_));
     const auto block = static_cast<std::int64_t>(std::max<std::size_t>(block_bytes / column.row.size(), 1));
+    std::vector<std::uint32_t> sums;
     std::vector<std::byte> rows(static_cast<std::size_t>(std::min(block, steps_)) * column.row.size());
     for (std::int64_t first = 0; first < steps_; first += block) {
         const std::int64_t count = std::min(block, steps_ - first);
         if (!h5::read_rows(column, dataset, first, count, rows.data()))
             h5::fail_read(reader_.name(), fmt::format("dataset {}", in_quotes(column.path)), "a whole run");
+        const std::size_t each = column.row.size();
+        const std::span<const std::byte> these(rows.data(), static_cast<std::size_t>(count) * each);
+        reader_.expect_intact(column.path, first, these, each);
+        for (std::size_t at = 0; at < these.size(); at += each) sums.push_back(h5::crc32_of(these.subspan(at, each)));
         if (!h5::write_rows(column, first, count, rows.data())) h5::fail_write(out.name, in_quotes(column.path));
     }
+    return sums;
+}
+
+void PastRun::expect_checksums_of(const std::vector<std::string>& series) const {
+    if (reader_.contains(h5::checksum_path) && reader_.texts(h5::checksum_path, h5::checksum_series) != series)
+        fail(h5::checksum_path, "is of other series", "the series that the run began with");
 }
 
 void PastRun::expect_all_declared() const {
     for (const std::string& path : reader_.datasets())
-        if (!declared_.contains(path))
+        if (path != h5::checksum_path && !declared_.contains(path))
             fail(path, "is in the run and was not declared", "the declarations that the run began with");
 }
 

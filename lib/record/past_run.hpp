@@ -8,6 +8,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <vector>
 
 #include <faultline/record/column.hpp>
 #include <faultline/record/manifest.hpp>
@@ -27,9 +28,12 @@ class PastRun {
     /// RequestError when the run has other coordinates there, or none.
     void expect_labels(const std::string& path, std::span<const std::string> labels);
     void expect_values(const std::string& path, Dtype dtype, std::span<const std::byte> bytes);
-    /// The series' steps, to a column of that path that has none. RequestError when the run has no such series.
-    void copy_to(const h5::Writer& out, const h5::Column& column);
-    /// RequestError when the run has what was not among the above.
+    /// The series' steps, to a column of that path that has none, and the CRC-32 of each. RequestError when the run has no
+    /// such series, or a step of it is not what was written.
+    [[nodiscard]] std::vector<std::uint32_t> copy_to(const h5::Writer& out, const h5::Column& column);
+    /// RequestError when the run has checksums, and of other series; those of before there were any have none.
+    void expect_checksums_of(const std::vector<std::string>& series) const;
+    /// RequestError when the run has what was not among the above; its checksums are made anew.
     void expect_all_declared() const;
 
   private:

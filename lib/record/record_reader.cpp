@@ -13,6 +13,7 @@
 #include <faultline/base/error.hpp>
 #include <faultline/record/h5.hpp>
 #include <faultline/record/open_file.hpp>
+#include <faultline/record/row_checksums.hpp>
 #include <faultline/tensor/input.hpp>
 #include <faultline/tensor/text.hpp>
 
@@ -136,6 +137,7 @@ struct RecordReader::State {
     std::uint64_t file_size = 0;
     Handle file;
     std::map<haddr_t, std::string> scale_names;
+    std::optional<h5::RowChecksums> checksums;  // read once they are needed; without series where the file has none
 
     /// To ask of its shape, wherever its data are.
     Handle open_unread(const std::string& path) const {
@@ -233,7 +235,33 @@ Tensor RecordReader::read(const std::string& path) const {
     if (*bytes > 0 && H5Dread(dataset, memory, H5S_ALL, H5S_ALL, H5P_DEFAULT, tensor.bytes.data()) < 0) {
         h5::fail_read(state_->name, fmt::format("dataset {}", in_quotes(path)), "a whole HDF5 file");
     }
+    if (!tensor.shape.empty() && tensor.shape[0] > 0)
+        expect_intact(path, 0, tensor.bytes, tensor.bytes.size() / static_cast<std::size_t>(tensor.shape[0]));
     return tensor;
+}
+
+void RecordReader::expect_intact(const std::string& path, std::int64_t first, std::span<const std::byte> rows,
+                                 std::size_t row_bytes) const {
+    if (!path.starts_with("steps/") || path == h5::checksum_path) return;
+    if (!state_->checksums) {
+        h5::RowChecksums known;
+        if (contains(h5::checksum_path) && contains("steps/step")) {
+            // The number of steps first: where the file grows, the rows of all that have a number are there.
+            const std::vector<std::int64_t> steps = state_->shape(state_->open("steps/step"));
+            const Tensor sums = read(h5::checksum_path);
+            known.series = texts(h5::checksum_path, h5::checksum_series);
+            if (sums.dtype != Dtype::u32 || sums.shape.size() != 2 || steps.size() != 1 || known.series.empty() ||
+                sums.shape[1] != static_cast<std::int64_t>(known.series.size()))
+                throw RequestError(fmt::format("{}: dataset {}: is {} {}: expected uint32 over (step, {} series)",
+                                               state_->name, in_quotes(h5::checksum_path), print_name(sums.dtype),
+                                               shape_text(sums.shape), known.series.size()));
+            known.steps = std::min(steps[0], sums.shape[0]);
+            known.values.resize(sums.bytes.size() / sizeof(std::uint32_t));
+            std::memcpy(known.values.data(), sums.bytes.data(), sums.bytes.size());
+        }
+        state_->checksums = std::move(known);
+    }
+    state_->checksums->expect(path, first, rows, row_bytes, state_->name);
 }
 
 std::vector<std::string> RecordReader::read_strings(const std::string& path) const {
@@ -319,6 +347,17 @@ std::optional<std::string> RecordReader::attribute(const std::string& object, co
     return H5Aread(attribute, H5T_NATIVE_INT64, &value) < 0 ? std::nullopt : std::optional(fmt::format("{}", value));
 }
 
+std::vector<std::string> RecordReader::texts(const std::string& object, const std::string& name) const {
+    h5::silence();
+    const Handle from(H5Oopen(state_->file, object.empty() ? "/" : object.c_str(), H5P_DEFAULT), H5Oclose);
+    if (!from.valid() || !h5::has_attribute(from, name.c_str())) return {};
+    const Handle attribute(H5Aopen(from, name.c_str(), H5P_DEFAULT), H5Aclose);
+    const Handle type(H5Aget_type(attribute), H5Tclose), space(H5Aget_space(attribute), H5Sclose);
+    constexpr hssize_t most = 1 << 20;  // far beyond any list of inputs; a damaged file may claim anything
+    if (H5Tget_class(type) != H5T_STRING || H5Sget_simple_extent_npoints(space) > most) return {};
+    return strings(type, space, [&](hid_t memory, void* to) { return H5Aread(attribute, memory, to); });
+}
+
 Manifest RecordReader::manifest() const {
     const auto text = [&](const char* name) { return attribute("", name).value_or(""); };
     Manifest out;
@@ -351,15 +390,7 @@ Manifest RecordReader::manifest() const {
     const std::string ranks = text("ranks");
     std::from_chars(ranks.data(), ranks.data() + ranks.size(), out.ranks);
     out.reductions = text("reductions");
-    const auto list = [&](const char* name) -> std::vector<std::string> {
-        if (!h5::has_attribute(state_->file, name)) return {};
-        const Handle attribute(H5Aopen(state_->file, name, H5P_DEFAULT), H5Aclose);
-        const Handle type(H5Aget_type(attribute), H5Tclose), space(H5Aget_space(attribute), H5Sclose);
-        constexpr hssize_t most = 1 << 20;  // far beyond any list of inputs; a damaged file may claim anything
-        if (H5Tget_class(type) != H5T_STRING || H5Sget_simple_extent_npoints(space) > most) return {};
-        return strings(type, space, [&](hid_t memory, void* to) { return H5Aread(attribute, memory, to); });
-    };
-    const auto paths = list("inputs"), hashes = list("input_hashes");
+    const auto paths = texts("", "inputs"), hashes = texts("", "input_hashes");
     for (std::size_t i = 0; i < std::min(paths.size(), hashes.size()); ++i) out.inputs.push_back({paths[i], hashes[i]});
     return out;
 }

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -31,8 +32,12 @@ class RecordReader {
     [[nodiscard]] std::vector<std::string> datasets() const;
     [[nodiscard]] bool contains(const std::string& path) const;
     /// Numbers, with their dtype by type and `encoding`. RequestError when it is missing, is not numeric, keeps its data
-    /// outside the file, or claims more data than the file can hold.
+    /// outside the file, or claims more data than the file can hold; of a run's series also when a complete step is not
+    /// what was written (row_checksums.hpp; a file of before there were checksums is read without).
     [[nodiscard]] Tensor read(const std::string& path) const;
+    /// The same of rows [first, …) of a run's series that were read otherwise, row_bytes each. RequestError.
+    void expect_intact(const std::string& path, std::int64_t first, std::span<const std::byte> rows,
+                       std::size_t row_bytes) const;
     [[nodiscard]] std::vector<std::string> read_strings(const std::string& path) const;
     /// Names ("" without one) and sizes of the dimensions.
     [[nodiscard]] std::vector<Axis> axes(const std::string& path) const;
@@ -40,6 +45,8 @@ class RecordReader {
     /// neither text nor a number.
     [[nodiscard]] std::vector<std::string> attributes(const std::string& object) const;
     [[nodiscard]] std::optional<std::string> attribute(const std::string& object, const std::string& name) const;
+    /// A list of texts; empty when it is absent or no such list.
+    [[nodiscard]] std::vector<std::string> texts(const std::string& object, const std::string& name) const;
 
   private:
     struct State;

@@ -14,6 +14,7 @@
 #include <faultline/record/column.hpp>
 #include <faultline/record/open_file.hpp>
 #include <faultline/record/past_run.hpp>
+#include <faultline/record/row_checksums.hpp>
 #include <faultline/record/writer.hpp>
 #include <faultline/tensor/partial_file.hpp>
 #include <faultline/tensor/text.hpp>
@@ -69,7 +70,8 @@ struct RunFile::State {
     h5::Writer out;
     std::vector<Column> columns;
     std::optional<Column> step;
-    std::optional<PastRun> past;  // until start(), of a run that goes on
+    std::optional<Column> checksum;  // from start() on
+    std::optional<PastRun> past;     // until start(), of a run that goes on
     std::int64_t steps = 0;
     std::optional<std::int64_t> last_step;
     bool writing = false;  // within end_step(); still set afterwards if it threw
@@ -81,10 +83,19 @@ struct RunFile::State {
         // it at exit).
         for (Column& column : columns) column.dataset.release();
         if (step) step->dataset.release();
+        if (checksum) checksum->dataset.release();
         out.file.release();
     }
 
     static std::unique_ptr<State> make(const std::string& path, const Manifest& manifest);
+    [[nodiscard]] std::vector<std::string> series_names() const;
+    void create_checksum();
+    void copy_past();
+    /// The checksum of column `index`, the step numbers' 0, in the checksums' row.
+    void sum(std::size_t index, std::span<const std::byte> row) {
+        const std::uint32_t crc = h5::crc32_of(row);
+        std::memcpy(checksum->row.data() + index * sizeof crc, &crc, sizeof crc);
+    }
 
     void expect_not_started(const std::string& what) const {
         if (!path)
@@ -127,6 +138,35 @@ std::unique_ptr<RunFile::State> RunFile::State::make(const std::string& path, co
     h5::make_scale(state->step->dataset, "step", state->out.name);
     h5::describe(state->step->dataset, {"optimizer step", "1"}, state->out.name);
     return state;
+}
+
+std::vector<std::string> RunFile::State::series_names() const {
+    std::vector<std::string> names{"step"};
+    for (const Column& column : columns) names.push_back(h5::split_path(column.path).second);
+    return names;
+}
+
+void RunFile::State::copy_past() {
+    std::vector<std::vector<std::uint32_t>> by_series{{}};
+    for (const Column& column : columns) by_series.push_back(past->copy_to(out, column));
+    by_series.front() = past->copy_to(out, *step);
+    past->expect_all_declared();
+    past->expect_checksums_of(series_names());
+    std::vector<std::uint32_t> rows;  // [step, series]
+    for (std::size_t i = 0; i < static_cast<std::size_t>(steps); ++i)
+        for (const std::vector<std::uint32_t>& sums : by_series) rows.push_back(sums[i]);
+    if (steps > 0 && !h5::write_rows(*checksum, 0, steps, std::as_bytes(std::span(rows)).data()))
+        h5::fail_write(out.name, in_quotes(h5::checksum_path));
+}
+
+void RunFile::State::create_checksum() {
+    const std::vector<std::string> names = series_names();
+    const auto count = static_cast<std::int64_t>(names.size());
+    checksum = h5::create_column(out, h5::checksum_path, Dtype::u32, {count});
+    const std::vector<Axis> axes{{"step", 0}, {h5::checksum_series, count}};
+    h5::attach_axes(out.file, checksum->dataset, h5::checksum_path, axes, out.name);
+    h5::describe(checksum->dataset, {"CRC-32 of the bytes of the series' step", "1"}, out.name);
+    h5::write_attribute(checksum->dataset, h5::checksum_series, names, out.name);
 }
 
 void RunFile::coordinate(const std::string& path, std::span<const std::string> labels, const About& about) {
@@ -177,10 +217,9 @@ void RunFile::start() {
     h5::silence();
     state_->expect_not_started("start()");
     const std::string what = "the file";
+    state_->create_checksum();
     if (state_->past) {
-        for (const Column& column : state_->columns) state_->past->copy_to(state_->out, column);
-        state_->past->copy_to(state_->out, *state_->step);
-        state_->past->expect_all_declared();
+        state_->copy_past();
         state_->past.reset();
     }
     if (H5Fflush(state_->out.file, H5F_SCOPE_GLOBAL) < 0) h5::fail_write(state_->out.name, what);
@@ -209,12 +248,17 @@ void RunFile::end_step(std::int64_t step) {
     if (state_->writing)
         throw WorkError(fmt::format("{}: step {}: expected no step after one that failed", state_->out.name, step));
     state_->writing = true;
+    std::size_t index = 0;
     for (Column& column : state_->columns) {
+        state_->sum(++index, column.row);
         h5::append(state_->out, column, state_->steps);
         if (H5Dflush(column.dataset) < 0) h5::fail_write(state_->out.name, in_quotes(column.path));
         h5::clear(column);
     }
     std::memcpy(state_->step->row.data(), &step, sizeof step);
+    state_->sum(0, state_->step->row);
+    h5::append(state_->out, *state_->checksum, state_->steps);
+    if (H5Dflush(state_->checksum->dataset) < 0) h5::fail_write(state_->out.name, in_quotes(h5::checksum_path));
     h5::append(state_->out, *state_->step, state_->steps);
     if (H5Dflush(state_->step->dataset) < 0) h5::fail_write(state_->out.name, in_quotes(step_path));
     ++state_->steps;
@@ -235,6 +279,7 @@ void RunFile::close() {
         if (!column.dataset.reset()) h5::fail_write(state_->out.name, in_quotes(column.path));
     }
     state_->step.reset();
+    state_->checksum.reset();
     if (!state_->out.file.reset()) h5::fail_write(state_->out.name, "the file");
     state_->alive = SharedLock();
 }

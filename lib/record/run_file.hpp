@@ -53,6 +53,7 @@ class RunFile {
     /// `axes` are those after the step, fixed for the run.
     [[nodiscard]] Series series(const std::string& name, Dtype dtype, std::span<const Axis> axes,
                                 const About& about = {});
+    /// RequestError when a step of the run that goes on is not what was written.
     /// From here on readers can watch under the final name, and nothing but steps can be added.
     void start();
 
@@ -67,7 +68,8 @@ class RunFile {
         set(series, std::span<const T>(&value, 1));
     }
     void set_bytes(Series series, Dtype dtype, std::span<const std::byte> bytes);
-    /// Appends the step to every series and flushes; the step number goes last, so a step that has one is complete.
+    /// Appends the step to every series, a checksum of each (row_checksums.hpp), and flushes; the step number goes last, so
+    /// a step that has one is complete.
     /// WorkError when the disk refuses; the file then stays as it is, as after a kill, and takes no further step.
     void end_step(std::int64_t step);
     /// Steps completed, those of before resume() included.

@@ -225,6 +225,25 @@ TEST_F(Train, ADamagedCheckpointIsRefused) {
     EXPECT_EQ(train("12", {"--resume", run}).status, 0);
 }
 
+TEST_F(Train, ADamagedRecordIsRefused) {
+    const std::string run = folder / "run.h5";
+    ASSERT_EQ(train("8", {"-o", run}).status, 0);
+    const std::string whole = file_bytes(run);
+    const Tensor norms = RecordReader(run).read("steps/grad_norm");
+    const std::size_t at =
+        whole.find(std::string(reinterpret_cast<const char*>(norms.bytes.data()), norms.bytes.size()));
+    ASSERT_NE(at, std::string::npos);
+    std::string bytes = whole;
+    bytes[at + 3 * sizeof(double)] ^= 1;  // the last bit of a number
+    folder.write("run.h5", bytes);
+    const Outcome resumed = train("12", {"--resume", run});
+    EXPECT_EQ(resumed.status, 2);
+    EXPECT_THAT(resumed.err, HasSubstr("run.h5: dataset \"steps/grad_norm\": index 3 of the steps is damaged"));
+    EXPECT_EQ(file_bytes(run), bytes);
+    folder.write("run.h5", whole);
+    EXPECT_EQ(train("12", {"--resume", run}).status, 0);
+}
+
 TEST_F(Train, ARefusedResumeSpeaksOfSettingsAsTheCommandHasThem) {
     const auto refused = [&](const std::string& run, const std::vector<std::string>& other, const std::string& part) {
         std::vector<std::string> more = other;

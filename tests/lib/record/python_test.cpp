@@ -137,13 +137,18 @@ TEST(RecordPython, ARunIsWatchedAndReadAfterItWasKilled) {
         return run;
     };
     const char* watch = R"(
-import sys, h5py
+import sys, h5py, zlib
 with h5py.File(sys.argv[1], "r", libver="latest", swmr=True) as f:
+    names = list(f["steps/checksum"].attrs["series"])
+    assert names == ["step", "sigma"] and f["steps/checksum"].dtype == "<u4"
+    for i in range(3):  # an independent CRC-32, of the bytes that a reader gets
+        assert f["steps/checksum"][i].tolist() == [zlib.crc32(f["steps/" + n][i].tobytes()) for n in names]
     assert f["steps/step"][:].tolist() == [0, 10, 20] and f["steps/sigma"][:].tolist() == [[0, 2], [1, 2], [2, 2]]
 )";
     const char* open = R"(
 import sys, xarray
 steps = xarray.open_dataset(sys.argv[1], engine="h5netcdf", group="steps")
+assert steps["checksum"].dims == ("step", "series")
 assert steps["sigma"].dims == ("step", "layer") and float(steps["sigma"].sel(step=20)[0]) == 2
 )";
     {

@@ -6,6 +6,7 @@
 #include <csignal>
 #include <cstdlib>
 
+#include <faultline/record/h5.hpp>
 #include <faultline/record/record_file.hpp>
 #include <faultline/record/record_reader.hpp>
 #include <faultline/record/run_file.hpp>
@@ -207,6 +208,60 @@ TEST(Resume, RefusesWhatDoesNotFitAndLeavesTheRunAlone) {
                 HasSubstr("kind is \"attribution\": expected \"run\""));
     EXPECT_TRUE(test::read_file(path) == before);
     EXPECT_FALSE(fs::exists(path + ".partial"));
+}
+
+/// Where in the file the only chunk of a series lies.
+std::size_t chunk_of(const std::string& path, const std::string& dataset) {
+    h5::silence();
+    const h5::Handle file(H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT), H5Fclose);
+    const h5::Handle values(H5Dopen2(file, dataset.c_str(), H5P_DEFAULT), H5Dclose);
+    const h5::Handle space(H5Dget_space(values), H5Sclose);
+    haddr_t address = 0;
+    EXPECT_GE(H5Dget_chunk_info(values, space, 0, nullptr, nullptr, &address, nullptr), 0) << dataset;
+    return static_cast<std::size_t>(address);
+}
+
+TEST(Resume, ADamagedStepIsOneSentence) {
+    const Folder folder;
+    const std::string path = folder / "run.h5";
+    never_stopped(path, 5);
+    const std::string whole = test::read_file(path);
+    const std::size_t widths[] = {8, 8, 4 * layers, 2 * layers};
+    const char* const series[] = {"steps/step", "steps/loss", "steps/sigma", "steps/half"};
+    for (std::size_t i = 0; i < std::size(series); ++i) {
+        std::string bytes = whole;
+        const std::size_t at = chunk_of(path, series[i]) + 2 * widths[i] + 1;  // in the third step
+        bytes[at] = static_cast<char>(bytes[at] ^ 4);
+        test::write_file(folder / "damaged.h5", bytes);
+        const std::string expected = (folder / "damaged.h5") + ": dataset \"" + series[i] +
+                                     "\": index 2 of the steps is damaged, its CRC-32 is ";
+        EXPECT_THAT(request_error([&] { Training run(RunFile::resume(folder / "damaged.h5", 100)); }),
+                    HasSubstr(expected));
+        EXPECT_THAT(request_error([&] { (void)RecordReader(folder / "damaged.h5").read(series[i]); }),
+                    HasSubstr(expected));
+        EXPECT_TRUE(test::read_file(folder / "damaged.h5") == bytes);
+        EXPECT_FALSE(fs::exists(folder / "damaged.h5.partial"));
+    }
+    std::string bytes = whole;
+    bytes[chunk_of(path, "steps/checksum")] ^= 1;  // of the step numbers
+    test::write_file(folder / "damaged.h5", bytes);
+    EXPECT_THAT(request_error([&] { Training run(RunFile::resume(folder / "damaged.h5", 100)); }),
+                HasSubstr("dataset \"steps/step\": index 0 of the steps is damaged"));
+}
+
+TEST(Resume, OfBeforeThereWereChecksums) {
+    const Folder folder;
+    never_stopped(folder / "whole.h5", 6);
+    never_stopped(folder / "old.h5", 4);
+    {
+        h5::silence();
+        const h5::Handle file(H5Fopen((folder / "old.h5").c_str(), H5F_ACC_RDWR, H5P_DEFAULT), H5Fclose);
+        for (const char* path : {"steps/checksum", "steps/series"}) ASSERT_GE(H5Ldelete(file, path, H5P_DEFAULT), 0);
+    }
+    Training run(RunFile::resume(folder / "old.h5", 100));
+    for (std::int64_t i = 4; i < 6; ++i) run.step(i);
+    run.file().close();
+    expect_same(folder / "whole.h5", folder / "old.h5");
 }
 
 TEST(Resume, LeavesALivingRunAlone) {
