@@ -190,7 +190,9 @@ std::vector<std::string> unused_tensors(const TensorSet& file) {
         const auto is_used = [&full = name](const std::string& layer) {
             if (!full.starts_with(layer + ".")) return false;
             const std::string_view rest = std::string_view(full).substr(layer.size() + 1);
-            return std::find(input_suffixes.begin(), input_suffixes.end(), rest) != input_suffixes.end() ||
+            // LAYER.x, the layer's input, is for the probes: no misspelt name.
+            return rest == "x" ||
+                   std::find(input_suffixes.begin(), input_suffixes.end(), rest) != input_suffixes.end() ||
                    observed_name(rest).has_value();
         };
         if (std::none_of(layers.begin(), layers.end(), is_used)) unused.push_back(name);

@@ -3,6 +3,7 @@
 // errors, exit statuses.
 #include <algorithm>
 #include <array>
+#include <filesystem>
 #include <memory>
 #include <new>
 
@@ -101,6 +102,15 @@ void expect_name_of_h5(const Prepared& prepared) {
                                            "results.h5", suffix == ".json" ? " (--json prints JSON)" : ""));
 }
 
+/// A run that is resumed writes the file that it reads; its recorded configuration names it as the output that it was.
+bool is_what_goes_on(const Prepared& prepared) {
+    std::error_code none;
+    return prepared.settings.has("resume") &&
+           prepared.settings.setting_that_names(prepared.common.output, "output") ==
+               prepared.settings.where("resume") &&
+           std::filesystem::exists(prepared.common.output, none);
+}
+
 Status run_command(Prepared& prepared, const std::vector<std::string_view>& names, std::string command_line,
                    RankGroup& group) {
     prepared.settings.read(names);
@@ -109,7 +119,7 @@ Status run_command(Prepared& prepared, const std::vector<std::string_view>& name
         return Status::done;
     }
     check_device(prepared, group);
-    if (!prepared.command.output_is_folder)
+    if (!prepared.command.output_is_folder && !is_what_goes_on(prepared))
         expect_writable(prepared.settings, "output", prepared.common.output, prepared.common.force);
     expect_name_of_h5(prepared);
     if (!writes_a_file(prepared.settings)) prepared.settings.refuse_unread({"force"}, "without a file to write");

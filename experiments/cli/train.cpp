@@ -30,6 +30,7 @@
 #include <faultline/ranks/ending.hpp>
 #include <faultline/ranks/errors.hpp>
 #include <faultline/ranks/sums.hpp>
+#include <faultline/record/record_reader.hpp>
 #include <faultline/tensor/partial_file.hpp>
 #include <faultline/tensor/text.hpp>
 
@@ -115,12 +116,36 @@ gpt::HostMemory memory_of(const TrainCommand& own, const Invocation& call, const
     return gpt::host_memory(config, needs);
 }
 
+/// RequestError where the record that is gone on with names other data, by their hashes: a checkpoint has no names. What is wrong
+/// with the record itself is for run() to say.
+void expect_recorded_data(const std::string& record, const TrainData& data, const std::string& given,
+                          const Settings& settings) {
+    std::vector<InputHash> was;
+    try {
+        was = RecordReader(record).manifest().inputs;
+    } catch (const std::exception&) {
+        return;
+    }
+    const std::vector<InputHash> is = data.inputs();
+    if (was.empty() || std::ranges::equal(was, is, {}, &InputHash::hash, &InputHash::hash)) return;
+    const auto names = [](const std::vector<InputHash>& all) {
+        std::vector<std::string> out;
+        for (const InputHash& input : all)
+            out.push_back(fmt::format("{} ({})", escaped(input.path, input.path.size()), input.hash));
+        return fmt::format("{}", fmt::join(out, " and "));
+    };
+    throw RequestError(fmt::format("{}: this command reads {}, and {} was begun with {}: expected the data of then",
+                                   given.empty() ? "data" : settings.where("data"), names(is),
+                                   escaped(record, record.size()), names(was)));
+}
+
 /// Everything that is wrong with the run and can be seen by one process: before there are others, so that it is said once and
 /// nothing is read many times in vain.
 void check_run(const TrainCommand& own, const Invocation& call, const gpt::TrainConfig& config,
                const std::vector<Fault>& faults, const TrainData& data, int ranks, int local) {
     const Settings& settings = call.settings;
     const bool on_device = call.common.device == "cuda";
+    if (!own.resume.empty()) expect_recorded_data(own.resume, data, own.train.data, settings);
     gpt::check(config.model);
     gpt::check(config);
     if (!on_device)  // before anything is made whose size goes by the model's
@@ -213,7 +238,8 @@ gpt::RunOutcome whole_or_at_once(RankGroup& group, gpt::Training& trainer, Progr
 Status run(const TrainCommand& own, const Invocation& call) {
     watch_for_interrupts();
     const Settings& settings = call.settings;
-    if (!own.resume.empty() && !call.common.output.empty())
+    if (std::error_code none; !own.resume.empty() && !call.common.output.empty() &&
+                              !std::filesystem::equivalent(own.resume, call.common.output, none))
         throw RequestError(
             fmt::format("{}: {}: is beside {}: expected one of them; a resumed run goes on in its own file",
                         settings.where("output"), in_quotes(call.common.output), settings.where("resume")));

@@ -228,7 +228,7 @@ TEST(Output, TheLimitOnAFilesSizeIsASentence) {
 TEST(Output, NamesTheTensorsThatAreNotUsed) {
     const Folder folder;
     TensorSet set = read_safetensors(small_capture(folder));
-    for (const char* name : {"layer0.a.b.dq", "layer0.flash.foo", "other", "layer9.flash.o"}) {
+    for (const char* name : {"layer0.a.b.dq", "layer0.flash.foo", "layer9.flash.o", "other", "layer0.x"}) {
         Tensor tensor = set.tensors.at("layer0.q");
         tensor.name = name;
         set.add(std::move(tensor));

@@ -153,6 +153,30 @@ TEST_F(Train, AResumedRunHasItsOwnFaultsAndData) {
     EXPECT_EQ(train("8", {"--inject", "delta:multiplicative:0.3", "--resume", run}).status, 0);
 }
 
+// The recorded configuration names the output that it was; that is the file of --resume.
+TEST_F(Train, ARunGoesOnWithTheSettingsThatItRecorded) {
+    const std::string run = folder / "own.h5";
+    ASSERT_EQ(train("4", {"--inject", "delta:multiplicative:0.3", "-o", run}).status, 0);
+    folder.write("own.toml", RecordReader(run).manifest().config_toml);
+    const Outcome on = run_program({"train", "--config", folder / "own.toml", "--steps", "8", "--resume", run});
+    EXPECT_EQ(on.status, 0) << on.err;
+    EXPECT_EQ(RecordReader(run).read("steps/loss").size(), 8);
+    const Outcome other = train("12", {"-o", folder / "other.h5", "--resume", run});
+    EXPECT_EQ(other.status, 2);
+    EXPECT_THAT(other.err, HasSubstr("expected one of them; a resumed run goes on in its own file"));
+}
+
+TEST_F(Train, ARunOnOtherDataIsNamedWithBoth) {
+    const std::string run = folder / "own.h5";
+    ASSERT_EQ(train("4", {"-o", run}).status, 0);
+    folder.write("more", text_of_squares(3001));
+    const Outcome other = train("8", {"--data", folder / "more", "--resume", run});
+    EXPECT_EQ(other.status, 2);
+    EXPECT_THAT(other.err,
+                testing::ContainsRegex("--data: this command reads .*/more \\(xxh3-128:.*\\), and .*/own.h5 was "
+                                       "begun with .*/text \\(xxh3-128:.*\\): expected the data of then"));
+}
+
 TEST_F(Train, ARecordGoesOnBesideItsOwnCheckpointAlone) {
     const std::string mixed = folder / "mixed.h5";
     const auto beside = [&](const std::vector<std::string>& of_record, const std::string& steps) {
