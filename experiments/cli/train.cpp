@@ -358,7 +358,7 @@ Command train_command() {
         "train", "Train a small GPT on text, with any attention kernel and any fault, recorded step by step",
         "  faultline train -o control.h5\n"
         "  faultline train --inject delta:multiplicative:0.3 --capture 740 -o fault.h5\n"
-        "  faultline attribute fault.step000740.safetensors --plan fa2\n"
+        "  faultline attribute fault.step000740.safetensors --plan fa2 --inject delta:multiplicative:0.3\n"
         "  faultline dissociate --help      # runs with a guard, a projection or a repair; or faultline sweep",
         [](Settings& settings) -> Run {
             const auto own = std::make_shared<TrainCommand>();
