@@ -51,8 +51,11 @@ void expect_same_shapes(std::span<const HeadGroup> groups) {
         const bool same = g.q.size() == first.q.size() && g.q.front().rows == first.q.front().rows &&
                           g.k.rows == first.k.rows && g.k.cols == first.k.cols && g.v.cols == first.v.cols &&
                           g.causal == first.causal && g.scale == first.scale && g.seed == first.seed &&
-                          g.layer == first.layer;
-        if (!same) throw std::invalid_argument("device: head groups of one call must have one shape, scale and seed");
+                          g.layer == first.layer && g.softcap == first.softcap && g.keep == first.keep &&
+                          g.dropout.empty() == first.dropout.empty();
+        if (!same)
+            throw std::invalid_argument(
+                "device: head groups of one call must have one shape, scale, softcap, dropout and seed");
     }
 }
 
@@ -71,7 +74,9 @@ class EmulatedBackend : public CudaBackend {
     /// dq, or dk and dv, by gradients.hpp where the plan is for that.
     const int* begin(const emulated::BackwardJob& job, const emulated::FlatPlan& plan,
                      const std::vector<emulated::HeadProblem>& problems) {
-        if (!has_gradients(plan, problems.front(), job.part)) return nullptr;
+        // Of each head: of a call's groups some may have a bias.
+        const auto is_for_them = [&](const emulated::HeadProblem& head) { return has_gradients(plan, head, job.part); };
+        if (!std::ranges::all_of(problems, is_for_them)) return nullptr;
         const int* const open = start(job, plan, problems);
         if (timed_parts != nullptr) timed_parts->heads_in_registers[name_of(job)] += done_heads(open, problems.size());
         return open;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <faultline/device/gradient_plan.hpp>
 
+#include <cmath>
 #include <cstdint>
 
 #include <faultline/device/hidden_pairs.hpp>
@@ -58,6 +59,7 @@ std::optional<GradientRequest> gradient_request(const emulated::FlatPlan& plan, 
     g.dq = cut_of(Site::dq_accumulate), g.dk = cut_of(Site::dk_accumulate), g.dv = cut_of(Site::dv_accumulate);
     g.c = x.scales.bwd_exponent, g.gradient = x.scales.gradient, g.log2e = x.scales.log2e;
     g.natural = s.scale_at == ScaleAt::scores ? x.scales.natural : 1.0;
+    if (!std::isfinite(g.gradient)) return std::nullopt;  // times the zeros of hidden pairs it is NaN
     g.largest_hidden =
         largest_of_hidden_pairs(plan[Site::ds].format, plan[Site::dp_accumulate].format, plan[Site::dp_cast].format);
     g.to_log2 = s.bwd_exp_base == ExpBase::two;

@@ -45,6 +45,9 @@ __global__ void __launch_bounds__(threads)
     bool finite = true;
     const View<const double>* const all[] = {&x.dout, &x.v, &delta, &x.q, &x.k};
     for (int i = 0; i < 5; ++i) finite = are_finite(*all[i], &largest[i]) && finite;
+    // Of a row without a key plus infinity is usual, and harmless: exp(-inf - inf) is 0, exp(-inf + inf) is NaN.
+    for (int i = static_cast<int>(threadIdx.x); i < g.n_q; i += static_cast<int>(blockDim.x))
+        finite = finite && all_rows[blockIdx.x].reference[i] > -INFINITY;
     const bool all_finite = __syncthreads_and(finite) != 0;
     if (threadIdx.x != 0) return;
     const auto size = [&](int i) { return __longlong_as_double(static_cast<long long>(largest[i])); };

@@ -13,8 +13,9 @@
 namespace faultline::device {
 
 /// A quarter of the largest number that the formats of ds, dp_accumulate and dp_cast, and the float that dp is added up in, have.
-/// The rest is room for roundings: of a sum of 128 products, each less than 2^-22 of it, and of a cast to each of the formats,
-/// which makes a number at most half as large again: (1 + 2^-15) 1.5^3 is below 4.
+/// The rest is room for roundings: a unit's cuts make no sum of products larger than that of their magnitudes, and a cast to a
+/// format whose smallest normal number is far below this makes a number at most half as large again; three casts and the fp32
+/// additions (1 + 2^-15) are below 4 together. A number among the smallest may double in a cast, and stays far from the limit.
 [[nodiscard]] constexpr double largest_of_hidden_pairs(Format ds, Format dp_accumulate, Format dp_cast) {
     double largest = FLT_MAX;
     for (const Format& f : {ds, dp_accumulate, dp_cast})
@@ -22,8 +23,8 @@ namespace faultline::device {
     return largest / 4;
 }
 
-/// Whether ds of every pair that is hidden is 0, where q, k, v, dO and delta of the head are finite. d: of dp's products; dout, v,
-/// delta: the largest absolute values of all rows, those that see no key and those that nobody sees too.
+/// Whether ds of every pair that is hidden is 0, where q, k, v, dO and delta of the head are finite, as the scale of the gradient is,
+/// and no row's reference is NaN or minus infinity. d: of dp's products; dout, v, delta: the largest absolute values of all rows, those that see no key and those that nobody sees too.
 [[nodiscard]] FAULTLINE_HD inline bool hidden_pairs_are_zeros(double largest, double d, double dout, double v,
                                                               double delta) {
     return d * dout * v + delta <= largest;

@@ -139,6 +139,52 @@ TEST_F(DeviceAttention, GradientsOfHiddenInfinities) {
         for (const Head& head : testing::heads_with_hidden_infinities()) expect_bits_of_the_processor({head}, name);
 }
 
+/// Rows without a key whose log-sum-exp is another than the plus infinity of our own forwards, as a caller may have it.
+TEST_F(DeviceAttention, GradientsOfRowsWithoutAKeyAndTheirLse) {
+    for (const char* const name : {"fa2", "fa3", "fa4", "efficient", "repo-2510.04212"})
+        for (const double lse : {-static_cast<double>(INFINITY), static_cast<double>(NAN), -3e38}) {
+            SCOPED_TRACE(name);
+            const std::ptrdiff_t head_dim = std::string(name) == "efficient" ? 128 : 64;
+            const Head head(128, 64, head_dim, 92);
+            const RoundingPlan plan = for_head_dim(faultline::plan(name), static_cast<int>(head_dim), true);
+            const std::vector<HeadGroup> groups{head.group()};
+            std::vector<GroupForward> forward{attention_forward(groups.front(), plan)};
+            for (std::size_t i = 0; i < 64; ++i) forward.front().heads.front().lse[i] = lse;
+            const GroupBackward wanted = attention_backward(groups.front(), forward.front(), plan);
+            const std::vector<GroupBackward> found = device::attention_backward(groups, forward, plan);
+            expect_same(wanted.dq.front().values, found.front().dq.front().values, "dq");
+            expect_same(wanted.dk.values, found.front().dk.values, "dk");
+            expect_same(wanted.dv.values, found.front().dv.values, "dv");
+        }
+}
+
+/// Casts that saturate, so that no visible pair shows that the scale of the gradient is infinite in fp32.
+TEST_F(DeviceAttention, GradientsOfAnInfiniteScale) {
+    Head head(64, 64, 64, 93);
+    for (Matrix* m : {&head.q.front(), &head.k})
+        for (double& x : m->values) x = std::abs(x);
+    for (const DsScale at : {DsScale::before, DsScale::after_cast}) {
+        RoundingPlan plan = for_head_dim(faultline::plan("fa2"), 64, true);
+        plan.schedule.ds_scale = at;
+        for (const Site site : {Site::bwd_p_cast, Site::ds_cast, Site::ds_scaled}) plan.set(site, {.format = e4m3});
+        std::vector<HeadGroup> groups{head.group()};
+        const std::vector<GroupForward> forward{attention_forward(groups.front(), plan)};
+        groups.front().scale = 1e39;
+        const GroupBackward wanted = attention_backward(groups.front(), forward.front(), plan);
+        const std::vector<GroupBackward> found = device::attention_backward(groups, forward, plan);
+        expect_same(wanted.dq.front().values, found.front().dq.front().values, "dq");
+        expect_same(wanted.dk.values, found.front().dk.values, "dk");
+        expect_same(wanted.dv.values, found.front().dv.values, "dv");
+    }
+}
+
+/// One group of a call has a bias, the other none.
+TEST_F(DeviceAttention, GradientsOfGroupsOfWhichOneHasABias) {
+    std::vector<Head> heads{Head(96, 96, 64, 94), Head(96, 96, 64, 95)};
+    heads.back().bias.push_back(random_matrix(96, 96, 1.0, 96));
+    expect_bits_of_the_processor(heads, "fa2");
+}
+
 /// Which of them are left to the other kernel is counted, and so are blocks of products that are no unit's.
 TEST_F(DeviceAttention, HeadsThatAreLeftAreCounted) {
     const device::Info card = device::info();
