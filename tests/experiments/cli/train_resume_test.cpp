@@ -63,9 +63,9 @@ TEST_F(Train, AnInterruptSavesAndSaysHowToGoOn) {
         const RecordReader reader(file);
         EXPECT_GE(reader.read("steps/loss").size(), 7);
     }
-    const Outcome rest = train("8", {"--resume", folder / "2.h5"});
+    const Outcome rest = train("7", {"--resume", folder / "2.h5"});
     EXPECT_EQ(rest.status, 0) << rest.err;
-    EXPECT_THAT(rest.out, HasSubstr("steps were done before: nothing is left to do of 8"));
+    EXPECT_THAT(rest.out, HasSubstr("steps were done before: nothing is left to do of 7"));
 }
 
 // HDF5 readers, ours and h5py, lock a file as long as they have it open.
